@@ -1,0 +1,297 @@
+"""RunConfig: everything a run file may say, with its meaning, unit and default.
+
+A run file is YAML; unknown keys are refused, values are checked, and the result is frozen. `docs/run-file.md`
+is generated from this module.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from hyperpod_ft.instances import CATALOGUE
+
+Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+
+# What may stand on an `#SBATCH` line: nothing a shell or sbatch could read as more than one plain word.
+SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}$")]
+TimeLimit = Annotated[str, StringConstraints(pattern=r"^(\d+-\d{1,2}|\d+-\d{1,2}:\d{2}(:\d{2})?|\d+(:\d{2}){0,2})$")]
+
+_UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+_ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def _plain_path(value: str) -> str:
+    if bad := _UNSAFE_PATH.search(value):
+        raise ValueError(f"the path holds {bad.group()!r}; use letters, digits, spaces and ./@+=,:~-_ only")
+    return value
+
+
+def _no_control_characters(value: str) -> str:
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        raise ValueError("holds a line break or another control character")
+    return value
+
+
+PlainPath = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain_path)]
+Source = Annotated[str, StringConstraints(min_length=1), AfterValidator(_no_control_characters)]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+
+
+def _refuse_bool(value: Any) -> Any:
+    # pydantic would read `true` as 1
+    if isinstance(value, bool):
+        raise ValueError("is true/false; a number is expected")
+    return value
+
+
+PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)]
+Share = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, lt=1)]
+NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of the run file: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Cluster(Section):
+    """Where the jobs run."""
+
+    root: PlainPath = Field(
+        "/fsx/hyperpod-ft",
+        description="Directory on the volume that every node sees; models, datasets, environments and runs"
+        " live below it. A relative path starts at the run file's directory.",
+    )
+    instance_type: str = Field("trn1.32xlarge", description="Instance type of the training nodes, or `local`.")
+    nodes: PositiveInt = Field(1, description="Number of training nodes.")
+    partition: SlurmWord | None = Field(
+        None, description="Slurm partition of the stages that train. HyperPod names its default one `dev`."
+    )
+    cpu_partition: SlurmWord | None = Field(
+        None, description="Partition of the stages that need no accelerator; `partition` when left out."
+    )
+    account: SlurmWord | None = Field(None, description="Slurm account to charge.")
+    qos: SlurmWord | None = Field(None, description="Slurm quality of service.")
+    reservation: SlurmWord | None = Field(None, description="Slurm reservation to run in.")
+    time_limit: TimeLimit = Field(
+        "1-00:00:00",
+        description="Time limit of the stages that train, in Slurm's form [days-]hours:minutes:seconds.",
+    )
+    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
+    cpus_per_cpu_stage: PositiveInt = Field(8, description="CPUs each stage without accelerators asks for.")
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further environment variables for every job. Never a secret: those are inherited from"
+        " the shell that submits.",
+    )
+
+    @field_validator("instance_type")
+    @classmethod
+    def _known_instance(cls, value: str) -> str:
+        name = value.removeprefix("ml.")
+        if name not in CATALOGUE:
+            raise ValueError(f"unknown instance type {value!r}; known: {', '.join(sorted(CATALOGUE))}")
+        return name
+
+    @field_validator("environment")
+    @classmethod
+    def _plain_environment(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, content in value.items():
+            if not _ENVIRONMENT_NAME.match(name):
+                raise ValueError(f"{name!r} is no name of an environment variable")
+            if _SECRET_NAME.search(name):
+                raise ValueError(f"{name} looks like a secret; export it in the shell that submits instead")
+            _no_control_characters(content)
+        return value
+
+
+class Environment(Section):
+    """The Python environment of the stages that need torch."""
+
+    python: PlainPath | None = Field(
+        None,
+        description="An existing interpreter to use: its path, or `current` for the one running hyperpod-ft."
+        " Left out, the `env` stage builds a virtual environment below `cluster.root`.",
+    )
+
+
+class Model(Section):
+    """The base model."""
+
+    source: Source = Field(
+        description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix` URI, a local"
+        " directory (absolute, or starting with `.`), or `example:tiny-llama`, which the kit ships."
+    )
+    revision: Revision | None = Field(
+        None, description="Hub commit (recommended), tag or branch; `main` when left out. Only for Hub ids."
+    )
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention implementation of transformers.")
+
+
+class Dataset(Section):
+    """The training data and how it becomes tokens."""
+
+    source: Source = Field(
+        description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
+        " or `example:qa`, which the kit ships."
+    )
+    revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
+    files: tuple[str, ...] = Field(
+        ("*.jsonl", "*.json", "*.parquet"),
+        min_length=1,
+        description="Patterns of the files to read, relative to the source.",
+    )
+    format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template"] = Field(
+        description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
+        " `prompt-completion` (prompt, completion), `chat` (messages, through the tokenizer's chat template),"
+        " `text` (text), or `template` (prompt_template and completion_template below)."
+    )
+    prompt_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
+    completion_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
+    max_length: Annotated[PositiveInt, Field(ge=8)] = Field(2048, description="Tokens in every training row.")
+    loss_on: Literal["completion", "all"] = Field(
+        "completion", description="Whether prompt tokens count in the loss. `text` rows have no prompt."
+    )
+    packing: Literal["bfd", "wrapped", "none"] = Field(
+        "bfd",
+        description="`bfd` packs whole examples best-fit, `wrapped` cuts one long stream, `none` pads each example.",
+    )
+    overlong: Literal["drop", "truncate"] = Field(
+        "drop", description="What happens to an example longer than max_length (`wrapped` cuts nothing off)."
+    )
+    validation_share: Share = Field(0.02, description="Share of the rows set aside for validation, 0 to 1.")
+    max_bad_rows: NonNegativeInt = Field(
+        0,
+        description="How many unusable rows are tolerated before the stage stops. Each is listed with its line.",
+    )
+    workers: NonNegativeInt = Field(0, description="Processes that tokenize; 0 means one per CPU of the job.")
+
+    @model_validator(mode="after")
+    def _templates_belong_to_their_format(self) -> "Dataset":
+        given = self.prompt_template is not None or self.completion_template is not None
+        if self.format == "template" and self.completion_template is None:
+            raise ValueError("format template needs completion_template (and usually prompt_template)")
+        if self.format != "template" and given:
+            raise ValueError(f"prompt_template and completion_template belong to format template, not {self.format}")
+        return self
+
+
+class Lora(Section):
+    """LoRA adapters, in PEFT's terms."""
+
+    r: PositiveInt = Field(16, description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(32, description="Scale: the update is multiplied by alpha / r.")
+    dropout: Share = Field(0.0, description="Dropout on the adapters' input.")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="Names of the linear modules that get an adapter.",
+    )
+    rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
+
+
+class Training(Section):
+    """The optimisation."""
+
+    method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters or every parameter.")
+    epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
+    max_steps: PositiveInt | None = Field(None, description="Stop after this many optimizer steps instead.")
+    micro_batch_size: PositiveInt = Field(1, description="Rows per forward pass on each data-parallel rank.")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
+    learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="What follows the warm-up.")
+    warmup_share: Share = Field(0.03, description="Share of all steps over which the learning rate rises from 0.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
+    adam_beta1: Share = Field(0.9, description="AdamW's first-moment decay.")
+    adam_beta2: Share = Field(0.999, description="AdamW's second-moment decay.")
+    max_grad_norm: NonNegativeFloat = Field(1.0, description="Gradients are clipped to this norm; 0 turns it off.")
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16",
+        description="`bf16` computes in bfloat16 with fp32 trainable weights; `fp32` computes in fp32.",
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    log_every_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
+    save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step always saves.")
+    keep_checkpoints: PositiveInt = Field(2, description="Newest complete checkpoints kept on disk.")
+
+
+class Parallelism(Section):
+    """How the ranks divide; data parallelism is what remains."""
+
+    tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
+    pipeline_parallel: PositiveInt = Field(1, description="Groups of layers on ranks of their own (engine neuron).")
+    ranks_per_node: PositiveInt | None = Field(
+        None, description="Training processes per node; the instance type's accelerators when left out."
+    )
+
+
+class Merge(Section):
+    """The merged model on disk."""
+
+    dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
+        "base", description="dtype of the merged weights; `base` keeps each tensor's own."
+    )
+    max_shard_size_gb: PositiveFloat = Field(5.0, description="Largest safetensors file, in GB (1e9 bytes).")
+
+
+class Generate(Section):
+    """The comparison of base and tuned model after the merge."""
+
+    prompts: tuple[str | dict[str, Any], ...] = Field(
+        (),
+        description="Prompts to answer: plain strings, or rows in the dataset's format, rendered as in training.",
+    )
+    max_new_tokens: PositiveInt = Field(64, description="Longest answer, in tokens.")
+    train_samples: NonNegativeInt = Field(
+        8,
+        le=256,
+        description="Training rows, sampled once, whose answers are compared with the expected ones.",
+    )
+    validation_samples: NonNegativeInt = Field(8, le=256, description="Validation rows treated the same way.")
+
+
+class RunConfig(Section):
+    """One run file."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
+        description="Name of the run; part of paths and of Slurm job names."
+    )
+    engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1).")
+    seed: NonNegativeInt = Field(42, description="Seed of data order, adapters and dropout.")
+    cluster: Cluster = Field(default_factory=Cluster)
+    env: Environment = Field(default_factory=Environment)
+    model: Model
+    dataset: Dataset
+    lora: Lora = Field(default_factory=Lora)
+    training: Training = Field(default_factory=Training)
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    merge: Merge = Field(default_factory=Merge)
+    generate: Generate = Field(default_factory=Generate)
+
+    @model_validator(mode="after")
+    def _engine_supports_the_rest(self) -> "RunConfig":
+        device = CATALOGUE[self.cluster.instance_type].device
+        if self.engine == "neuron" and device != "neuron":
+            raise ValueError(f"engine neuron needs a trn instance type, not {self.cluster.instance_type}")
+        if self.engine == "torch" and self.parallelism.pipeline_parallel > 1:
+            raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
+        return self
+
+    @property
+    def root(self) -> Path:
+        return Path(self.cluster.root)

@@ -1,0 +1,30 @@
+"""The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
+
+EXIT_USER_ERROR = 2
+
+
+class UserError(Exception):
+    """One line: what is wrong, where, and what to do about it.
+
+    >>> str(UserError("model.source: no such directory: /fsx/llama", "set it to a Hub id or a directory"))
+    'model.source: no such directory: /fsx/llama; set it to a Hub id or a directory'
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        """`problem` says what and where; `remedy` says what to do. Line breaks in either are folded."""
+        super().__init__(_one_line(f"{problem}; {remedy}" if remedy else problem))
+
+
+class ConfigError(UserError):
+    """Every problem of one run file, a line each, so that a user mends them in one go."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("")
+        self.problems = [_one_line(problem) for problem in problems]
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

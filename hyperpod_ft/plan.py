@@ -1,0 +1,183 @@
+"""Plan: the stages of a run with their needs, resources and fingerprints. A pure function of RunConfig."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hyperpod_ft.config import RunConfig, Stage
+from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.parallelism import Degrees, degrees
+from hyperpod_ft.requirements import requirements
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one job asks of Slurm."""
+
+    nodes: int
+    cpus: int | None  # None: the whole node
+    partition: str | None
+    time_limit: str
+
+    @property
+    def exclusive(self) -> bool:
+        return self.cpus is None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage. `shared` stages leave outputs that other runs use too."""
+
+    name: Stage
+    needs: tuple[Stage, ...]
+    fingerprint: str
+    shared: bool
+    trains: bool
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Plan:
+    stages: tuple[StagePlan, ...]
+    degrees: Degrees
+
+    def __getitem__(self, name: str) -> StagePlan:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(stage.name == name for stage in self.stages)
+
+    @property
+    def run_id(self) -> str:
+        """Runs that would train the same thing are one run; what follows training may change within it."""
+        return self["train"].fingerprint[:12]
+
+    def following(self, name: str) -> tuple[StagePlan, ...]:
+        """The stage and all that come after it."""
+        names = [stage.name for stage in self.stages]
+        return self.stages[names.index(self[name].name) :]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "degrees": asdict(self.degrees)
+            | {"world_size": self.degrees.world_size, "data_parallel": self.degrees.data_parallel},
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+
+@dataclass(frozen=True)
+class _Definition:
+    """What is fixed about a stage. Raise `version` when the same inputs would now give other outputs."""
+
+    version: int
+    needs: tuple[Stage, ...]
+    depends_on: Callable[[RunConfig, Degrees], Any]
+    shared: bool = False
+    trains: bool = False
+    accelerated: bool = False
+
+
+def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+    return {
+        "training": config.training.model_dump(exclude={"log_every_steps", "save_every_steps", "keep_checkpoints"}),
+        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
+        "degrees": asdict(layout),
+        "instance_type": config.cluster.instance_type,
+        "attention": config.model.attention,
+        "seed": config.seed,
+    }
+
+
+_STAGES: dict[Stage, _Definition] = {
+    "env": _Definition(1, (), lambda config, _: [config.env.model_dump(), requirements(config.engine)], shared=True),
+    "download": _Definition(
+        1,
+        (),
+        lambda config, _: [
+            config.model.model_dump(include={"source", "revision"}),
+            config.dataset.model_dump(include={"source", "revision", "files"}),
+        ],
+        shared=True,
+    ),
+    "dataset": _Definition(
+        1,
+        ("env", "download"),
+        lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
+        shared=True,
+    ),
+    "precompile": _Definition(1, ("dataset",), _training_inputs, trains=True),
+    "train": _Definition(1, ("dataset",), _training_inputs, trains=True),
+    "consolidate": _Definition(1, ("train",), lambda config, _: None),
+    "merge": _Definition(1, ("consolidate",), lambda config, _: config.merge.model_dump()),
+    "generate": _Definition(1, ("merge",), lambda config, _: config.generate.model_dump(), accelerated=True),
+}
+
+
+def plan(config: RunConfig) -> Plan:
+    """The plan of a resolved run file. Raises UserError when degrees do not divide."""
+    layout = degrees(config)
+    chosen = [name for name in _STAGES if _applies(name, config)]
+    stages: list[StagePlan] = []
+    fingerprints: dict[str, str] = {}
+    for name in chosen:
+        definition = _STAGES[name]
+        needs = _existing_needs(definition.needs, chosen)
+        if name == "train" and "precompile" in chosen:
+            needs = ("precompile",)
+        fingerprints[name] = _fingerprint(
+            name,
+            definition.version,
+            config.engine,
+            definition.depends_on(config, layout),
+            [fingerprints[need] for need in needs],
+        )
+        stages.append(
+            StagePlan(
+                name,
+                needs,
+                fingerprints[name],
+                definition.shared,
+                definition.trains,
+                _resources(config, definition),
+            )
+        )
+    return Plan(tuple(stages), layout)
+
+
+def _applies(name: Stage, config: RunConfig) -> bool:
+    if name == "precompile":
+        return config.engine == "neuron"
+    # full-parameter training is consolidated into the final model: there is no adapter to merge
+    return name != "merge" or config.training.method == "lora"
+
+
+def _existing_needs(needs: tuple[Stage, ...], chosen: Iterable[Stage]) -> tuple[Stage, ...]:
+    present = set(chosen)
+    result: list[Stage] = []
+    for need in needs:
+        result.extend([need] if need in present else _existing_needs(_STAGES[need].needs, chosen))
+    return tuple(result)
+
+
+def _fingerprint(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _resources(config: RunConfig, definition: _Definition) -> Resources:
+    cluster = config.cluster
+    instance = CATALOGUE[cluster.instance_type]
+    if definition.trains:
+        # Whole nodes where there are accelerators; on the local CPU as many CPUs as ranks.
+        cpus = None if instance.has_accelerators else degrees(config).ranks_per_node
+        return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
+    if definition.accelerated and instance.has_accelerators:
+        return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
+    cpus = cluster.cpus_per_cpu_stage if instance.has_accelerators else min(cluster.cpus_per_cpu_stage, 2)
+    return Resources(1, cpus, cluster.cpu_partition or cluster.partition, cluster.cpu_time_limit)

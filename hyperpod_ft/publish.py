@@ -1,0 +1,136 @@
+"""Whole or not at all: files and directories appear under their final name only when they are complete and on disk."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.errors import UserError
+
+
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file by temporary name, fsync and rename. `mode` is cut by the umask, as for any new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # the process id keeps two writers' temporary files apart; whoever renames last wins, whole
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON the same way, indented, keys in the order given."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextlib.contextmanager
+def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
+    """Yield an empty directory beside `final`; on success fsync all in it and rename it to `final`.
+
+    An earlier `final` is replaced. What an attempt that was killed left behind is removed first, or with
+    `keep_partial` handed on, so that a download can go on. The caller holds a lock: there is one writer.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial")
+    if not keep_partial:
+        remove(partial)
+    partial.mkdir(exist_ok=True)
+    try:
+        yield partial
+    except BaseException:
+        if not keep_partial:
+            remove(partial)
+        raise
+    fsync_tree(partial)
+    replaced = final.with_name(f".{final.name}.replaced")
+    remove(replaced)
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(replaced)
+    partial.rename(final)
+    fsync_directory(final.parent)
+    remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory tree if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def fsync_tree(directory: Path) -> None:
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            _fsync(Path(parent, name))
+        _fsync(Path(parent))
+
+
+def fsync_directory(directory: Path) -> None:
+    _fsync(directory)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold `path` exclusively, across nodes when the file system supports flock, until the block or process ends.
+
+    Prints `waiting` when another process holds it. Raises UserError where the volume has no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                print(waiting, flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise UserError(
+                    f"{path.parent}: this volume has no file locks", "mount Lustre with -o flock"
+                ) from error
+            raise
+        yield
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def files_below(path: Path) -> list[Path]:
+    """The file itself, or every regular file below a directory, sorted."""
+    if path.is_file():
+        return [path]
+    return sorted(found for found in path.rglob("*") if found.is_file())
+
+
+def text_digest(text: str) -> str:
+    """Hex SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,254 @@
+"""Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hyperpod_ft import publish, runfile
+from hyperpod_ft.config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.plan import Plan, plan
+from hyperpod_ft.sources import Asset
+
+
+@dataclass(frozen=True)
+class Output:
+    """One file a stage left: its path relative to `cluster.root`, size in bytes and SHA-256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a stage leaves when it has finished: the only proof that it did."""
+
+    stage: str
+    fingerprint: str
+    inputs: dict[str, str]  # fingerprints of the stages it needed
+    outputs: tuple[Output, ...]
+    facts: dict[str, Any]  # what the stage wants known: rows, tokens, losses
+    started: str  # ISO 8601, UTC
+    seconds: float
+    host: str
+    job_id: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record | None":
+        """The record at `path`; None when there is none, or it cannot be one of ours."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            outputs = tuple(Output(**output) for output in values.pop("outputs"))
+            return cls(outputs=outputs, **values)
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def write(self, path: Path) -> None:
+        publish.write_json(path, asdict(self))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission of one stage."""
+
+    stage: str
+    job_id: str
+    launcher: str
+    submitted: str  # ISO 8601, UTC
+
+
+@dataclass(frozen=True)
+class Run:
+    """A resolved run file and where its execution lives."""
+
+    config: RunConfig
+
+    @classmethod
+    def open(cls, directory: Path) -> "Run":
+        """The run in a run directory. Raises UserError when it is none, or was moved away from its root."""
+        frozen = directory / "run.yaml"
+        if not frozen.is_file():
+            raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
+        run = cls(runfile.validate(runfile.parse(frozen), str(frozen)))
+        if run.directory.resolve() != directory.resolve():
+            raise UserError(
+                f"{frozen}: was edited or moved: it describes the run {run.directory}",
+                "submit it as a run file instead: hyperpod-ft submit FILE",
+            )
+        return run
+
+    @cached_property
+    def plan(self) -> Plan:
+        return plan(self.config)
+
+    @property
+    def root(self) -> Path:
+        return self.config.root
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "runs" / self.config.name / self.plan.run_id
+
+    # What the run directory holds
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "run.yaml"
+
+    @property
+    def plan_path(self) -> Path:
+        return self.directory / "plan.json"
+
+    @property
+    def jobs_path(self) -> Path:
+        return self.directory / "jobs.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Sharded checkpoints, one directory `step-00000400` each."""
+        return self.directory / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def adapter(self) -> Path:
+        """The consolidated PEFT adapter (method lora)."""
+        return self.directory / "adapter"
+
+    @property
+    def tuned_model(self) -> Path:
+        """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
+        return self.directory / ("merged" if "merge" in self.plan else "consolidated")
+
+    @property
+    def samples(self) -> Path:
+        return self.directory / "samples.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.directory / "provenance"
+
+    def script(self, stage: str) -> Path:
+        return self.directory / "sbatch" / f"{stage}.sbatch"
+
+    def job_name(self, stage: str) -> str:
+        return f"{self.config.name}-{stage}"
+
+    def log(self, stage: str, job_id: str) -> Path:
+        """Slurm's `%x_%j.out`."""
+        return self.logs / f"{self.job_name(stage)}_{job_id}.out"
+
+    def exit_marker(self, stage: str, job_id: str) -> Path:
+        """Holds the exit status that the script's trap wrote."""
+        return self.directory / "exits" / f"{stage}_{job_id}"
+
+    # What runs share
+
+    @property
+    def model_asset(self) -> Asset:
+        return Asset(self.config.model.source, self.config.model.revision or "")
+
+    @property
+    def dataset_asset(self) -> Asset:
+        return Asset(self.config.dataset.source, self.config.dataset.revision or "")
+
+    @property
+    def base_model(self) -> Path:
+        return self.root / "models" / self.model_asset.slug
+
+    @property
+    def raw_dataset(self) -> Path:
+        """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
+        wanted = publish.text_digest("\n".join(self.config.dataset.files))[:6]
+        return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
+
+    @property
+    def dataset(self) -> Path:
+        """The tokenized, packed dataset."""
+        return self.root / "datasets" / self.plan["dataset"].fingerprint
+
+    @property
+    def environment(self) -> Path:
+        """The virtual environment that the `env` stage builds."""
+        return self.root / "envs" / self.plan["env"].fingerprint
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the stages that need torch."""
+        given = self.config.env.python
+        return Path(given) if given else self.environment / "bin" / "python"
+
+    def record_path(self, stage: str) -> Path:
+        planned = self.plan[stage]
+        if planned.shared:
+            return self.root / "records" / f"{stage}-{planned.fingerprint}.json"
+        return self.directory / "records" / f"{stage}.json"
+
+    def lock_path(self, stage: str) -> Path:
+        """Locked while the stage works, so that two attempts at the same outputs take turns."""
+        return self.record_path(stage).with_suffix(".lock")
+
+    # What is known
+
+    def record(self, stage: str) -> Record | None:
+        return Record.read(self.record_path(stage))
+
+    def why_not_done(self, stage: str) -> str:
+        """Why the stage has to run; empty when its record is valid and its outputs are there."""
+        record = self.record(stage)
+        if record is None:
+            return "has not run"
+        if record.fingerprint != self.plan[stage].fingerprint:
+            return "its configuration changed"
+        for output in record.outputs:
+            try:
+                size = (self.root / output.path).stat().st_size
+            except OSError:
+                return f"{output.path} is gone"
+            if size != output.size:
+                return f"{output.path} has {size} bytes, was {output.size}"
+        return ""
+
+    def is_done(self, stage: str) -> bool:
+        return not self.why_not_done(stage)
+
+    def jobs(self) -> list[Job]:
+        """Every submission so far, oldest first."""
+        try:
+            return [Job(**job) for job in json.loads(self.jobs_path.read_text(encoding="utf-8"))]
+        except FileNotFoundError:
+            return []
+
+    def add_job(self, job: Job) -> None:
+        publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
+
+    def describe(self, paths: Iterable[Path]) -> tuple[Output, ...]:
+        """Outputs for a record: every file at or below `paths`, with size and digest."""
+        files = [file for path in paths for file in publish.files_below(path)]
+        return tuple(
+            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file)) for file in files
+        )
+
+    def yaml(self) -> str:
+        """The resolved run file."""
+        return yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+
+
+def utc_now() -> str:
+    """The time as records give it: ISO 8601, UTC, whole seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

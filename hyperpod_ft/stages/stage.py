@@ -1,0 +1,87 @@
+"""What every stage program shares: skip what is done, check what it needs, lock, work, write the record last.
+
+A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at any moment, twice at once, or after
+a kill at any line: the lock lets one attempt work, outputs appear whole, and the record comes last.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.run import Record, Run, utc_now
+
+_REPORTED_PACKAGES = (
+    "hyperpod-ft",
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "optimum-neuron",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage did: the files or directories it left, and what is worth knowing about them."""
+
+    outputs: Sequence[Path] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def main(name: str, work: Callable[[Run], Result]) -> None:
+    """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback."""
+    try:
+        if len(sys.argv) != 2:
+            raise UserError(f"usage: python -m hyperpod_ft.stages.{name} RUN_DIR")
+        perform(Run.open(Path(sys.argv[1])), name, work)
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"error: {name}: {line}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)
+
+
+def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
+    """Do the stage's work unless its record says that it is done. Raises UserError when what it needs is missing."""
+    planned = run.plan[name]
+    for need in planned.needs:
+        if reason := run.why_not_done(need):
+            raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
+    with publish.lock(run.lock_path(name), waiting=f"{name}: another job is doing this; waiting for it"):
+        if run.is_done(name):
+            print(f"{name}: already done, nothing to do", flush=True)
+            return
+        started, clock = utc_now(), time.monotonic()
+        result = work(run)
+        Record(
+            stage=name,
+            fingerprint=planned.fingerprint,
+            inputs={need: run.plan[need].fingerprint for need in planned.needs},
+            outputs=run.describe(result.outputs),
+            facts=result.facts,
+            started=started,
+            seconds=round(time.monotonic() - clock, 3),
+            host=platform.node(),
+            job_id=os.environ.get("HYPERPOD_FT_JOB_ID", ""),
+            versions=versions(),
+        ).write(run.record_path(name))
+    print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that shape results, read without importing them."""
+    found = {"python": platform.python_version()}
+    for package in _REPORTED_PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
