@@ -1,0 +1,177 @@
+"""What a run is doing now: the records first, then the launcher's word, then what the scripts left behind."""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyperpod_ft.launcher import JobState, Launcher
+from hyperpod_ft.process import Process
+from hyperpod_ft.run import Job, Run
+
+State = Literal["done", "running", "pending", "failed", "cancelled", "not run"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest row of metrics.jsonl against the steps there will be."""
+
+    step: int
+    total_steps: int | None
+    loss: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    stage: str
+    state: State
+    detail: str = ""
+    job_id: str = ""
+    seconds: float | None = None  # of work, once done
+    log: str = ""  # path
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    name: str
+    directory: str
+    state: State
+    stages: tuple[StageStatus, ...]
+    progress: Progress | None = None
+
+    @property
+    def failed(self) -> StageStatus | None:
+        return next((stage for stage in self.stages if stage.state == "failed"), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def launcher_of(job: Job, slurm: Launcher) -> Launcher:
+    return slurm if job.launcher == slurm.name else Process()
+
+
+def latest_jobs(run: Run) -> dict[str, Job]:
+    """The newest submission of each stage."""
+    return {job.stage: job for job in run.jobs()}
+
+
+def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
+    """What the launchers say about the newest job of each stage that has not finished, by job id."""
+    open_jobs = [job for stage, job in latest_jobs(run).items() if stage in run.plan and not run.is_done(stage)]
+    states: dict[str, JobState] = {}
+    for launcher in (slurm, Process()):
+        if jobs := [job for job in open_jobs if job.launcher == launcher.name]:
+            states |= launcher.states(run, jobs)
+    return states
+
+
+def active_jobs(run: Run, slurm: Launcher) -> list[Job]:
+    """Jobs of this run that wait or work."""
+    states = job_states(run, slurm)
+    return [job for job in latest_jobs(run).values() if job.job_id in states and states[job.job_id].active]
+
+
+def status(run: Run, slurm: Launcher) -> RunStatus:
+    """The state of every stage and of the run."""
+    jobs, states = latest_jobs(run), job_states(run, slurm)
+    stages = tuple(_stage_status(run, stage.name, jobs.get(stage.name), states) for stage in run.plan.stages)
+    return RunStatus(run.config.name, str(run.directory), _overall(stages), stages, _progress(run, stages))
+
+
+def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, JobState]) -> StageStatus:
+    reason = run.why_not_done(stage)
+    job_id = job.job_id if job else ""
+    log = run.log(stage, job_id)
+    log_path = str(log) if job and log.exists() else ""
+    if not reason:
+        record = run.record(stage)
+        done_elsewhere = "" if job else "done by an earlier run"
+        return StageStatus(stage, "done", done_elsewhere, job_id, record.seconds if record else None, log_path)
+    if job is None:
+        return StageStatus(stage, "not run", "" if reason == "has not run" else reason)
+    state, detail = _job_state(run, job, states.get(job_id))
+    if state == "not run":
+        detail = reason
+    return StageStatus(stage, state, detail, job_id, None, log_path)
+
+
+def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
+    if known is not None and known.active:
+        if known.state == "PENDING":
+            return "pending", known.reason
+        return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
+    if known is not None and known.state == "CANCELLED":
+        return "cancelled", ""
+    exit_status = _exit_status(run.exit_marker(job.stage, job.job_id))
+    if exit_status not in (None, "0"):
+        return "failed", f"exit status {exit_status}"
+    if known is not None and known.state != "COMPLETED":
+        return "failed", known.state.lower()
+    if known is None and exit_status is None:
+        return "failed", "the job is gone and left no exit status"
+    return "not run", ""  # it succeeded, and its outputs are out of date or gone since
+
+
+def _exit_status(marker: Path) -> str | None:
+    try:
+        return marker.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _overall(stages: tuple[StageStatus, ...]) -> State:
+    states = {stage.state for stage in stages}
+    order: tuple[State, ...] = ("failed", "running", "pending", "cancelled", "not run")
+    return next((state for state in order if state in states), "done")
+
+
+def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
+    training = next((stage for stage in stages if stage.stage == "train"), None)
+    if training is None or training.state == "done":
+        return None
+    rows = tail(run.metrics, 1)
+    try:
+        row = json.loads(rows[0]) if rows else None
+    except ValueError:  # the last line is being written
+        return None
+    if row is None:
+        return None
+    return Progress(row["step"], total_steps(run), row["loss"], row.get("tokens_per_second"))
+
+
+def total_steps(run: Run) -> int | None:
+    """Optimizer steps of the whole training; None before the dataset is prepared."""
+    steps = steps_per_epoch(run)
+    training = run.config.training
+    if training.max_steps is not None:
+        return training.max_steps
+    return None if steps is None else max(1, -int(-(training.epochs * steps) // 1))
+
+
+def steps_per_epoch(run: Run) -> float | None:
+    """Optimizer steps in one pass over the training rows; None before the dataset is prepared."""
+    record = run.record("dataset")
+    if record is None or run.why_not_done("dataset"):
+        return None
+    training = run.config.training
+    rows_per_step = training.micro_batch_size * training.gradient_accumulation_steps * run.plan.degrees.data_parallel
+    return int(record.facts["train_rows"]) / rows_per_step
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a text file; none when it is not there."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return [line.rstrip("\n") for line in deque(stream, lines)]
+    except FileNotFoundError:
+        return []
+
+
+def all_runs(root: Path) -> list[Run]:
+    """The runs below a root, newest first."""
+    found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [Run.open(path.parent) for path in found]

@@ -1,0 +1,74 @@
+"""Plan -> {stage: sbatch text}. A pure function: the same run and kit give the same bytes.
+
+Values from the run file reach a shell only through `shlex.quote`, and `#SBATCH` lines only after `config` has
+matched them against a strict pattern.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from hyperpod_ft import __version__
+from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.run import Run
+from hyperpod_ft.sources import shipped
+
+# Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
+_BEFORE_ENVIRONMENT = ("env", "download")
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The kit's own interpreter, and the directory that holds the `hyperpod_ft` package the jobs import."""
+
+    python: Path
+    code: Path
+
+
+def render(run: Run, kit: Kit) -> dict[str, str]:
+    """The text of every stage's script, by stage name, in the plan's order."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(shipped("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - shell text; every value goes through `sh`
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
+
+
+def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
+    early = stage.name in _BEFORE_ENVIRONMENT
+    template = environment.get_template(f"sbatch/{'train' if stage.trains else 'base'}.sbatch.j2")
+    return template.render(
+        stage=stage.name,
+        name=run.config.name,
+        run_id=run.plan.run_id,
+        run_dir=run.directory,
+        job_name=run.job_name(stage.name),
+        output=_quote_option(run.logs / "%x_%j.out"),
+        resources=stage.resources,
+        cluster=run.config.cluster.model_dump(),
+        instance=CATALOGUE[run.config.cluster.instance_type],
+        degrees=run.plan.degrees,
+        threads=1 if stage.trains else stage.resources.cpus or 8,
+        offline=not early,
+        python=kit.python if early else run.python,
+        interpreter_remedy=(
+            "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
+        ),
+        code=kit.code,
+        # precompilation is the training command under Neuron's graph extraction
+        prefix='"$(dirname "$python")"/neuron_parallel_compile ' if stage.name == "precompile" else "",
+        version=__version__,
+    )
+
+
+def _quote_option(path: Path) -> str:
+    # sbatch reads double quotes on #SBATCH lines; config allows no character that it would read inside them
+    return f'"{path}"' if " " in str(path) else str(path)

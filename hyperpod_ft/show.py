@@ -1,0 +1,246 @@
+"""What the commands print: plain lines, and on a terminal a table that is kept up to date while a run is watched."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hyperpod_ft.launcher import Launcher
+from hyperpod_ft.monitor import RunStatus, StageStatus, steps_per_epoch, tail, total_steps
+from hyperpod_ft.monitor import status as status_of
+from hyperpod_ft.run import Job, Run
+from hyperpod_ft.submit import Selection, choose
+
+_POLL_SECONDS = 1.0
+_LINE_EVERY_SECONDS = 10.0
+_STYLES = {"done": "green", "running": "cyan", "failed": "bold red", "cancelled": "yellow", "pending": "dim"}
+
+
+def shown(path: Path | str) -> str:
+    """A path as a person would type it from here."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)
+
+
+def plan_as_dict(run: Run) -> dict[str, Any]:
+    """The plan with what is known only on this volume: what is done, and the steps."""
+    will_run = {stage.name for stage in choose(run, Selection())}
+    values = run.plan.as_dict()
+    for stage in values["stages"]:
+        stage["runs"] = stage["name"] in will_run
+        stage["reason"] = run.why_not_done(stage["name"])
+    return {
+        "run_directory": str(run.directory),
+        **values,
+        "steps_per_epoch": steps_per_epoch(run),
+        "total_steps": total_steps(run),
+    }
+
+
+def plan(run: Run) -> None:
+    values = plan_as_dict(run)
+    layout = run.plan.degrees
+    training = run.config.training
+    print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
+    print(f"engine    {run.config.engine}, {run.config.training.method}, {training.precision}")
+    print(
+        f"ranks     {layout.nodes} x {run.config.cluster.instance_type}, {layout.ranks_per_node} a node"
+        f" = {layout.world_size}: tensor {layout.tensor_parallel} x pipeline {layout.pipeline_parallel}"
+        f" x data {layout.data_parallel}"
+    )
+    rows = training.micro_batch_size * training.gradient_accumulation_steps * layout.data_parallel
+    tokens = rows * run.config.dataset.max_length
+    print(f"step      {rows} rows = {tokens:,} tokens at most")
+    if (per_epoch := values["steps_per_epoch"]) is None:
+        print("steps     known once the dataset is prepared")
+    else:
+        print(f"steps     {values['total_steps']}, {per_epoch:.1f} an epoch")
+    table = _table("stage", "", "why", "nodes", "partition", "fingerprint")
+    for stage in values["stages"]:
+        resources = stage["resources"]
+        needed = "not needed by what follows" if stage["reason"] else "done"
+        table.add_row(
+            stage["name"],
+            "run" if stage["runs"] else "skip",
+            (stage["reason"] or "asked for again") if stage["runs"] else needed,
+            str(resources["nodes"]),
+            resources["partition"] or "default",
+            stage["fingerprint"],
+        )
+    _console().print(table)
+
+
+def submitted(run: Run, jobs: Sequence[Job]) -> None:
+    if not jobs:
+        print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
+        print(f"Model: {shown(run.tuned_model)}")
+        return
+    skipped = [stage.name for stage in run.plan.stages if stage.name not in {job.stage for job in jobs}]
+    print(f"Submitted {run.config.name}/{run.plan.run_id}: " + ", ".join(f"{j.stage} {j.job_id}" for j in jobs))
+    if skipped:
+        print(f"Skipped: {', '.join(skipped)}")
+    print(f"Run directory: {shown(run.directory)}")
+    print("Follow it: hyperpod-ft status, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
+
+
+def status(current: RunStatus) -> None:
+    _console().print(_status_table(current))
+    _advice(current)
+
+
+def _status_table(current: RunStatus) -> RenderableType:
+    table = _table("stage", "state", "job", "")
+    for stage in current.stages:
+        detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
+        if stage.stage == "train" and stage.state == "running" and current.progress:
+            detail = f"{_progress(current)}  {detail}"
+        table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, detail)
+    return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), table)
+
+
+def _progress(current: RunStatus) -> str:
+    progress = current.progress
+    if progress is None:
+        return ""
+    total = f"/{progress.total_steps}" if progress.total_steps else ""
+    rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
+    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}"
+
+
+def _advice(current: RunStatus) -> None:
+    """For a failed run its last words, and in any case how to go on."""
+    directory = shown(current.directory)
+    if failed := current.failed:
+        print(f"\n{failed.stage} failed: {failed.detail}")
+        for line in tail(Path(failed.log), 12) if failed.log else []:
+            print(f"  | {line}")
+        if failed.log:
+            print(f"Whole log: {shown(failed.log)}")
+        print(f"When it is mended: hyperpod-ft resume {directory}")
+    elif current.state in ("cancelled", "not run"):
+        print(f"Go on: hyperpod-ft resume {directory}")
+
+
+def watch(run: Run, slurm: Launcher) -> bool:
+    """Follow a run until no job is active; returns whether all is done. Ctrl-C ends the watching, not the run."""
+    try:
+        current = _watch_terminal(run, slurm) if sys.stdout.isatty() else _watch_lines(run, slurm)
+    except KeyboardInterrupt:
+        print(f"\nThe run goes on. Stop it: hyperpod-ft cancel {shown(run.directory)}")
+        raise SystemExit(130) from None
+    _advice(current)
+    if current.state == "done":
+        results(run)
+    return current.state == "done"
+
+
+def _ended(current: RunStatus) -> bool:
+    return not any(stage.state in ("running", "pending") for stage in current.stages)
+
+
+def _watch_terminal(run: Run, slurm: Launcher) -> RunStatus:
+    with Live(console=_console(), auto_refresh=False) as live:
+        while True:
+            current = status_of(run, slurm)
+            live.update(_status_table(current), refresh=True)
+            if _ended(current):
+                return current
+            time.sleep(_POLL_SECONDS)
+
+
+def _watch_lines(run: Run, slurm: Launcher) -> RunStatus:
+    told: dict[str, str] = {}
+    last_line = 0.0
+    while True:
+        current = status_of(run, slurm)
+        for stage in current.stages:
+            if told.get(stage.stage) != stage.state and stage.state not in ("pending", "not run"):
+                told[stage.stage] = stage.state
+                seconds = f" in {stage.seconds:.1f} s" if stage.seconds is not None else ""
+                print(f"{_clock()}  {stage.stage:<12} {stage.state}{seconds}", flush=True)
+        if current.progress and time.monotonic() - last_line > _LINE_EVERY_SECONDS and _is_training(current.stages):
+            last_line = time.monotonic()
+            print(f"{_clock()}  {'train':<12} {_progress(current)}", flush=True)
+        if _ended(current):
+            return current
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_training(stages: Iterable[StageStatus]) -> bool:
+    return any(stage.stage == "train" and stage.state == "running" for stage in stages)
+
+
+def results(run: Run) -> None:
+    """Base and tuned answers side by side, and where the model lies."""
+    values = json.loads(run.samples.read_text(encoding="utf-8"))
+    print(values)
+    print(f"Model: {shown(run.tuned_model)}")
+
+
+def log(run: Run, slurm: Launcher, stage: str | None, follow: bool) -> None:
+    """Print a stage's newest log: the given stage's, or that of the one that failed, works or ended last."""
+    current = status_of(run, slurm)
+    chosen = _choose_log(current, stage)
+    path = Path(chosen.log) if chosen and chosen.log else None
+    if path is None:
+        print(f"no log yet: {chosen.stage if chosen else 'nothing'} is {chosen.state if chosen else 'not run'}")
+        return
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        while True:
+            ended = not follow or all(s.state not in ("running", "pending") for s in _same(run, slurm, chosen))
+            for line in stream:
+                print(line, end="", flush=True)
+            if ended:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _same(run: Run, slurm: Launcher, wanted: StageStatus | None) -> list[StageStatus]:
+    return [stage for stage in status_of(run, slurm).stages if wanted and stage.stage == wanted.stage]
+
+
+def _choose_log(current: RunStatus, stage: str | None) -> StageStatus | None:
+    if stage is not None:
+        return next((known for known in current.stages if known.stage == stage), None)
+    for state in ("failed", "running"):
+        for known in current.stages:
+            if known.state == state:
+                return known
+    return next((known for known in reversed(current.stages) if known.log), None)
+
+
+def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
+    if not statuses:
+        print(f"no runs below {root}")
+        return
+    table = _table("run", "state", "directory")
+    for current in statuses:
+        run_id = Path(current.directory).name
+        table.add_row(
+            f"{current.name}/{run_id}", Text(current.state, _STYLES.get(current.state, "")), shown(current.directory)
+        )
+    _console().print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _console() -> Console:
+    # in a pipe rich assumes 80 columns and would fold paths that a script reads
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,136 @@
+"""The only module that starts Slurm's programs. It reads their text: the JSON differs between Slurm versions."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launcher import JobState
+from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.run import Job, Run, utc_now
+
+_TIMEOUT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A Slurm cluster, reached through its command-line programs.
+
+    `environment` is laid over this process's own, for example SLURM_CONF of a local cluster.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    name: str = "slurm"
+
+    @staticmethod
+    def installed() -> bool:
+        return shutil.which("sbatch") is not None
+
+    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+        """One sbatch a stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
+
+        Raises UserError with sbatch's own words; what was submitted before is cancelled then.
+        """
+        jobs: dict[str, Job] = {}
+        try:
+            for stage in stages:
+                parents = [jobs[need].job_id for need in stage.needs if need in jobs]
+                jobs[stage.name] = Job(stage.name, self._sbatch(run, stage.name, parents), self.name, utc_now())
+                submitted(jobs[stage.name])
+        except BaseException:
+            if jobs:
+                self.cancel(run, list(jobs.values()))
+            raise
+
+    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+        """Asks squeue, then sacct, then scontrol for what is still missing.
+
+        A job of another name or comment is someone else's: a cluster that was set up anew counts from 1 again.
+        """
+        names = {job.job_id: run.job_name(job.stage) for job in jobs}
+        found = self._queue(names, run.plan.run_id)
+        if missing := {job: name for job, name in names.items() if job not in found}:
+            found |= self._accounting(missing)
+        for job in names.keys() - found.keys():
+            found |= self._control(job, names[job], run.plan.run_id)
+        return found
+
+    def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
+        done = self._run(["scancel", *(job.job_id for job in jobs)])
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise UserError(f"scancel: {_last_line(done.stderr)}", "see squeue")
+
+    def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
+        arguments = ["sbatch", "--parsable", "--export=ALL"]
+        if parents:
+            # without the second option a job whose parent failed would wait for ever
+            arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
+        done = self._run([*arguments, str(run.script(stage))], cwd=run.directory)
+        if done.returncode:
+            raise UserError(f"sbatch {stage}: {_last_line(done.stderr)}", "correct the run file's cluster section")
+        return done.stdout.strip().split(";")[0]
+
+    def _queue(self, names: Mapping[str, str], comment: str) -> dict[str, JobState]:
+        if not names:
+            return {}
+        done = self._run(
+            ["squeue", "--noheader", "--states=all", f"--jobs={','.join(names)}", "--format=%i|%T|%r|%M|%N|%k|%j"]
+        )
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise UserError(f"squeue: {_last_line(done.stderr)}", "is slurmctld running?")
+        found = {}
+        for line in done.stdout.splitlines():
+            fields = line.split("|", 6)
+            if len(fields) == 7 and fields[6] == names.get(fields[0]) and fields[5] == comment:
+                job, state, reason, elapsed, nodes = fields[:5]
+                found[job] = JobState(state, "" if reason == "None" else reason, elapsed, nodes)
+        return found
+
+    def _accounting(self, names: Mapping[str, str]) -> dict[str, JobState]:
+        columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
+        done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(names)}"])
+        found = {}
+        # accounting is off on many clusters: then sacct says so and exits 1
+        for line in done.stdout.splitlines() if done.returncode == 0 else []:
+            fields = line.split("|", 4)
+            if len(fields) == 5 and fields[4] == names.get(fields[0]):
+                found[fields[0]] = JobState(fields[1].split(" ")[0], "", fields[2], fields[3])
+        return found
+
+    def _control(self, job: str, name: str, comment: str) -> dict[str, JobState]:
+        done = self._run(["scontrol", "show", "job", "-o", job])
+        fields = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
+        if done.returncode or fields.get("JobName") != name or fields.get("Comment") != comment:
+            return {}
+        state, reason, elapsed, nodes = (fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList"))
+        return {job: JobState(state, reason, elapsed, nodes)}
+
+    def _run(self, arguments: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                arguments,
+                cwd=cwd,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TIMEOUT_SECONDS,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{arguments[0]}: not found on this machine",
+                "run this on a Slurm head node, start a cluster here (`hyperpod-ft local up`),"
+                " or use --launcher process",
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", "is slurmctld running?") from error
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "failed without a word"

@@ -1,0 +1,181 @@
+"""Submit a run: choose the stages that have to run, write the run directory, hand the chain to a launcher."""
+
+import getpass
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launcher import Launcher
+from hyperpod_ft.monitor import active_jobs
+from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.render import Kit, render
+from hyperpod_ft.run import Job, Run, utc_now
+from hyperpod_ft.sources import shipped
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stages a submission is about: all, from one on, or only one; `force` runs them though they are done."""
+
+    start: str | None = None
+    only: str | None = None
+    force: bool = False
+
+
+def choose(run: Run, selection: Selection) -> tuple[StagePlan, ...]:
+    """The stages that have to run, in order. Empty when all is done.
+
+    Works backwards from what follows training, the products of a run: what is done needs nothing, so checkpoints
+    may be deleted once they are consolidated.
+    Raises UserError for an unknown stage, or one that needs what was not selected.
+    """
+    for name in (selection.start, selection.only):
+        if name is not None and name not in run.plan:
+            known = ", ".join(stage.name for stage in run.plan.stages)
+            raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
+    if selection.start and selection.only:
+        raise UserError("--from and --only exclude each other", "give one")
+    if selection.only:
+        selected: set[str] = {selection.only}
+        targets: list[str] = [selection.only]
+    else:
+        selected = {
+            stage.name for stage in (run.plan.following(selection.start) if selection.start else run.plan.stages)
+        }
+        targets = [stage.name for stage in run.plan.following("train") if stage.name != "train"]
+    chosen: set[str] = set()
+    if selection.force:
+        targets = sorted(selected)
+    while targets:
+        name = targets.pop()
+        forced = selection.force and name in selected
+        if name in chosen or not (forced or run.why_not_done(name)):
+            continue
+        if name not in selected:
+            raise UserError(
+                f"stage {name} is needed and {run.why_not_done(name)}",
+                "submit without --from and --only, or from there",
+            )
+        chosen.add(name)
+        targets += run.plan[name].needs
+    return tuple(stage for stage in run.plan.stages if stage.name in chosen)
+
+
+def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...]:
+    """Submit what has to run and return the jobs; none when all is done.
+
+    Raises UserError when jobs of this run are still active, or the engine cannot train here.
+    """
+    if run.config.engine == "neuron":
+        raise UserError(
+            f"engine neuron: hyperpod-ft {__version__} plans and renders it, but cannot train with it yet",
+            "use `plan` and `render`, or engine: torch",
+        )
+    with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
+        if active := active_jobs(run, launcher):
+            jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
+            raise UserError(
+                f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {_shown(run.directory)}"
+            )
+        stages = choose(run, selection)
+        if not stages:
+            return ()
+        prepare(run)
+        if selection.force:
+            for stage in stages:
+                _discard(run, stage.name)
+        launcher.submit(run, stages, run.add_job)
+        names = {stage.name for stage in stages}
+        return tuple(job for job in run.jobs()[-len(stages) :] if job.stage in names)
+
+
+def prepare(run: Run) -> list[Path]:
+    """Write the run directory, ready for `sbatch`; returns the scripts in order."""
+    kit = Kit(Path(sys.executable), snapshot(run.root))
+    run.logs.mkdir(parents=True, exist_ok=True)
+    publish.write_text(run.config_path, run.yaml())
+    publish.write_json(run.plan_path, run.plan.as_dict())
+    scripts = render(run, kit)
+    for stage, text in scripts.items():
+        publish.write_text(run.script(stage), text)
+    moment = utc_now().replace(":", "")
+    publish.write_json(run.provenance / f"submission-{moment}.json", _provenance())
+    publish.write_text(run.provenance / f"run-{moment}.yaml", run.yaml())
+    return [run.script(stage) for stage in scripts]
+
+
+def snapshot(root: Path) -> Path:
+    """A copy of the kit's code on the shared volume, by content: jobs run what was submitted."""
+    package = Path(__file__).resolve().parent
+    sources = {file: Path("hyperpod_ft") / file.relative_to(package) for file in _code(package)}
+    templates = shipped("templates")
+    sources |= {
+        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in publish.files_below(templates)
+    }
+    identity = publish.text_digest(
+        "\n".join(f"{target} {publish.sha256(file)}" for file, target in sorted(sources.items()))
+    )
+    final = root / "code" / f"{__version__}-{identity[:12]}"
+    with publish.lock(root / "code" / ".lock"):
+        if not final.is_dir():
+            with publish.new_directory(final) as directory:
+                for file, target in sources.items():
+                    (directory / target).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, directory / target)
+    return final
+
+
+def _code(package: Path) -> list[Path]:
+    shipped_apart = {package / "templates", package / "examples"}
+    return [
+        file
+        for file in publish.files_below(package)
+        if "__pycache__" not in file.parts and not shipped_apart & set(file.parents)
+    ]
+
+
+def _discard(run: Run, stage: str) -> None:
+    """Forget that a stage was done. Checkpoints are set aside, not deleted: training would go on from them."""
+    run.record_path(stage).unlink(missing_ok=True)
+    if stage == "train":
+        moment = utc_now().replace(":", "")
+        for path in (run.checkpoints, run.metrics):
+            if path.exists():
+                path.rename(path.with_name(f"{path.name}.discarded-{moment}"))
+
+
+def _provenance() -> dict[str, object]:
+    return {
+        "time": utc_now(),
+        "argv": sys.argv,
+        "directory": str(Path.cwd()),
+        "user": getpass.getuser(),
+        "host": platform.node(),
+        "hyperpod_ft": __version__,
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, object] | None:
+    """Commit of the working directory, and which files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": git("status", "--porcelain").splitlines()}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _shown(directory: Path) -> str:
+    """A path as a person would type it from here."""
+    relative = os.path.relpath(directory)
+    return relative if len(relative) < len(str(directory)) else str(directory)
