@@ -1,0 +1,34 @@
+"""Example: one training example as text."""
+
+from dataclasses import dataclass
+
+from hyperpod_ft.errors import UserError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of an example's text; `trained` says whether the loss is on its tokens."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """`segments` in order are the whole text; prompt and completion are what a reader asks and expects.
+
+    They differ from the segments for `chat`: there the completion is the last answer without its markup.
+    """
+
+    prompt: str
+    completion: str
+    segments: tuple[Segment, ...]
+
+
+class RowError(UserError):
+    """Why a row cannot become an example. Rows are counted by `reason`."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail

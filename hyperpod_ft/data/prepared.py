@@ -1,0 +1,112 @@
+"""The prepared dataset on disk: packed rows as plain .npy files, sampled examples as text, and the report."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft import publish
+from hyperpod_ft.data.packing import Rows
+from hyperpod_ft.errors import UserError
+
+SplitName = Literal["train", "validation"]
+
+_ARRAYS = ("input_ids", "labels", "position_ids")
+_SAMPLES = "samples.jsonl"
+_REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One example as text, for comparing a model's answer with the expected one."""
+
+    split: SplitName
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """Packed rows, memory-mapped: each int32 [rows, max_length].
+
+    `labels` stand in their token's column (not shifted), -100 where there is no loss. `position_ids` restart at 0
+    with each document, and with the padding: where one is 0, attention starts anew.
+    """
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    position_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared dataset's directory."""
+
+    directory: Path
+
+    @classmethod
+    def open(cls, directory: Path) -> "Prepared":
+        """Raises UserError when the directory holds none."""
+        if not (directory / _REPORT).is_file():
+            raise UserError(f"{directory}: no prepared dataset", "run stage dataset")
+        return cls(directory)
+
+    def split(self, name: SplitName) -> Split | None:
+        """The rows of a split; None when it has none."""
+        if not (self.directory / name).is_dir():
+            return None
+        return Split(*(np.load(self.directory / name / f"{array}.npy", mmap_mode="r") for array in _ARRAYS))
+
+    def samples(self, split: SplitName) -> list[Sample]:
+        """Examples of a split in an order drawn once: the first k are a random sample of k."""
+        lines = (self.directory / _SAMPLES).read_text(encoding="utf-8").split("\n")
+        samples = [Sample(**json.loads(line)) for line in lines if line]
+        return [sample for sample in samples if sample.split == split]
+
+    def report(self) -> dict[str, Any]:
+        """`report.json`; its keys are the fields of `data.report.Report`."""
+        return dict(json.loads((self.directory / _REPORT).read_text(encoding="utf-8")))
+
+
+def write_split(directory: Path, name: SplitName, blocks: Iterable[Rows], row_count: int, max_length: int) -> None:
+    """Write a split's arrays block by block, so that memory holds one block; nothing when there is no row."""
+    if not row_count:
+        return
+    (directory / name).mkdir()
+    arrays = {
+        array: np.lib.format.open_memmap(
+            directory / name / f"{array}.npy", mode="w+", dtype=np.int32, shape=(row_count, max_length)
+        )
+        for array in _ARRAYS
+    }
+    written = 0
+    for block in blocks:
+        stop = written + len(block.input_ids)
+        for array in _ARRAYS:
+            arrays[array][written:stop] = getattr(block, array)
+        written = stop
+    for mapped in arrays.values():
+        mapped.flush()
+
+
+def write_samples(directory: Path, samples: Iterable[Sample]) -> None:
+    # Line breaks of Unicode stay inside JSON strings: readers split at \n only.
+    text = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
+    (directory / _SAMPLES).write_text(text, encoding="utf-8")
+
+
+def write_report(directory: Path, report: dict[str, Any]) -> None:
+    publish.write_json(directory / _REPORT, report)
+
+
+def blocks_of(row_count: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges of at most `rows` that cover `row_count`."""
+    for first in range(0, row_count, rows):
+        yield first, min(first + rows, row_count)

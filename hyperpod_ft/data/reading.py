@@ -1,0 +1,217 @@
+"""Raw dataset files to rows: JSON Lines, JSON and parquet, in chunks that several processes can read apart."""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyperpod_ft.errors import UserError
+
+CHUNK_BYTES = 256 << 10
+_PARQUET_BATCH_ROWS = 1000
+
+# The Hub's own description of a dataset; matches `*.json` and holds no rows.
+_NOT_ROWS = {"dataset_infos.json"}
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of one file. `start` and `stop` are bytes (`lines`) or row groups (`parquet`); `array` is a whole file."""
+
+    file: str  # relative to the dataset's directory
+    kind: Literal["lines", "array", "parquet"]
+    start: int
+    stop: int
+    first: int  # number of its first line, or row of a parquet file; counted from 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One JSON object. `where` is file:line."""
+
+    where: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used. Rows are counted by `reason`; `detail` is about this one."""
+
+    where: str
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.reason}{': ' if self.detail else ''}{self.detail})"
+
+
+def chunks(directory: Path) -> list[Chunk]:
+    """Every data file below `directory`, in sorted order, cut into chunks. Hidden files are passed over.
+
+    Raises UserError when there is none, or one that no reader knows.
+    """
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    found: list[Chunk] = []
+    data_files = [name for name in names if not _is_hidden(name) and Path(name).name not in _NOT_ROWS]
+    for name in data_files:
+        found.extend(_chunks_of(directory, name))
+    if not data_files:
+        raise UserError(f"{directory}: no data files in it", "correct dataset.files")
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _chunks_of(directory: Path, name: str) -> Iterator[Chunk]:
+    path = directory / name
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        yield from _row_groups(path, name)
+    elif suffix == ".json" and _first_character(path) == b"[":
+        yield Chunk(name, "array", 0, path.stat().st_size, 1)
+    elif suffix in (".json", ".jsonl", ".ndjson"):
+        if suffix == ".json":
+            _refuse_one_document(path, name)
+        yield from _line_chunks(path, name)
+    else:
+        raise UserError(
+            f"{name}: no reader for {suffix or 'such'} files", "let dataset.files match jsonl, json, parquet"
+        )
+
+
+def _first_character(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        while block := stream.read(4096):
+            if stripped := block.removeprefix(codecs.BOM_UTF8).lstrip():
+                return stripped[:1]
+    return b""
+
+
+def _refuse_one_document(path: Path, name: str) -> None:
+    with path.open("rb") as stream:
+        line = stream.readline().removeprefix(codecs.BOM_UTF8).strip()
+    if line in (b"{", b""):
+        raise UserError(f"{name}: is neither an array of rows nor one row a line", "write it as JSON Lines")
+
+
+def _line_chunks(path: Path, name: str) -> Iterator[Chunk]:
+    start, line = 0, 1
+    with path.open("rb") as stream:
+        while block := stream.read(CHUNK_BYTES):
+            block += stream.readline()
+            yield Chunk(name, "lines", start, start + len(block), line)
+            start += len(block)
+            line += block.count(b"\n")
+
+
+def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
+    from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - slow to import
+
+    try:
+        metadata = parquet.read_metadata(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name}: no parquet file: {error}", "fetch it again or correct dataset.files") from error
+    first = 1
+    for group in range(metadata.num_row_groups):
+        yield Chunk(name, "parquet", group, group + 1, first)
+        first += metadata.row_group(group).num_rows
+
+
+def read(directory: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+    """The rows of one chunk in file order. Raises UserError where a file cannot be read on."""
+    path = directory / chunk.file
+    if chunk.kind == "lines":
+        return _read_lines(path, chunk)
+    return _read_array(path, chunk) if chunk.kind == "array" else _read_parquet(path, chunk)
+
+
+def _read_lines(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+    with path.open("rb") as stream:
+        stream.seek(chunk.start)
+        block = stream.read(chunk.stop - chunk.start)
+    if chunk.start == 0:
+        block = block.removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(block.split(b"\n"), chunk.first):
+        if line.strip():
+            yield _parse(f"{chunk.file}:{number}", line)
+
+
+def _parse(where: str, line: bytes) -> Row | BadRow:
+    try:
+        return _row(where, json.loads(line.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        return BadRow(where, "invalid UTF-8", f"byte {error.start + 1} of the line")
+    except json.JSONDecodeError as error:
+        return BadRow(where, "invalid JSON", f"{error.msg}, column {error.colno}")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        return BadRow(where, "invalid JSON", str(error).split(";", maxsplit=1)[0])
+
+
+def _row(where: str, value: Any) -> Row | BadRow:
+    if not isinstance(value, dict):
+        return BadRow(where, "not a JSON object", f"a {type(value).__name__}")
+    return Row(where, value)
+
+
+def _read_array(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+    # Undecodable bytes become lone surrogates, which no text may hold: the row they stand in is found later.
+    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    decoder = json.JSONDecoder()
+    position, line = _skip_space(text, text.index("[") + 1), 1
+    counted = 0
+    while not text.startswith("]", position):
+        line += text.count("\n", counted, position)
+        counted = position
+        where = f"{chunk.file}:{line}"
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: invalid JSON: {error}", "correct the file") from error
+        yield _row(where, value)
+        position = _skip_space(text, position)
+        if text.startswith(",", position):
+            position = _skip_space(text, position + 1)
+        elif not text.startswith("]", position):
+            raise UserError(f"{where}: the array is cut off or lacks a comma after this row", "correct the file")
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _read_parquet(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+    from pyarrow import parquet  # noqa: PLC0415
+
+    number = chunk.first
+    # No threads: this may run in a forked process, and there is one process a CPU already.
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
+            groups = list(range(chunk.start, chunk.stop))
+            for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, use_threads=False):
+                for offset, values in enumerate(_values(batch)):
+                    where = f"{chunk.file}:{number + offset}"
+                    yield BadRow(where, "invalid UTF-8") if values is None else Row(where, values)
+                number += batch.num_rows
+    except (OSError, ValueError) as error:
+        raise UserError(f"{chunk.file}: cannot be read on: {error}", "fetch it again") from error
+
+
+def _values(batch: Any) -> list[dict[str, Any] | None]:
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError:  # one row's fault: find it
+        return [_value(batch.slice(index, 1)) for index in range(batch.num_rows)]
+
+
+def _value(batch: Any) -> dict[str, Any] | None:
+    try:
+        return dict(batch.to_pylist()[0])
+    except UnicodeDecodeError:
+        return None

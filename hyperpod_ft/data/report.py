@@ -1,0 +1,94 @@
+"""What preparing a dataset did with its rows and tokens, for report.json, the record and the log."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hyperpod_ft.config import Dataset
+from hyperpod_ft.data.reading import BadRow
+from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk
+from hyperpod_ft.errors import UserError
+
+LISTED = 50  # bad rows named in report.json
+_NAMED_IN_ERROR = 5
+
+
+@dataclass
+class Account:
+    """Every row read so far: used, or bad for a reason."""
+
+    rows_read: int = 0
+    rows_used: int = 0
+    truncated: int = 0
+    emptied: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    listed: list[BadRow] = field(default_factory=list)
+
+    def add(self, chunk: TokenizedChunk) -> None:
+        self.rows_read += chunk.rows
+        self.rows_used += len(chunk.tokens)
+        self.truncated += chunk.truncated
+        self.emptied += chunk.emptied
+        self.bad += chunk.bad
+        self.listed += chunk.listed[: LISTED - len(self.listed)]
+
+    def check(self, dataset: Dataset) -> None:
+        """Raises UserError when more rows are bad than `max_bad_rows`, or none is left."""
+        count = self.bad.total()
+        if count > dataset.max_bad_rows:
+            named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
+            more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
+            remedy = f"correct them, or set dataset.max_bad_rows to {count} or more"
+            if self.bad[TOO_LONG]:
+                remedy += ", or for long ones set dataset.max_length higher or dataset.overlong: truncate"
+            raise UserError(
+                f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
+                f" {dataset.max_bad_rows}: {named}{more}",
+                remedy,
+            )
+        if not self.rows_used:
+            raise UserError(
+                f"none of the {self.rows_read} rows can be used", "correct dataset.source, dataset.files or the rows"
+            )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts. Tokens are those of both splits without padding; a label token is one that the loss is on."""
+
+    rows_read: int
+    rows_used: int
+    train_examples: int
+    validation_examples: int
+    tokens: int
+    label_tokens: int
+    train_rows: int  # packed, max_length tokens each
+    validation_rows: int
+    padding_share: float  # of all positions of both splits
+    truncated: int
+    # Longer than max_length: bad rows where overlong is drop; where it is truncate, those whose prompt fills the row.
+    dropped: int
+    bad_rows: int
+    bad_reasons: dict[str, int]
+    bad_listed: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """The report for a reader of the log."""
+        yield f"rows: {self.rows_read:,} read, {self.rows_used:,} used, {self.bad_rows:,} bad"
+        for reason, count in self.bad_reasons.items():
+            yield f"  bad: {count:,} x {reason}"
+        for listed in self.bad_listed:
+            yield f"  bad: {listed}"
+        yield f"examples: {self.train_examples:,} train, {self.validation_examples:,} validation"
+        yield (
+            f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
+            f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"
+        )
+        yield (
+            f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation;"
+            f" padding {self.padding_share:.2%}"
+        )

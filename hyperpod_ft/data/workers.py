@@ -1,0 +1,72 @@
+"""Chunks tokenized in several processes. The results and their order do not depend on how many."""
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from hyperpod_ft.config import Dataset
+from hyperpod_ft.data.reading import Chunk
+from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
+from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError
+
+
+def usable_cpus() -> int:
+    """CPUs this job may use: Slurm's share of the node where the system tells, else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tokenize_all(
+    directory: Path, chunks: Sequence[Chunk], dataset: Dataset, tokenizer: Tokenizer
+) -> Iterator[TokenizedChunk]:
+    """Each chunk tokenized, in order. Raises what `tokenize_chunk` raises, and UserError when a process is killed."""
+    # One thread a process: with a process a CPU, more would only contend. Also what makes forking safe.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    count = min(dataset.workers or usable_cpus(), len(chunks))
+    if count <= 1:
+        for chunk in chunks:
+            yield tokenize_chunk(directory, chunk, dataset, tokenizer)
+        return
+    # A forked process has the tokenizer already; elsewhere (macOS) it is sent.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    executor = ProcessPoolExecutor(count, context, _begin, (directory, dataset, tokenizer))
+    try:
+        yield from executor.map(_tokenize, chunks)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that tokenizes was killed, most likely because memory ran out",
+            "set dataset.workers lower or give the job more memory",
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+class _Work:
+    """What a worker process is given once."""
+
+    directory: Path
+    dataset: Dataset
+    tokenizer: Tokenizer
+
+
+def _begin(directory: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
+    _Work.directory, _Work.dataset, _Work.tokenizer = directory, dataset, tokenizer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # After a kill -9 of the stage the workers would wait for work for ever.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _tokenize(chunk: Chunk) -> TokenizedChunk:
+    return tokenize_chunk(_Work.directory, chunk, _Work.dataset, _Work.tokenizer)
