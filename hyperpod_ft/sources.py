@@ -55,8 +55,6 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
     if source.startswith("example:"):
         source = str(_example(where, source))
     kind = kind_of(source)
-    if kind != "hub" and revision is not None:
-        raise UserError(f"{where}: only a Hub id has a revision", f"remove {where.split('.', maxsplit=1)[0]}.revision")
     if kind == "hub":
         if not _HUB_ID.match(source) or ".." in source:
             raise UserError(

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Fine-tune a language model through a chain of real Slurm jobs, on this machine, with nothing set up before.
+#
+#   ./scripts/quickstart.sh
+#
+# Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
+# answers before and after, and stops the Slurm again. Everything it writes is in .venv and .quickstart; run it again
+# and what is done is skipped. Without Slurm and the right to install it, plain processes run the same scripts.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+setup_python --editable '.[torch]'
+kit=.venv/bin/hyperpod-ft
+export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"
+unset SLURM_CONF
+
+launcher=process
+if setup_slurm; then
+  launcher=slurm
+else
+  say "Going on without Slurm: plain processes run the same scripts"
+fi
+
+stop() {
+  local status=$?
+  trap '' INT TERM
+  if [[ $status -ne 0 ]]; then "$kit" cancel quickstart >/dev/null 2>&1 || true; fi
+  if [[ $launcher == slurm ]]; then "$kit" local down || true; fi
+  exit "$status"
+}
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+if [[ $launcher == slurm ]]; then
+  say "Starting a private Slurm: two nodes on this machine"
+  # it also stops by itself should this script be killed
+  "$kit" local up --nodes 2 --cpus 4 --die-with $$
+fi
+say "Submitting the quickstart recipe"
+"$kit" submit quickstart --launcher "$launcher" --watch

@@ -1,0 +1,61 @@
+# Sourced by quickstart.sh and test.sh: a virtual environment with pinned packages, and Slurm where it may be installed.
+# shellcheck shell=bash
+
+say() { printf '\033[1m== %s\033[0m\n' "$*"; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+# find_python: the newest interpreter that the kit supports.
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.10 python3; do
+    if [[ -n "$candidate" ]] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.10 to 3.13 with venv found; install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON"
+}
+
+# setup_python WHAT...: .venv in the repository with this checkout, installed with the given pip arguments.
+setup_python() {
+  local stamp wanted
+  wanted=$(cat pyproject.toml constraints.txt <(printf '%s ' "$@" "$PWD") | cksum)
+  stamp=.venv/.setup-$(printf '%s' "$*" | cksum | cut -d ' ' -f 1)
+  if [[ -x .venv/bin/python && "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]]; then
+    return
+  fi
+  say "Setting up .venv (the first time downloads PyTorch)"
+  [[ -x .venv/bin/python ]] || "$(find_python)" -m venv .venv
+  .venv/bin/python -m pip --disable-pip-version-check --quiet install --upgrade 'pip>=25.1'
+  .venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt "$@"
+  printf '%s\n' "$wanted" >"$stamp"
+}
+
+has_slurm() {
+  PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v slurmctld slurmd sbatch munged >/dev/null
+}
+
+# setup_slurm: install Slurm and munge from the distribution when missing and allowed; false when it cannot.
+setup_slurm() {
+  local packages=(slurmctld slurmd slurm-client munge) as_root=()
+  if has_slurm; then return 0; fi
+  if ! command -v apt-get >/dev/null; then
+    printf 'No Slurm here. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
+    return 1
+  fi
+  if [[ $EUID -ne 0 ]]; then
+    # never asks for a password: a script that stops half-way for one is a surprise
+    if ! sudo --non-interactive true 2>/dev/null; then
+      printf 'No Slurm here, and no right to install it. Install it with: sudo apt-get install %s\n' "${packages[*]}" >&2
+      return 1
+    fi
+    as_root=(sudo --non-interactive)
+  fi
+  say "Installing Slurm: ${packages[*]}"
+  # The packages start system-wide daemons, which fail without a configuration and are not wanted here.
+  apt_install() { ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >/dev/null; }
+  apt_install update && apt_install install --yes --no-install-recommends "${packages[@]}" && has_slurm
+}

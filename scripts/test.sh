@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Set up what the tests need and run all of them. Further arguments go to pytest.
+#
+#   ./scripts/test.sh
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+setup_python --editable '.[torch,aws]' --group dev
+setup_slurm || die "the tests need Slurm"
+
+export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH"
+unset SLURM_CONF HF_TOKEN
+
+say "ruff, mypy, shellcheck"
+ruff check .
+ruff format --check .
+mypy
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch
+
+say "pytest"
+exec pytest --numprocesses=2 --dist=loadfile "$@"

@@ -1,0 +1,47 @@
+"""Run files for tests: small, valid, and all below a temporary directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft import runfile
+from hyperpod_ft.run import Run
+
+
+@pytest.fixture(autouse=True)
+def _no_state_outside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing a test does may write to the user's own state, or see the user's own cluster and token."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    for name in ("HYPERPOD_FT_LOCAL", "SLURM_CONF", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_file_values(root: Path, **overrides: Any) -> dict[str, Any]:
+    """A complete run file with Hub sources, so that nothing has to exist; `overrides` as `section__key=value`."""
+    values: dict[str, Any] = {
+        "name": "test",
+        "engine": "torch",
+        "cluster": {"root": str(root), "instance_type": "local"},
+        "env": {"python": "current"},
+        "model": {"source": "org/model", "revision": "0123abc"},
+        "dataset": {"source": "org/data", "revision": "4567def", "format": "dolly"},
+        "parallelism": {"ranks_per_node": 2, "tensor_parallel": 2},
+    }
+    for key, value in overrides.items():
+        section, _, name = key.partition("__")
+        if name:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[section] = value
+    return values
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Run]:
+    def make(**overrides: Any) -> Run:
+        values = run_file_values(tmp_path / "root", **overrides)
+        return Run(runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path))
+
+    return make

@@ -1,0 +1,128 @@
+"""The plan: which stages, in what order, with which resources, and when a fingerprint changes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.parallelism import Degrees, check_model
+from hyperpod_ft.run import Run
+
+MakeRun = Callable[..., Run]
+
+
+def names(run: Run) -> list[str]:
+    return [stage.name for stage in run.plan.stages]
+
+
+def test_stages_by_engine_and_method(make_run: MakeRun) -> None:
+    everything = ["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+    neuron = make_run(engine="neuron", cluster__instance_type="trn1.32xlarge", parallelism={"tensor_parallel": 8})
+    assert names(neuron) == everything
+    assert names(make_run()) == [name for name in everything if name != "precompile"]
+    assert names(make_run(training__method="full")) == ["env", "download", "dataset", "train", "consolidate", "generate"]
+
+
+def test_every_stage_needs_only_earlier_ones(make_run: MakeRun) -> None:
+    for run in (make_run(), make_run(training__method="full")):
+        for position, stage in enumerate(run.plan.stages):
+            assert set(stage.needs) <= set(names(run)[:position])
+
+
+def changed(make_run: MakeRun, **overrides: Any) -> list[str]:
+    before, after = make_run().plan, make_run(**overrides).plan
+    return [stage.name for stage in before.stages if after[stage.name].fingerprint != stage.fingerprint]
+
+
+def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun) -> None:
+    from_train = ["train", "consolidate", "merge", "generate"]
+    assert changed(make_run, generate__max_new_tokens=3) == ["generate"]
+    assert changed(make_run, merge__dtype="float32") == ["merge", "generate"]
+    assert changed(make_run, training__learning_rate=1.0) == from_train
+    assert changed(make_run, lora__r=4) == from_train
+    assert changed(make_run, dataset__max_length=64) == ["dataset", *from_train]
+    assert changed(make_run, model__revision="other") == ["download", "dataset", *from_train]
+    assert changed(make_run, seed=1) == ["dataset", *from_train]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"name": "other"},
+        {"cluster__partition": "gpu"},
+        {"cluster__time_limit": "1:00:00"},
+        {"cluster__environment": {"A": "b"}},
+        {"training__save_every_steps": 7},
+        {"training__keep_checkpoints": 9},
+        {"dataset__workers": 3},
+    ],
+)
+def test_what_changes_no_result_changes_no_fingerprint(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    assert changed(make_run, **overrides) == []
+
+
+def test_lora_settings_do_not_matter_for_full_training(make_run: MakeRun) -> None:
+    assert make_run(training__method="full").plan.run_id == make_run(training__method="full", lora__r=2).plan.run_id
+
+
+def test_downstream_changes_stay_in_the_same_run(make_run: MakeRun) -> None:
+    assert make_run().directory == make_run(generate__max_new_tokens=3, merge__dtype="float32").directory
+    assert make_run().directory != make_run(seed=7).directory
+
+
+def test_plan_is_json(make_run: MakeRun) -> None:
+    assert json.loads(json.dumps(make_run().plan.as_dict()))["degrees"]["world_size"] == 2
+
+
+def test_resources(make_run: MakeRun) -> None:
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        cluster__nodes=4,
+        cluster__partition="dev",
+        cluster__cpu_partition="cpu",
+        parallelism={"tensor_parallel": 8},
+    )
+    train, merge = run.plan["train"].resources, run.plan["merge"].resources
+    assert (train.nodes, train.exclusive, train.partition) == (4, True, "dev")
+    assert (merge.nodes, merge.exclusive, merge.partition) == (1, False, "cpu")
+    assert run.plan.degrees == Degrees(4, 32, 8, 1)
+    assert run.plan.degrees.data_parallel == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"parallelism": {"ranks_per_node": 4, "tensor_parallel": 3}}, "3 x pipeline_parallel 1 = 3 does not divide"),
+        ({"parallelism": {"tensor_parallel": 2}}, "ranks_per_node"),
+        ({"cluster__nodes": 2, "parallelism": {"ranks_per_node": 2, "tensor_parallel": 4}}, "would span nodes"),
+        (
+            {"cluster__instance_type": "trn1.32xlarge", "parallelism": {"ranks_per_node": 64}},
+            "64 ranks on trn1.32xlarge, which has 32",
+        ),
+    ],
+)
+def test_impossible_degrees_show_their_arithmetic(make_run: MakeRun, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        _ = make_run(**overrides).plan
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "engine", "words"),
+    [
+        (3, "torch", "does not divide the model's 8 attention heads"),
+        (8, "torch", "does not divide the model's 4 key/value heads"),
+        (8, "neuron", None),
+        (4, "torch", None),
+    ],
+)
+def test_heads_divide(tensor_parallel: int, engine: str, words: str | None) -> None:
+    model = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    layout = Degrees(1, tensor_parallel, tensor_parallel, 1)
+    if words is None:
+        check_model(layout, model, engine)
+    else:
+        with pytest.raises(UserError, match=words):
+            check_model(layout, model, engine)

@@ -1,0 +1,139 @@
+"""Rendered scripts: golden, accepted by bash and shellcheck, and deaf to what values hold."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft import runfile
+from hyperpod_ft.render import Kit, render
+from hyperpod_ft.run import Run
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
+MakeRun = Callable[..., Run]
+
+
+def flagship() -> dict[str, str]:
+    return render(Run(runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))), KIT)
+
+
+def local_run() -> dict[str, str]:
+    values = runfile.parse(runfile.find("quickstart"))
+    values["model"] = {"source": "org/model"}
+    values["dataset"] |= {"source": "org/data"}
+    values["cluster"]["root"] = "/shared"
+    values["env"]["python"] = "/shared/venv/bin/python"
+    return render(Run(runfile.resolve(runfile.validate(values, "quickstart"), Path("/"))), KIT)
+
+
+GOLDEN = {
+    REPOSITORY / "slurm": flagship,
+    REPOSITORY / "tests" / "unit" / "golden": local_run,
+}
+
+
+@pytest.mark.parametrize("directory", GOLDEN, ids=lambda path: path.name)
+def test_scripts_equal_the_golden_ones(directory: Path) -> None:
+    """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/test_render.py writes them anew."""
+    scripts = GOLDEN[directory]()
+    if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
+        directory.mkdir(exist_ok=True)
+        for old in directory.glob("*.sbatch"):
+            old.unlink()
+        for stage, text in scripts.items():
+            (directory / f"{stage}.sbatch").write_text(text)
+    assert {path.stem: path.read_text() for path in directory.glob("*.sbatch")} == scripts
+
+
+def nasty_values() -> dict[str, object]:
+    return {
+        "cluster__root": "/tmp/two words/größe",
+        "cluster__environment": {"A": "$(touch pwned)", "B": "it's \"quoted\" `id`", "C": "ünï ¢ödé", "D": "a b"},
+        "env__python": "/opt/my env/bin/python",
+    }
+
+
+def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Path) -> None:
+    for case, scripts in (("flagship", flagship()), ("nasty", render(make_run(**nasty_values()), KIT))):
+        paths = []
+        for stage, text in scripts.items():
+            paths.append(tmp_path / f"{case}-{stage}.sbatch")
+            paths[-1].write_text(text)
+            subprocess.run(["bash", "-n", paths[-1]], check=True)
+        done = subprocess.run(["shellcheck", *paths], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> None:
+    script = render(make_run(**nasty_values()), KIT)["merge"]
+    exports = "\n".join(line for line in script.splitlines() if line.startswith("export "))
+    done = subprocess.run(
+        ["bash", "-c", f"{exports}\nprintf '%s\\0' \"$A\" \"$B\" \"$C\" \"$D\""],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = nasty_values()["cluster__environment"]
+    assert isinstance(expected, dict)
+    assert done.stdout.split("\0")[:-1] == list(expected.values())
+    assert list(tmp_path.iterdir()) == [], "nothing was executed"
+
+
+def test_a_path_with_a_space_is_quoted_for_slurm(make_run: MakeRun) -> None:
+    run = make_run(cluster__root="/fsx/two words")
+    script = render(run, KIT)["train"]
+    assert f'#SBATCH --output="{run.logs}/%x_%j.out"' in script
+    assert f"readonly RUN_DIR={shlex.quote(str(run.directory))}" in script
+
+
+def test_headers(make_run: MakeRun) -> None:
+    run = make_run(cluster__partition="dev", cluster__account="ml", cluster__qos="high", cluster__nodes=2)
+    train = render(run, KIT)["train"]
+    for option in (
+        "--job-name=test-train",
+        "--open-mode=append",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=2",
+        "--partition=dev",
+        "--account=ml",
+        "--qos=high",
+        "--requeue",
+    ):
+        assert f"#SBATCH {option}\n" in train
+    assert "--exclusive" not in train
+    assert "#SBATCH --exclusive\n" in flagship()["train"]
+
+
+def test_only_the_stages_before_training_see_the_network_and_the_token(make_run: MakeRun) -> None:
+    for stage, text in render(make_run(), KIT).items():
+        assert ("HF_HUB_OFFLINE=1" in text) == (stage not in ("env", "download"))
+        assert ("unset HF_TOKEN" in text) == (stage not in ("env", "download"))
+
+
+def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(env__python=str(tmp_path / "gone"))
+    run.directory.mkdir(parents=True)
+    script = tmp_path / "merge.sbatch"
+    script.write_text(render(run, KIT)["merge"])
+    environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: merge: no interpreter at {tmp_path / 'gone'}")
+    assert run.exit_marker("merge", "7").read_text() == "2\n"
+
+
+def test_precompile_is_the_training_command_under_graph_extraction() -> None:
+    scripts = flagship()
+    command = [line.strip() for line in scripts["train"].splitlines() if "torch.distributed.run" in line]
+    precompile = [line.strip() for line in scripts["precompile"].splitlines() if "torch.distributed.run" in line]
+    assert precompile == [
+        line.replace('"$python" -m', '"$(dirname "$python")"/neuron_parallel_compile "$python" -m') for line in command
+    ]

@@ -1,0 +1,173 @@
+"""What every stage shares: skip, needs, lock, record; and what a submission chooses from it."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.run import Record, Run
+from hyperpod_ft.stages import stage
+from hyperpod_ft.submit import Selection, choose, prepare, snapshot
+
+MakeRun = Callable[..., Run]
+
+
+def finish(run: Run, name: str, outputs: tuple[Path, ...] = ()) -> None:
+    stage_plan = run.plan[name]
+    inputs = {need: run.plan[need].fingerprint for need in stage_plan.needs}
+    Record(name, stage_plan.fingerprint, inputs, run.describe(outputs), {}, "", 0, "", "").write(run.record_path(name))
+
+
+def finish_all(run: Run, *, but: str = "") -> None:
+    for planned in run.plan.stages:
+        if planned.name != but:
+            finish(run, planned.name)
+
+
+def chosen(run: Run, **selection: object) -> list[str]:
+    return [planned.name for planned in choose(run, Selection(**selection))]  # type: ignore[arg-type]
+
+
+def test_work_leaves_a_record_with_digests_and_is_not_repeated(make_run: MakeRun) -> None:
+    run = make_run()
+    calls = []
+
+    def work(run: Run) -> stage.Result:
+        calls.append(1)
+        output = run.root / "models" / "x"
+        publish.write_text(output, "weights")
+        return stage.Result([output], {"rows": 3})
+
+    stage.perform(run, "download", work)
+    stage.perform(run, "download", work)
+    record = run.record("download")
+    assert len(calls) == 1
+    assert record is not None
+    assert record.facts == {"rows": 3}
+    assert [(output.path, output.size) for output in record.outputs] == [("models/x", 7)]
+    assert record.outputs[0].sha256 == publish.text_digest("weights")
+    assert record.versions["python"]
+
+
+def test_an_output_that_is_gone_or_cut_short_makes_the_stage_run_again(make_run: MakeRun) -> None:
+    run = make_run()
+    output = run.root / "x"
+    publish.write_text(output, "abc")
+    finish(run, "download", (output,))
+    assert run.is_done("download")
+    output.write_text("ab")
+    assert run.why_not_done("download") == "x has 2 bytes, was 3"
+    output.unlink()
+    assert run.why_not_done("download") == "x is gone"
+
+
+def test_a_record_of_another_configuration_does_not_count(make_run: MakeRun) -> None:
+    finish_all(make_run())
+    other = make_run(merge__dtype="float32")
+    assert other.why_not_done("merge") == "its configuration changed"
+    assert chosen(other) == ["merge", "generate"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"stage": 1}', '{"outputs": [{"path": 3}]}'])
+def test_a_damaged_record_is_no_record(make_run: MakeRun, text: str) -> None:
+    run = make_run()
+    publish.write_text(run.record_path("env"), text)
+    assert run.why_not_done("env") == "has not run"
+
+
+def test_missing_needs_are_named(make_run: MakeRun) -> None:
+    run = make_run()
+    with pytest.raises(UserError, match="needs stage env: has not run; run it: hyperpod-ft resume"):
+        stage.perform(run, "dataset", lambda run: stage.Result())
+
+
+def test_two_attempts_at_once_do_the_work_once(make_run: MakeRun) -> None:
+    run = make_run()
+    calls: list[int] = []
+    entered = threading.Event()
+
+    def work(run: Run) -> stage.Result:
+        calls.append(1)
+        entered.wait(0.3)
+        return stage.Result()
+
+    threads = [threading.Thread(target=stage.perform, args=(run, "env", work)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_shared_stages_are_shared_between_runs(make_run: MakeRun) -> None:
+    finish_all(make_run())
+    other = make_run(training__learning_rate=1.0)
+    assert chosen(other) == ["train", "consolidate", "merge", "generate"]
+
+
+def test_choice(make_run: MakeRun) -> None:
+    run = make_run()
+    everything = [planned.name for planned in run.plan.stages]
+    assert chosen(run) == everything
+    assert chosen(run, only="env") == ["env"]
+    finish_all(run)
+    assert chosen(run) == []
+    assert chosen(run, force=True) == everything
+    assert chosen(run, start="merge", force=True) == ["merge", "generate"]
+    assert chosen(run, only="merge", force=True) == ["merge"]
+    run.record_path("consolidate").unlink()
+    assert chosen(run) == ["consolidate"]
+    with pytest.raises(UserError, match="stage consolidate is needed and has not run"):
+        choose(run, Selection(start="merge", force=True))
+    with pytest.raises(UserError, match="no stage 'mrege' in this run"):
+        choose(run, Selection(only="mrege"))
+
+
+def test_what_is_no_longer_needed_is_not_made_again(make_run: MakeRun) -> None:
+    run = make_run()
+    finish_all(run, but="train")
+    assert chosen(run) == [], "checkpoints may be deleted once they are consolidated"
+
+
+def test_the_program_ends_with_2_and_one_line_for_a_users_error(make_run: MakeRun, tmp_path: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hyperpod_ft.stages.env", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert call().stderr.startswith("error: env: usage:")
+    done = call(str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no run.yaml in it" in done.stderr
+
+
+def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    scripts = prepare(run)
+    assert Run.open(run.directory) == run
+    assert [script.stem for script in scripts] == [planned.name for planned in run.plan.stages]
+    assert json.loads(run.plan_path.read_text())["run_id"] == run.plan.run_id
+    moved = tmp_path / "moved"
+    run.directory.rename(moved)
+    with pytest.raises(UserError, match="was edited or moved"):
+        Run.open(moved)
+
+
+def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
+    code = snapshot(tmp_path)
+    assert snapshot(tmp_path) == code
+    program = "import hyperpod_ft.render, hyperpod_ft.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(code)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(code / "hyperpod_ft" / "sources.py"), "True"]
