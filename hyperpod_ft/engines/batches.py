@@ -1,0 +1,102 @@
+"""Which rows every step trains on: a pure function of seed and step, so a restart needs to know only the step.
+
+The rows of all epochs form one stream: each epoch is its own seeded permutation of all rows, and the next follows
+without a gap. Optimizer step k (from 1) consumes the stream's rows [(k-1)G, kG), where
+G = micro_batch_size * gradient_accumulation_steps * data_parallel. Within a step, micro batch a of data-parallel
+rank d takes rows [(a*D + d)*M, (a*D + d + 1)*M): any split of the same G rows trains on the same rows.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hyperpod_ft.errors import UserError
+
+IGNORED = -100  # label of a token that does not count in the loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors [rows, max_length], int64. `position_ids` restart at 0 with each packed document."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+
+
+class Rows:
+    """The tokenized training rows: three int32 arrays [rows, max_length], mapped, not read into memory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UserError when the arrays are missing, empty or of different shapes."""
+        try:
+            self._input_ids, self._labels, self._position_ids = (
+                np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+                for name in ("input_ids", "labels", "position_ids")
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{directory}: cannot read the training rows: {error}", "run stage dataset again"
+            ) from error
+        shapes = {array.shape for array in (self._input_ids, self._labels, self._position_ids)}
+        if len(shapes) != 1 or self._input_ids.ndim != 2:
+            raise UserError(f"{directory}: arrays of different shapes {sorted(shapes)}", "run stage dataset again")
+        if not len(self):
+            raise UserError(f"{directory}: holds no training rows", "give the run more data or a longer max_length")
+
+    def __len__(self) -> int:
+        return int(self._input_ids.shape[0])
+
+    @property
+    def max_length(self) -> int:
+        return int(self._input_ids.shape[1])
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> Batch:
+        arrays = (self._input_ids, self._labels, self._position_ids)
+        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
+
+    def label_tokens(self, rows: np.ndarray) -> int:
+        """Tokens of these rows that count in the loss: the first of a row has nothing that predicts it."""
+        return int(np.count_nonzero(self._labels[rows, 1:] != IGNORED))
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The stream of rows and its division into steps, micro batches and data-parallel ranks."""
+
+    rows: int
+    seed: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    data_parallel: int
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
+
+    def step(self, step: int) -> np.ndarray:
+        """Row numbers of optimizer step `step` (from 1), int64 [rows_per_step]."""
+        first = (step - 1) * self.rows_per_step
+        positions = np.arange(first, first + self.rows_per_step)
+        epochs = positions // self.rows
+        result = np.empty(self.rows_per_step, np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            result[chosen] = _permutation(self.seed, int(epoch), self.rows)[positions[chosen] % self.rows]
+        return result
+
+    def micro_batches(self, step: int, data_parallel_rank: int) -> np.ndarray:
+        """This rank's part of a step, int64 [gradient_accumulation_steps, micro_batch_size]."""
+        shape = (self.gradient_accumulation_steps, self.data_parallel, self.micro_batch_size)
+        return self.step(step).reshape(shape)[:, data_parallel_rank]
+
+
+@lru_cache(maxsize=2)  # a step may span two epochs
+def _permutation(seed: int, epoch: int, rows: int) -> np.ndarray:
+    # PCG64 and SeedSequence are stable across NumPy versions and machines; Generator.permutation's own stream is
+    # not promised to be, so the permutation is the order of random keys instead
+    keys = np.random.Generator(np.random.PCG64([seed, epoch])).random(rows)
+    return np.argsort(keys, kind="stable")

@@ -1,0 +1,42 @@
+"""The processes of one training job, as torchrun started them, and the store through which they find each other."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from hyperpod_ft.errors import UserError
+
+# Key-value waits that may take as long as another job's training: rank 0 may be waiting for the stage's lock.
+NO_TIMEOUT = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among all of them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    store: dist.Store
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 alone holds the lock, prints, and writes metrics and the record."""
+        return self.rank == 0
+
+
+def started(world_size: int) -> Processes:
+    """The processes torchrun started, or this one alone. Raises UserError when the run needs another number."""
+    found = int(os.environ.get("WORLD_SIZE", "1"))
+    if found != world_size:
+        raise UserError(
+            f"started as {found} process(es), but the run's nodes x ranks_per_node = {world_size}",
+            f"start {world_size}: python -m torch.distributed.run --nnodes N --nproc-per-node P"
+            " -m hyperpod_ft.stages.train RUN_DIR",
+        )
+    if "RANK" not in os.environ:
+        return Processes(0, 1, 0, dist.HashStore())
+    store, rank, _ = next(dist.rendezvous("env://"))
+    return Processes(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)

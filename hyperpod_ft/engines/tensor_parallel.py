@@ -1,0 +1,232 @@
+"""Tensor parallelism over a Hugging Face model's own modules.
+
+Megatron's division (Shoeybi et al., arXiv:1909.08053): q, k, v, gate and up are split by output rows
+("column-parallel", as y = x W^T), o and down by input columns ("row-parallel"), so attention heads and the MLP's
+inner units live whole on one rank. Each attention or MLP block then needs one all-reduce in the forward pass
+(of its output) and one in the backward pass (of its input's gradient).
+
+LoRA factors follow: before column-parallel, lora_A is whole on every rank and lora_B is split like the output;
+before row-parallel, lora_A is split like the input and lora_B is whole. The adapter's output joins the block's one
+all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i).
+
+Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
+shape; the modules compute with their local part. Parameters that are whole on every rank but see only their rank's
+heads or units (whole LoRA factors, norms over head_dim) get partial gradients: `sum_partial_gradients` adds them
+up, once a step, in one all-reduce.
+
+Embedding, output matrix and layer norms are whole on every tp rank: they cost their full memory on each (divided
+by dp only), and each computes the full logits.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from hyperpod_ft.errors import UserError
+
+COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+ROW = ("o_proj", "down_proj")
+_BLOCKS = ("self_attn", "mlp")
+
+
+def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Split the linears of decoder layers over the 1-D `mesh`, in place; no communication.
+
+    Every rank holds the whole layers, with equal values, before the call. Raises UserError for a layer whose
+    modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths do not divide.
+    """
+    for layer in layers:
+        _refuse_unknown(layer)
+        for block in _BLOCKS:
+            layer.get_submodule(block).register_forward_pre_hook(_enter_block(mesh), with_kwargs=True)
+        for name, linear in _projections(layer):
+            row = name in ROW
+            _split(name, _base(linear), mesh, dim=1 if row else 0)
+            for factor in _factors(linear, "lora_A" if row else "lora_B"):
+                _split(name, factor, mesh, dim=1 if row else 0)
+            if row:
+                linear.register_forward_hook(_leave_block(mesh))
+
+
+def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
+    """Trainable parameters that are whole on every rank but whose gradient covers only the rank's part."""
+    found: list[nn.Parameter] = []
+    for layer in layers:
+        for name, linear in _projections(layer):
+            for factor in _factors(linear, "lora_B" if name in ROW else "lora_A"):
+                found.append(factor.weight)
+        found.extend(parameter for norm in _head_norms(layer) for parameter in norm.parameters())
+    return [parameter for parameter in found if parameter.requires_grad]
+
+
+@torch.no_grad()
+def sum_partial_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Add up the gradients of these parameters over the tensor-parallel group, in place, in one all-reduce.
+
+    Gradients may be DTensors of any data-parallel sharding: the sum over tp and the sum over dp commute.
+    """
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, total in zip(gradients, flat.split(sizes), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor; under no_grad it shares the DTensor's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def replicas_over_tp(parameter: torch.Tensor, tensor_parallel: int) -> int:
+    """On how many tp ranks the same elements of a parameter live: all of them, or one when it is split over tp."""
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else ()
+    return 1 if "tp" in (names or ()) else tensor_parallel
+
+
+@torch.no_grad()
+def check_replicas(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup, step: int) -> None:
+    """Raise RuntimeError when a parameter that is whole on every tp rank differs between them. Collective.
+
+    Such a difference means wrong gradients, and a checkpoint keeps one rank's copy: it must not pass silently.
+    """
+    size = group.size()
+    whole = {name: local(p) for name, p in parameters.items() if replicas_over_tp(p, size) > 1}
+    if not whole:
+        return
+    # exact in int64, and any changed bit changes it
+    sums = torch.stack([part.contiguous().view(torch.int32).to(torch.int64).sum() for part in whole.values()])
+    both = torch.stack([sums, -sums])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    if different := [name for name, low_high in zip(whole, both.sum(0).tolist(), strict=True) if low_high]:
+        raise RuntimeError(f"step {step}: {len(different)} parameters differ between tp ranks: {different[:3]}")
+
+
+class _CopyToBlock(torch.autograd.Function):
+    """Identity forward; backward sums the gradient over the group (Megatron's `f`)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over the group forward; backward hands the gradient on unchanged (Megatron's `g`)."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _enter_block(mesh: DeviceMesh) -> Any:
+    group = mesh.get_group()
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # transformers passes hidden_states by name to attention, by position to the MLP
+        if args:
+            return (_CopyToBlock.apply(args[0], group), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": _CopyToBlock.apply(kwargs["hidden_states"], group)}
+
+    return hook
+
+
+def _leave_block(mesh: DeviceMesh) -> Any:
+    group = mesh.get_group()
+
+    def hook(linear: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        total = _SumOverRanks.apply(output, group)
+        bias = _base(linear).bias
+        return total if bias is None else total + local(bias).to(total.dtype)
+
+    return hook
+
+
+def _split(name: str, linear: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
+    width = linear.weight.shape[dim]
+    if width % mesh.size():
+        raise UserError(
+            f"parallelism.tensor_parallel: {mesh.size()} does not divide the {width} units of {name}",
+            "choose a divisor",
+        )
+    for key, parameter in list(linear.named_parameters(recurse=False)):
+        # a row-parallel linear's bias is added once, after the sum: it stays whole
+        placement = Replicate() if parameter.ndim == 1 and dim == 1 else Shard(dim)
+        split = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
+        setattr(linear, key, nn.Parameter(split, requires_grad=parameter.requires_grad))
+    linear.forward = _LocalLinear(linear, with_bias=dim == 0)  # type: ignore[method-assign]
+
+
+class _LocalLinear:
+    """The forward pass of a split nn.Linear on plain tensors: x [..., in] -> x W_local^T [..., out]."""
+
+    def __init__(self, linear: nn.Linear, with_bias: bool) -> None:
+        self._linear = linear
+        self._with_bias = with_bias
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        linear = self._linear
+        bias = local(linear.bias) if self._with_bias and linear.bias is not None else None
+        return nn.functional.linear(hidden, local(linear.weight), bias)
+
+
+def _projections(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for block in _BLOCKS:
+        for name, module in layer.get_submodule(block).named_children():
+            if name in COLUMN + ROW:
+                yield name, module
+
+
+def _base(linear: nn.Module) -> nn.Linear:
+    """The linear itself, or the one that PEFT wrapped."""
+    return getattr(linear, "base_layer", linear)
+
+
+def _factors(linear: nn.Module, which: str) -> list[nn.Linear]:
+    return list(getattr(linear, which, {}).values())
+
+
+def _head_norms(layer: nn.Module) -> list[nn.Module]:
+    attention = layer.get_submodule("self_attn")
+    return [module for name, module in attention.named_children() if name in ("q_norm", "k_norm")]
+
+
+def _refuse_unknown(layer: nn.Module) -> None:
+    """Every parameter of the blocks must belong to a projection this module divides, or to a norm over one head."""
+    missing = [block for block in _BLOCKS if not hasattr(layer, block)]
+    known = {id(p) for _, linear in _projections(layer) for p in linear.parameters()} if not missing else set()
+    if not missing:
+        head_dim = getattr(layer.self_attn, "head_dim", None)
+        known |= {id(p) for norm in _head_norms(layer) for p in norm.parameters() if p.numel() == head_dim}
+    blocks = [child for name, child in layer.named_children() if name in _BLOCKS or list(_linears(child))]
+    unknown = [name for block in blocks for name, p in block.named_parameters() if id(p) not in known]
+    projections = {name for name, _ in _projections(layer)} if not missing else set()
+    if missing or unknown or projections != set(COLUMN + ROW):
+        seen = ", ".join(sorted({name.rpartition(".")[0] or name for name in unknown}) or missing)
+        raise UserError(
+            f"parallelism.tensor_parallel: engine torch cannot divide {type(layer).__name__} ({seen})",
+            "set it to 1; models built like Llama, Mistral, Qwen2 and Qwen3 can be divided",
+        )
+
+
+def _linears(module: nn.Module) -> Iterator[nn.Linear]:
+    return (found for found in module.modules() if isinstance(found, nn.Linear))

@@ -1,0 +1,97 @@
+"""Stage train: fine-tune the model on the run's prepared rows.
+
+    python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR
+
+Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
+then lets the others begin; they wait for its word. Leaves `checkpoints/step-*/` and `metrics.jsonl`. Started again,
+it continues from the newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
+stopped it after saving.
+"""
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from hyperpod_ft.engines import Trained, engine
+from hyperpod_ft.engines.interruption import Interrupted
+from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.run import Run
+from hyperpod_ft.stages import stage
+
+_VERDICT = "hyperpod_ft/train/verdict"  # store key: what rank 0 decided, `train` or `leave`
+_REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it ends
+
+
+def main() -> None:
+    """Run the stage from the command line."""
+    try:
+        run, processes = _join()
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":  # all ranks meet it; one tells
+            _report(error)
+        sys.exit(EXIT_USER_ERROR)
+    if processes.leads:
+        _lead(processes)
+    else:
+        _follow(run, processes)
+
+
+def _join() -> tuple[Run, Processes]:
+    if len(sys.argv) != 2:
+        raise UserError("usage: python -m hyperpod_ft.stages.train RUN_DIR")
+    run = Run.open(Path(sys.argv[1]))
+    return run, started(run.plan.degrees.world_size)
+
+
+def _lead(processes: Processes) -> None:
+    """Rank 0: the stage as every stage, with a word to the others when the work begins or will not."""
+
+    def work(run: Run) -> stage.Result:
+        chosen = engine(run.config.engine)
+        processes.store.set(_VERDICT, "train")
+        trained: Trained = chosen.train(run, processes)
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts)
+
+    try:
+        stage.main("train", work)
+    except Interrupted as interrupted:
+        print(f"train: {interrupted}", flush=True)
+        sys.exit(interrupted.exit_status)
+    finally:
+        if not processes.store.check([_VERDICT]):
+            processes.store.set(_VERDICT, "leave")
+        processes.store.set(_REPORTED, "yes")
+
+
+def _follow(run: Run, processes: Processes) -> None:
+    """Any other rank: train when rank 0 says so, and leave the telling to it."""
+    # rank 0 may be waiting for another job's lock
+    processes.store.wait([_VERDICT], NO_TIMEOUT)
+    if processes.store.get(_VERDICT) != b"train":
+        return
+    try:
+        engine(run.config.engine).train(run, processes)
+    except UserError as error:
+        # torchrun ends every rank as soon as one fails: rank 0 meets the same error and gets time to print it
+        try:
+            processes.store.wait([_REPORTED], timedelta(seconds=30))
+        except RuntimeError:
+            _report(error)
+        sys.exit(EXIT_USER_ERROR)
+    except Interrupted as interrupted:
+        with contextlib.suppress(RuntimeError):
+            processes.store.wait([_REPORTED], timedelta(seconds=30))
+        sys.exit(interrupted.exit_status)
+
+
+def _report(error: UserError) -> None:
+    """Print as `stage.main` does."""
+    for line in str(error).splitlines():
+        print(f"error: train: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

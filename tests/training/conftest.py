@@ -1,0 +1,220 @@
+"""Small real runs: a random Llama, random rows, and the processes that torchrun would start in a job."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from hyperpod_ft import runfile
+from hyperpod_ft.run import Record, Run, utc_now
+
+VOCABULARY = 128
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def tiny_llama(**changes: Any) -> LlamaConfig:
+    values = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaConfig(**values | changes)
+
+
+def write_rows(directory: Path, rows: int, max_length: int, seed: int = 0) -> None:
+    """Packed rows of two or three documents; some labels are masked, the tail is padding."""
+    random = np.random.default_rng(seed)
+    input_ids = random.integers(3, VOCABULARY, (rows, max_length))
+    # learnable: every second token repeats the one before
+    input_ids[:, 1::2] = input_ids[:, 0::2]
+    labels, position_ids = input_ids.copy(), np.zeros_like(input_ids)
+    for row in range(rows):
+        cuts = sorted(random.choice(np.arange(4, max_length - 4, 2), size=int(random.integers(1, 3)), replace=False))
+        for start, end in zip([0, *cuts], [*cuts, max_length], strict=True):
+            position_ids[row, start:end] = np.arange(end - start)
+            labels[row, start] = -100  # a document's first token is predicted by nothing of it
+            labels[row, start + 1 : start + 1 + int(random.integers(0, 3))] = -100
+        padding = int(random.integers(0, 4))
+        if padding:
+            labels[row, -padding:] = -100
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, array in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids)):
+        np.save(directory / f"{name}.npy", array.astype(np.int32))
+
+
+@dataclass
+class Launched:
+    """One started job and what it printed."""
+
+    process: subprocess.Popen[str]
+    output: Path
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait(self, timeout: float = 120) -> int:
+        return self.process.wait(timeout)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+        """Wait until the condition holds; the job must not end before."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """Kill -9 every process of the job at once, as a dying node does."""
+        # torchrun starts each worker in a session of its own
+        everyone = [self.process.pid, *descendants(self.process.pid)]
+        for pid in everyone:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(30)
+
+
+def descendants(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        parents.setdefault(parent, []).append(int(status.parent.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+@dataclass
+class Jobs:
+    """Starts jobs in a scratch directory, and leaves none behind."""
+
+    directory: Path
+    started: list[Launched] = field(default_factory=list)
+
+    def start(self, ranks: int, module: list[str]) -> Launched:
+        """`python -m MODULE...` on that many processes, under torchrun; alone without it."""
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+        output = self.directory / f"job-{len(self.started)}.out"
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *torchrun, *module],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)},
+                text=True,
+            )
+        job = Launched(process, output)
+        self.started.append(job)
+        return job
+
+    def start_train(self, run: Run) -> Launched:
+        return self.start(run.plan.degrees.world_size, ["hyperpod_ft.stages.train", str(run.directory)])
+
+    def train(self, run: Run, expect: int = 0) -> str:
+        """Run stage train to its end; what it printed."""
+        job = self.start_train(run)
+        status = job.wait()
+        assert status == expect, job.text()
+        return job.text()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    directory = tmp_path / "jobs"
+    directory.mkdir()
+    result = Jobs(directory)
+    yield result
+    for job in result.started:
+        if job.process.poll() is None:
+            job.kill()
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """A run directory whose stages before `train` are done: `make_run("name", {"training.max_steps": 4})`."""
+
+    def make(
+        name: str = "run",
+        settings: dict[str, Any] | None = None,
+        model: PretrainedConfig | None = None,
+        rows: int = 24,
+        max_length: int = 32,
+    ) -> Run:
+        source = tmp_path / f"source-{name}"
+        source.mkdir()
+        # a source is known by its content: every distinct model gets its own directory
+        (source / "config.json").write_text(json.dumps((model or tiny_llama()).to_dict(), default=str, sort_keys=True))
+        (source / "rows.jsonl").write_text(f'{{"rows": {rows}, "max_length": {max_length}}}\n')
+        values: dict[str, Any] = {
+            "name": name,
+            "engine": "torch",
+            "cluster": {"root": str(tmp_path / "root"), "instance_type": "local"},
+            "model": {"source": str(source)},
+            "dataset": {"source": str(source / "rows.jsonl"), "format": "text", "max_length": max_length},
+            "lora": {"r": 4, "alpha": 8},
+            "training": {
+                "precision": "fp32",
+                "max_steps": 4,
+                "micro_batch_size": 2,
+                "learning_rate": 1e-2,
+                "warmup_share": 0.1,
+                "weight_decay": 0.01,
+            },
+            "parallelism": {"ranks_per_node": 1},
+        }
+        for key, value in (settings or {}).items():
+            section, _, last = key.rpartition(".")
+            (values.setdefault(section, {}) if section else values)[last] = value
+        run = Run(runfile.resolve(runfile.validate(values, name), tmp_path))
+        run.directory.mkdir(parents=True, exist_ok=True)
+        run.config_path.write_text(run.yaml())
+        if not run.base_model.exists():
+            torch.manual_seed(7)
+            AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)
+        if not (run.dataset / "train").exists():
+            write_rows(run.dataset / "train", rows, max_length)
+        for need in run.plan["train"].needs:
+            Record(need, run.plan[need].fingerprint, {}, (), {}, utc_now(), 0.0, "test", "").write(
+                run.record_path(need)
+            )
+        return run
+
+    return make
+
+
+def metrics(run: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def curve(run: Run) -> list[tuple[int, float, float, float]]:
+    """What must not depend on when a run was interrupted."""
+    return [(row["step"], row["loss"], row["learning_rate"], row["grad_norm"]) for row in metrics(run)]
