@@ -22,7 +22,7 @@ from hyperpod_ft.launcher import JobState
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.run import Job, Run, utc_now
 
-_GRACE_SECONDS = 20
+_GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,19 @@ def supervise(directory: Path, state_file: Path, ready: int) -> None:
         publish.write_json(state_file, content)
         os.close(ready)
         signal.signal(signal.SIGTERM, _raise_interrupt)
-        for job in content["jobs"]:
-            failed = any(other["stage"] in job["needs"] and other["state"] != "COMPLETED" for other in content["jobs"])
-            job["state"] = "CANCELLED" if failed else "RUNNING"
-            publish.write_json(state_file, content)
-            if failed:
-                continue
-            job["state"] = _run_script(run, job["stage"], job["job_id"])
-            if job["state"] == "INTERRUPTED":
-                for other in content["jobs"]:
-                    if other["state"] in ("INTERRUPTED", "PENDING"):
-                        other["state"] = "CANCELLED"
-            publish.write_json(state_file, content)
+        try:
+            for job in content["jobs"]:
+                others = {other["stage"]: other["state"] for other in content["jobs"]}
+                ready_to_run = all(others[need] == "COMPLETED" for need in job["needs"])
+                job["state"] = "RUNNING" if ready_to_run else "CANCELLED"
+                publish.write_json(state_file, content)
+                if ready_to_run:
+                    job["state"] = _run_script(run, job["stage"], job["job_id"])
+        except KeyboardInterrupt:
+            for job in content["jobs"]:
+                if job["state"] in ("PENDING", "RUNNING"):
+                    job["state"] = "CANCELLED"
+        publish.write_json(state_file, content)
 
 
 def _run_script(run: Run, stage: str, job_id: str) -> str:
@@ -138,7 +139,7 @@ def _run_script(run: Run, stage: str, job_id: str) -> str:
         return "COMPLETED" if script.wait() == 0 else "FAILED"
     except KeyboardInterrupt:
         _stop(script)
-        return "INTERRUPTED"
+        raise
 
 
 def _stop(script: "subprocess.Popen[bytes]") -> None:

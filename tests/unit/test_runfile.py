@@ -85,7 +85,7 @@ def test_missing_key_is_named(tmp_path: Path) -> None:
 )
 def test_overrides_are_yaml(tmp_path: Path, override: str, expected: float) -> None:
     config = load(tmp_path, override)
-    assert getattr(config.training, override.split("=")[0].split(".")[1]) == expected
+    assert getattr(config.training, override.split("=", maxsplit=1)[0].split(".")[1]) == expected
 
 
 def test_override_of_a_list(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_bad_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
 def test_yaml_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"name: \xff\n")
-    with pytest.raises(UserError, match="run.yaml"):
+    with pytest.raises(UserError, match="run"):
         runfile.load(path)
 
 
