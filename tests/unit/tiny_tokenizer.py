@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with BOS, EOS and a chat template, trained in milliseconds: what the tests tokenize with."""
+"""A byte-level BPE tokenizer with BOS, EOS and a chat template, trained in milliseconds, for tests."""
 
 from pathlib import Path
 

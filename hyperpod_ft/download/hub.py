@@ -1,0 +1,117 @@
+"""The Hugging Face Hub: a revision resolved to its commit, and its files, resumed where they broke off.
+
+The token comes from HF_TOKEN or the file `hf auth login` writes; huggingface_hub reads it, and nothing here does
+more than ask whether there is one.
+"""
+
+import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import requests
+from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from hyperpod_ft.download.listing import File, Listing
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.sources import Asset
+
+_PARALLEL_FILES = 8
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A model or dataset repository at `asset.revision`."""
+
+    where: str  # the run file's key, for errors
+    kind: Literal["model", "dataset"]
+    asset: Asset
+
+    def listing(self) -> Listing:
+        with self._explained():
+            found = HfApi().repo_info(
+                self.asset.source, revision=self.asset.revision, repo_type=self.kind, files_metadata=True
+            )
+        files = [File(sibling.rfilename, sibling.size or 0) for sibling in found.siblings or []]
+        return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
+
+    def fetch(self, listing: Listing, directory: Path) -> None:
+        disable_progress_bars()  # a log is no terminal; progress.py prints lines
+        with self._explained():
+            snapshot_download(
+                self.asset.source,
+                revision=listing.commit,
+                repo_type=self.kind,
+                local_dir=directory,
+                allow_patterns=[glob.escape(file.name) for file in listing.files],
+                max_workers=_PARALLEL_FILES,
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except LocalEntryNotFoundError as error:
+            # huggingface_hub's word for "could not ask"; why is its cause
+            cause = error.__cause__
+            raise self._explain(cause if isinstance(cause, Exception) else error) from error
+        except (HfHubHTTPError, OfflineModeIsEnabled, requests.RequestException) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> UserError:
+        name, where, token = self.asset.source, self.where, get_token()
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else 0
+        match error:
+            case GatedRepoError():
+                page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{name}"
+                if token:
+                    return UserError(
+                        f"{where}: {name} is gated and your token has no access to it",
+                        f"accept its terms at {page} with the token's account, and wait until access is granted",
+                    )
+                return UserError(
+                    f"{where}: {name} is gated and there is no Hugging Face token",
+                    f"accept its terms at {page}, then export HF_TOKEN in the shell that submits",
+                )
+            case RevisionNotFoundError():
+                return UserError(
+                    f"{where.replace('source', 'revision')}: {name} has no revision {self.asset.revision!r}",
+                    "give a commit, tag or branch that its page on the Hub lists",
+                )
+            case RepositoryNotFoundError():
+                private = (
+                    "or use a token that may read it"
+                    if token
+                    else "or, if it is private, export HF_TOKEN in the shell that submits"
+                )
+                return UserError(
+                    f"{where}: the Hub has no {self.kind} {name!r} that you may see", f"correct the id, {private}"
+                )
+            case OfflineModeIsEnabled():
+                return UserError(f"{where}: HF_HUB_OFFLINE is set", "unset it for the download")
+            case HfHubHTTPError() if status in (401, 403):
+                return UserError(
+                    f"{where}: the Hub refuses your token for {name} (HTTP {status})",
+                    "export a valid HF_TOKEN that may read it",
+                )
+            case HfHubHTTPError():
+                return UserError(
+                    f"{where}: the Hub answers HTTP {status} for {name}",
+                    "run the stage again later: it goes on where it stopped",
+                )
+        return UserError(
+            f"{where}: cannot reach {constants.ENDPOINT} ({type(error).__name__})",
+            "check network and proxy (HTTPS_PROXY), then run the stage again: it goes on where it stopped; without"
+            " network give a local path or s3:// URI",
+        )

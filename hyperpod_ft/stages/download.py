@@ -1,0 +1,64 @@
+"""Stage `download`: the base model and the raw dataset onto the shared volume, once for all runs.
+
+python -m hyperpod_ft.stages.download RUN_DIR
+
+Leaves `run.base_model` and `run.raw_dataset`, each with a manifest. The only stage besides `env` that uses the
+network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
+"""
+
+from typing import Any, Literal
+
+from hyperpod_ft.download.asset import Manifest, ensure
+from hyperpod_ft.download.listing import Source, dataset_files, model_files
+from hyperpod_ft.download.local import Local
+from hyperpod_ft.download.s3 import S3
+from hyperpod_ft.run import Run
+from hyperpod_ft.sources import Asset
+from hyperpod_ft.stages.stage import Result, main
+
+_MODEL, _DATASET = "model.source", "dataset.source"
+
+
+def work(run: Run) -> Result:
+    model, dataset = run.model_asset, run.dataset_asset
+    fetched_model = ensure(
+        "model",
+        _MODEL,
+        model,
+        _source("model", _MODEL, model),
+        model_files(_MODEL, model.source),
+        run.base_model,
+    )
+    fetched_dataset = ensure(
+        "dataset",
+        _DATASET,
+        dataset,
+        _source("dataset", _DATASET, dataset),
+        dataset_files(_DATASET, dataset.source, run.config.dataset.files),
+        run.raw_dataset,
+    )
+    return Result(
+        [run.base_model, run.raw_dataset], {"model": _facts(fetched_model), "dataset": _facts(fetched_dataset)}
+    )
+
+
+def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> Source:
+    if asset.kind == "hub":
+        from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - half a second that other sources need not pay
+
+        return Hub(where, kind, asset)
+    return S3(where, asset.source) if asset.kind == "s3" else Local(where, asset)
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "source": manifest.source,
+        "revision": manifest.revision,
+        "commit": manifest.commit,
+        "files": len(manifest.files),
+        "bytes": manifest.size,
+    }
+
+
+if __name__ == "__main__":
+    main("download", work)
