@@ -21,6 +21,8 @@ from hyperpod_ft.submit import Selection, choose
 
 _POLL_SECONDS = 1.0
 _LINE_EVERY_SECONDS = 10.0
+_ANSWERS_SHOWN = 8
+_ANSWER_WIDTH = 90
 _STYLES = {"done": "green", "running": "cyan", "failed": "bold red", "cancelled": "yellow", "pending": "dim"}
 
 
@@ -179,10 +181,28 @@ def _is_training(stages: Iterable[StageStatus]) -> bool:
 
 
 def results(run: Run) -> None:
-    """Base and tuned answers side by side, and where the model lies."""
+    """Base and tuned answers side by side, the figures, and where the model lies."""
     values = json.loads(run.samples.read_text(encoding="utf-8"))
-    print(values)
+    shown_rows = [*values["prompts"], *values["samples"]][:_ANSWERS_SHOWN]
+    table = _table("prompt", "base model", "tuned model")
+    for row in shown_rows:
+        table.add_row(*(Text(_clip(row[column])) for column in ("prompt", "base", "tuned")))
+    _console().print(table)
+    for split, exact in values["exact_match"].items():
+        if exact["rows"]:
+            base, tuned = (f"{exact[model]}/{exact['rows']}" for model in ("base", "tuned"))
+            print(f"exact answers, {split} rows: base {base}, tuned {tuned}")
+    if loss := values["validation_loss"]:
+        print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
+    print(f"All answers: {shown(run.samples)}")
     print(f"Model: {shown(run.tuned_model)}")
+
+
+def _clip(text: str) -> str:
+    """One line of printable text: a model may answer anything, terminal control sequences included."""
+    line = " ".join(text.split())
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= _ANSWER_WIDTH else line[: _ANSWER_WIDTH - 1] + "…"
 
 
 def log(run: Run, slurm: Launcher, stage: str | None, follow: bool) -> None:

@@ -1,0 +1,5 @@
+"""`python -m hyperpod_ft`: the same as `hyperpod-ft`."""
+
+from hyperpod_ft.cli import main
+
+main()

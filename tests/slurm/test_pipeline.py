@@ -1,0 +1,271 @@
+"""The whole chain on a real Slurm: done once and well, failing in the middle, killed, resumed, cancelled.
+
+The model is the shipped tiny Llama and the data its questions; only the training is short.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.run import Run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+
+TOKEN = "hf_veryverysecrettokenveryverysecret"
+STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
+
+
+def values(root: Path, **training: Any) -> dict[str, Any]:
+    return {
+        "name": "pipeline",
+        "engine": "torch",
+        "cluster": {"root": str(root), "instance_type": "local", "nodes": 2, "environment": {"ODD": "a b$(id)'\""}},
+        "env": {"python": sys.executable},
+        "model": {"source": "example:tiny-llama"},
+        "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "validation_share": 0.05},
+        "training": {"precision": "fp32", "max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-3} | training,
+        "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
+        "generate": {
+            "max_new_tokens": 4,
+            "train_samples": 2,
+            "validation_samples": 2,
+            "prompts": ["### Instruction\n"],
+        },
+    }
+
+
+@dataclass
+class Head:
+    """The head node of a user: a working directory, an environment, and the command."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def write(self, content: dict[str, Any], name: str = "run.yaml") -> str:
+        (self.directory / name).write_text(yaml.safe_dump(content), encoding="utf-8")
+        return name
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hyperpod_ft", *arguments],
+            cwd=self.directory,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    def status(self, run_file: str = "run.yaml", exit_status: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", run_file, "--json", status=exit_status))
+        return found
+
+    def slurm(self, *arguments: str) -> str:
+        return subprocess.run(
+            arguments,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+
+    def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self("status", status=1)
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a space and letters beyond ASCII, for all tests of this module: they share what runs share."""
+    return tmp_path_factory.mktemp("volume") / "two words größe"
+
+
+@pytest.fixture
+def head(cluster: LocalCluster, tmp_path: Path) -> Iterator[Head]:
+    head = Head(tmp_path, cluster.environment() | {"HF_TOKEN": TOKEN, "XDG_STATE_HOME": str(tmp_path / "state")})
+    yield head
+    head.slurm("scancel", "--user", str(os.getuid()))
+    head.wait(lambda: not head.slurm("squeue", "--noheader"), 60)
+
+
+def metrics(directory: str) -> list[dict[str, Any]]:
+    path = Path(directory, "metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_whole_chain(head: Head, shared: Path) -> None:
+    run_file = head.write(values(shared))
+    start = time.monotonic()
+    submitted = head("submit", run_file)
+    assert time.monotonic() - start < 5, "submitting must not wait for anything"
+    run_id = submitted.split("Submitted pipeline/")[1].split(":")[0]
+    jobs = json.loads((shared / "runs" / "pipeline" / run_id / "jobs.json").read_text())
+    assert [job["stage"] for job in jobs] == STAGES
+    described = [head.slurm("scontrol", "show", "job", job["job_id"]) for job in jobs]
+    assert "afterok" in described[2], "dataset waits for env and download"
+
+    output = head("submit", run_file, status=2)
+    assert "still at work" in output, "a second submission of a run that works is refused"
+
+    head.wait(lambda: head.status()["state"] == "done" or "failed" in head("status", status=0))
+    status = head.status()
+    assert [stage["state"] for stage in status["stages"]] == ["done"] * len(STAGES)
+    run = Run.open(Path(status["directory"]))
+
+    # everything a user was promised is there
+    assert len(metrics(status["directory"])) == 6
+    assert sorted(path.name for path in run.adapter.iterdir()) >= ["adapter_config.json", "adapter_model.safetensors"]
+    assert {"config.json", "README.md", "tokenizer.json"} <= {path.name for path in run.tuned_model.iterdir()}
+    samples = json.loads(run.samples.read_text())
+    assert samples["exact_match"]["train"]["rows"] == 2
+    for stage in STAGES:
+        record = run.record(stage)
+        assert record is not None and record.job_id == next(job["job_id"] for job in jobs if job["stage"] == stage)
+        assert all(len(output.sha256) == 64 for output in record.outputs)
+
+    # a second submission of a finished run submits nothing and says so
+    assert "Nothing to submit" in head("submit", run_file)
+    assert json.loads(run.jobs_path.read_text()) == jobs
+    assert "skip" in head("plan", run_file)
+    assert "pipeline/" + run_id in head("list", "--root", str(shared))
+    assert "generate" in head("logs", "generate")
+
+    # what follows training may change within the run
+    changed = head.write(values(shared) | {"generate": {"prompts": ["x"], "max_new_tokens": 2}}, "changed.yaml")
+    plan = json.loads(head("plan", changed, "--json"))
+    assert [stage["name"] for stage in plan["stages"] if stage["runs"]] == ["generate"]
+    assert plan["run_id"] == run_id
+    assert plan["total_steps"] == 6 and plan["steps_per_epoch"] > 0
+
+    # the token is nowhere, and values were never executed
+    assert all(TOKEN not in text for text in described)
+    for file in shared.rglob("*"):
+        if file.is_file() and file.stat().st_size < 5 << 20:
+            assert TOKEN.encode() not in file.read_bytes(), file
+
+    # the run directory alone is enough for plain sbatch
+    run.record_path("generate").unlink()
+    job = head.slurm("sbatch", "--parsable", str(run.script("generate"))).strip()
+    head.wait(lambda: run.is_done("generate"))
+    assert run.record("generate").job_id == job  # type: ignore[union-attr]
+
+
+def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(head: Head, shared: Path) -> None:
+    """The interpreter breaks in the third stage, as a half-upgraded environment does, and is mended."""
+    python, broken = head.directory / "python", head.directory / "broken"
+    python.write_text(
+        f'#!/bin/bash\n[[ -e {shlex.quote(str(broken))} && "$*" == *stages.dataset* ]] && '
+        f"{{ echo 'libneuron.so: cannot open shared object file' >&2; exit 127; }}\n"
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
+    broken.touch()
+    run_file = head.write(values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"})
+    head("submit", run_file)
+    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+
+    status = head.status(exit_status=1)
+    assert status["state"] == "failed"
+    states = {stage["stage"]: stage["state"] for stage in status["stages"]}
+    assert states["env"] == states["download"] == "done"
+    assert states["dataset"] == "failed"
+    assert {states[stage] for stage in STAGES[3:]} == {"cancelled"}
+    text = head("status", run_file, status=1)
+    assert "dataset failed: exit status 127" in text
+    assert "| libneuron.so: cannot open shared object file" in text
+    assert f"hyperpod-ft resume {os.path.relpath(status['directory'], head.directory)}" in text or (
+        f"hyperpod-ft resume {status['directory']}" in text
+    )
+
+    broken.unlink()
+    resumed = head("resume")
+    assert "Skipped: env, download" in resumed
+    head.wait(lambda: head.status()["state"] == "done")
+
+
+def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
+    head: Head, shared: Path, cluster: LocalCluster
+) -> None:
+    def train(name: str, kill: Callable[[str], None] | None) -> list[dict[str, Any]]:
+        run_file = head.write(values(shared, max_steps=16, save_every_steps=5) | {"name": name}, f"{name}.yaml")
+        head("submit", run_file)
+        directory = str(head.status(run_file)["directory"])
+        if kill:
+            kill(directory)
+        head.wait(lambda: not head.slurm("squeue", "--noheader"))
+        return metrics(directory)
+
+    def kill_minus_nine(directory: str) -> None:
+        head.wait(lambda: len(metrics(directory)) >= 8)
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"hyperpod_ft.stages.train" in command and directory.encode() in command:
+                os.kill(int(process.name), signal.SIGKILL)
+        head.wait(lambda: not head.slurm("squeue", "--noheader"))
+        assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
+        head("resume", "killed.yaml")
+
+    undisturbed = train("undisturbed", None)
+    killed = train("killed", kill_minus_nine)
+    assert [row["step"] for row in killed] == list(range(1, 17))
+    assert [(row["step"], row["loss"]) for row in killed] == [(row["step"], row["loss"]) for row in undisturbed]
+    facts = Run.open(Path(head.status("killed.yaml")["directory"])).record("train").facts  # type: ignore[union-attr]
+    assert facts["resumed_from"] == [5]
+
+
+def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
+    run_file = head.write(values(shared, max_steps=400) | {"name": "cancelled"})
+    head("submit", run_file)
+    directory = head.status()["directory"]
+    head.wait(lambda: len(metrics(directory)) >= 2)
+    progress = head.status()["progress"]
+    assert progress["total_steps"] == 400 and progress["step"] >= 2
+    assert "cancelled train" in head("cancel")
+    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+    states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
+    assert states["train"] == states["merge"] == "cancelled"
+    left = subprocess.run(["pgrep", "--full", directory], capture_output=True, text=True, check=False).stdout
+    assert left == ""
+    assert "nothing to cancel" in head("cancel")
+
+
+def test_process_launcher_runs_the_same_scripts(tmp_path: Path, shared: Path) -> None:
+    head = Head(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    run_file = head.write(values(shared, max_steps=2) | {"name": "process"})
+    output = head("submit", run_file, "--launcher", "process", "--watch")
+    assert "tuned model" in output
+    assert "merged" in output
+    status = head.status()
+    assert status["state"] == "done"
+    assert "Nothing to submit" in head("submit", run_file, "--launcher", "process")
+
+
+def test_words_when_there_is_no_slurm(tmp_path: Path, shared: Path) -> None:
+    head = Head(tmp_path, {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
+    run_file = head.write(values(shared, max_steps=3) | {"name": "none"})
+    output = head("submit", run_file, status=2)
+    assert output.startswith("error: sbatch: not found on this machine;")
+    assert "--launcher process" in output
