@@ -1,0 +1,145 @@
+"""Logical tensors: what a checkpoint holds, told as names, dtypes, shapes and byte ranges. Nothing here reads data."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+from hyperpod_ft.errors import UserError
+
+# Bytes per element, by the name that safetensors gives each dtype.
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+# By the name that torch and the run file give it (`merge.dtype`).
+DTYPE_OF_TORCH_NAME = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a logical tensor and where its elements lie: element (i, j) at offset + (i, j)·strides elements."""
+
+    file: Path
+    offset: int  # bytes, of the box's first element
+    start: tuple[int, ...]  # where the box begins in the logical tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # elements
+
+    @property
+    def extent(self) -> int:
+        """Elements from the box's first to past its last, gaps included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class LogicalTensor:
+    """One tensor under its final name, whole, wherever its pieces lie."""
+
+    name: str
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    def renamed(self, name: str) -> "LogicalTensor":
+        return replace(self, name=name)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
+    """Raise UserError unless the pieces of every tensor lie inside their files and cover it exactly once."""
+    size_of = _file_sizes()
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            _check_piece(tensor, piece, size_of, where)
+        held = sum(math.prod(piece.shape) for piece in tensor.pieces)
+        if held != tensor.elements or _overlap(tensor.pieces):
+            raise UserError(
+                f"{where}: tensor {tensor.name} is incomplete: its {len(tensor.pieces)} pieces hold {held} elements"
+                f" of {tensor.elements} (shape {list(tensor.shape)})",
+                "use another checkpoint, or train again",
+            )
+
+
+def _file_sizes() -> Callable[[Path], int]:
+    known: dict[Path, int] = {}
+
+    def size_of(file: Path) -> int:
+        if file not in known:
+            try:
+                known[file] = file.stat().st_size
+            except OSError as error:
+                raise UserError(
+                    f"{file}: is missing ({error.strerror})", "the checkpoint is incomplete: use another"
+                ) from error
+        return known[file]
+
+    return size_of
+
+
+def _check_piece(tensor: LogicalTensor, piece: Piece, size_of: Callable[[Path], int], where: Path) -> None:
+    rank = len(tensor.shape)
+    if not (len(piece.start) == len(piece.shape) == len(piece.strides) == rank):
+        raise UserError(f"{where}: tensor {tensor.name}: a piece has another number of dimensions", "use another")
+    inside = all(
+        start >= 0 and size >= 0 and start + size <= whole
+        for start, size, whole in zip(piece.start, piece.shape, tensor.shape, strict=True)
+    )
+    if not inside or piece.offset < 0 or min(piece.strides, default=0) < 0:
+        raise UserError(f"{where}: tensor {tensor.name}: a piece lies outside of it", "the checkpoint is damaged")
+    end = piece.offset + piece.extent * DTYPE_BYTES[tensor.dtype]
+    if end > size_of(piece.file):
+        raise UserError(
+            f"{piece.file}: is truncated: {size_of(piece.file)} bytes, tensor {tensor.name} ends at {end}",
+            "the checkpoint is incomplete: use another",
+        )
+
+
+def _overlap(pieces: tuple[Piece, ...]) -> bool:
+    return any(
+        all(
+            left.start[axis] < right.start[axis] + right.shape[axis]
+            and right.start[axis] < left.start[axis] + left.shape[axis]
+            for axis in range(len(left.start))
+        )
+        for left, right in combinations(pieces, 2)
+    )

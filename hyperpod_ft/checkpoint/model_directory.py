@@ -1,0 +1,73 @@
+"""The files of a Hugging Face model besides its weights: configuration, tokenizer, chat template, licence."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+
+CONFIG = "config.json"
+
+# Everything else in a model's directory is weights in some form, an index of them, or about the base alone (README.md).
+_CARRIED = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    # code that config.json's auto_map names
+    "*.py",
+)
+
+
+def copy_files(base: Path, target: Path) -> list[str]:
+    """Copy all that is not weights; contents, not links, with modes by the umask. Returns the names."""
+    names = sorted(
+        {file.relative_to(base).as_posix() for pattern in _CARRIED for file in base.glob(pattern) if file.is_file()}
+    )
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(base / name, target / name)
+    return names
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json. Raises UserError when it is missing or no JSON object."""
+    file = directory / CONFIG
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read: {error}", "download the model again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{file}: holds no JSON object", "download the model again")
+    return values
+
+
+def is_tied(directory: Path) -> bool:
+    """Whether the model's output layer is its input embedding (`tie_word_embeddings`)."""
+    return bool(read_config(directory).get("tie_word_embeddings", False))
+
+
+def set_dtype(directory: Path, torch_name: str) -> None:
+    """Make config.json tell the dtype of the weights, under the key that it uses.
+
+    transformers before 4.56 wrote `torch_dtype`, later ones `dtype`; both are read.
+    """
+    values = read_config(directory)
+    keys = [key for key in ("dtype", "torch_dtype") if key in values] or ["torch_dtype"]
+    publish.write_json(directory / CONFIG, values | dict.fromkeys(keys, torch_name))

@@ -1,0 +1,1 @@
+"""Base and tuned model side by side: greedy answers, exact matches and validation loss."""

@@ -1,0 +1,134 @@
+"""Base and tuned model's answers to the same prompts, and how a reader sees them."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hyperpod_ft.evaluation.loss import Loss
+
+_COLUMN = 48
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One prompt with both answers. `expected` is the dataset's completion, for samples of it."""
+
+    origin: Literal["prompts", "train", "validation"]
+    prompt: str
+    base: str
+    tuned: str
+    same: bool  # token by token
+    expected: str | None = None
+
+    @property
+    def base_exact(self) -> bool:
+        return self.expected is not None and self.base.strip() == self.expected.strip()
+
+    @property
+    def tuned_exact(self) -> bool:
+        return self.expected is not None and self.tuned.strip() == self.expected.strip()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """How many of a split's sampled rows a model answered exactly."""
+
+    rows: int
+    base: int
+    tuned: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Both models on the same validation rows."""
+
+    base: Loss
+    tuned: Loss
+
+
+@dataclass(frozen=True)
+class Report:
+    """What stage generate found."""
+
+    compared: Sequence[Compared]
+    validation: Losses | None
+
+    def exact(self, split: Literal["train", "validation"]) -> Exact:
+        rows = [row for row in self.compared if row.origin == split]
+        return Exact(len(rows), sum(row.base_exact for row in rows), sum(row.tuned_exact for row in rows))
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tuned model answers anything otherwise."""
+        return any(not row.same for row in self.compared)
+
+    def figures(self) -> dict[str, Any]:
+        """The numbers alone, for the stage's record."""
+        return {
+            "exact_match": {split: asdict(self.exact(split)) for split in ("train", "validation")},
+            "validation_loss": asdict(self.validation) if self.validation else None,
+            "answers": len(self.compared),
+            "answers_changed": sum(not row.same for row in self.compared),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """`samples.json`."""
+        return self.figures() | {
+            "prompts": [
+                {"prompt": row.prompt, "base": row.base, "tuned": row.tuned}
+                for row in self.compared
+                if row.origin == "prompts"
+            ],
+            "samples": [
+                {
+                    "split": row.origin,
+                    "prompt": row.prompt,
+                    "expected": row.expected,
+                    "base": row.base,
+                    "tuned": row.tuned,
+                    "base_exact": row.base_exact,
+                    "tuned_exact": row.tuned_exact,
+                }
+                for row in self.compared
+                if row.origin != "prompts"
+            ],
+        }
+
+    def as_text(self) -> str:
+        """The same for the log of a job: plain text, base left, tuned right."""
+        lines = [line for row in self.compared for line in _side_by_side(row)]
+        for split in ("train", "validation"):
+            exact = self.exact(split)
+            if exact.rows:
+                base, tuned = f"{exact.base}/{exact.rows}", f"{exact.tuned}/{exact.rows}"
+                lines.append(f"exact answers, {split} rows: base {base}, tuned {tuned}")
+        if self.validation:
+            of = self.validation.base
+            part = "" if of.rows == of.rows_available else f", first {of.rows} of {of.rows_available} rows"
+            losses = f"base {of.mean:.4f}, tuned {self.validation.tuned.mean:.4f}"
+            lines.append(f"validation loss: {losses} ({of.tokens} tokens{part})")
+        return "\n".join(lines)
+
+
+def _side_by_side(row: Compared) -> list[str]:
+    lines = [f"[{row.origin}]"]
+    lines += [f"  {line}" for line in _printable(row.prompt).splitlines() if line.strip()]
+    if row.expected is not None:
+        lines += _wrapped("  expected: ", row.expected)
+    left, right = (textwrap.wrap(_printable(text), _COLUMN) or ["(nothing)"] for text in (row.base, row.tuned))
+    marks = [" =" if exact else "" for exact in (row.base_exact, row.tuned_exact)]
+    lines.append(f"  {'base' + marks[0]:{_COLUMN}} | tuned{marks[1]}")
+    for number in range(max(len(left), len(right))):
+        one, other = (column[number] if number < len(column) else "" for column in (left, right))
+        lines.append(f"  {one:{_COLUMN}} | {other}".rstrip())
+    return [*lines, ""]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(_printable(text), 2 * _COLUMN, initial_indent=label, subsequent_indent=" " * len(label))
+
+
+def _printable(text: str) -> str:
+    """A model may answer anything, terminal control sequences included."""
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)

@@ -1,0 +1,71 @@
+"""Greedy answers of a causal language model, in batches."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hyperpod_ft.data.tokenizer import Tokenizer, pad_id
+
+_BATCH_PROMPTS = 32
+_PROGRESS_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`ids` end before the token that ended the answer; `finished` says that there was one."""
+
+    text: str
+    ids: tuple[int, ...]
+    finished: bool
+
+
+def answers(
+    model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> list[Answer]:
+    """The model's greedy answer to each prompt (token ids), in order.
+
+    Batches hold prompts of similar length, padded on the left and masked, so that every answer begins where its prompt
+    ends. Whatever sampling the model's own generation_config.json asks for is left aside.
+    """
+    padding = pad_id(tokenizer)
+    stops = _stops(model, tokenizer)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(stops), pad_token_id=padding
+    )
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    found: dict[int, Answer] = {}
+    printed = time.monotonic()
+    for first in range(0, len(order), _BATCH_PROMPTS):
+        batch = order[first : first + _BATCH_PROMPTS]
+        for number, ids in zip(batch, _batch(model, [prompts[number] for number in batch], padding), strict=True):
+            found[number] = _answer(tokenizer, ids, stops)
+        if time.monotonic() - printed > _PROGRESS_SECONDS:
+            printed = time.monotonic()
+            print(f"generate: {len(found)} of {len(prompts)} answers", flush=True)
+    return [found[number] for number in range(len(prompts))]
+
+
+@torch.inference_mode()
+def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: int) -> list[list[int]]:
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    made = model.generate(input_ids=ids, attention_mask=mask)  # type: ignore[operator]
+    return list(made[:, longest:].tolist())
+
+
+def _stops(model: PreTrainedModel, tokenizer: Tokenizer) -> set[int]:
+    """The tokenizer's EOS, which training ends each answer with, and what the model's own configuration names."""
+    own = model.generation_config.eos_token_id if model.generation_config is not None else None
+    named = own if isinstance(own, list) else [own]
+    return {token for token in (*named, tokenizer.eos_token_id) if token is not None}
+
+
+def _answer(tokenizer: Tokenizer, ids: list[int], stops: set[int]) -> Answer:
+    end = next((position for position, token in enumerate(ids) if token in stops), None)
+    kept = ids if end is None else ids[:end]
+    text = tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=True)
+    return Answer(text, tuple(kept), end is not None)

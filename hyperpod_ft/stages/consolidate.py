@@ -1,0 +1,73 @@
+"""Stage consolidate: the newest sharded checkpoint becomes a PEFT adapter, or with method full the final model.
+
+python -m hyperpod_ft.stages.consolidate RUN_DIR
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint import dcp
+from hyperpod_ft.checkpoint.consolidate import consolidate_adapter, consolidate_model
+from hyperpod_ft.checkpoint.lora import AdapterConfig
+from hyperpod_ft.checkpoint.model_card import model_card
+from hyperpod_ft.engines import checkpointing
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.run import Run
+from hyperpod_ft.stages.stage import Result, main
+
+_PREFIX = "model."
+
+
+def work(run: Run) -> Result:
+    checkpoint = _newest(run)
+    description = json.loads((checkpoint / checkpointing.DESCRIPTION).read_text(encoding="utf-8"))
+    facts: dict[str, Any] = {"checkpoint": checkpoint.name, "step": description["step"]}
+    if (loss := description["progress"].get("last_loss")) is not None:
+        facts["final_loss"] = loss
+    print(f"consolidate: {checkpoint}", flush=True)
+    tensors = dcp.read(checkpoint, _PREFIX)
+    training = run.config.training
+    if training.method == "full":
+        done = consolidate_model(
+            checkpoint,
+            tensors,
+            run.base_model,
+            run.tuned_model,
+            int(run.config.merge.max_shard_size_gb * 1e9),
+            model_card(run, {"steps": facts["step"], "final training loss": facts.get("final_loss", "unknown")}),
+        )
+        output = run.tuned_model
+    else:
+        lora = run.config.lora
+        done = consolidate_adapter(
+            checkpoint,
+            tensors,
+            run.base_model,
+            AdapterConfig(lora.r, lora.alpha, lora.rslora, lora.target_modules),
+            run.adapter,
+            base_name=run.config.model.source,
+            base_revision=run.config.model.revision if run.model_asset.kind == "hub" else None,
+            dropout=lora.dropout,
+        )
+        output = run.adapter
+    print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
+    return Result((output,), facts | asdict(done))
+
+
+def _newest(run: Run) -> Path:
+    """The last checkpoint that training wrote. Raises UserError when it is unusable: an older one is another model."""
+    found = sorted(run.checkpoints.glob("step-*"))
+    if not found:
+        raise UserError(f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --force")
+    if reason := checkpointing.why_unusable(found[-1], run.plan["train"].fingerprint):
+        raise UserError(
+            f"{found[-1]}: is no complete checkpoint of this run: {reason}",
+            "restore it, or remove it and run stage train again, which goes on from the one before",
+        )
+    return found[-1]
+
+
+if __name__ == "__main__":
+    main("consolidate", work)

@@ -1,0 +1,138 @@
+"""Stage generate: base and tuned model answer the same prompts; did the training change anything, and for the better?
+
+python -m hyperpod_ft.stages.generate RUN_DIR
+"""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from hyperpod_ft import publish
+from hyperpod_ft.data import formats
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.prepared import Prepared, Split
+from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
+from hyperpod_ft.evaluation.greedy import Answer, answers
+from hyperpod_ft.evaluation.loss import Loss, mean_loss
+from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.run import Run
+from hyperpod_ft.stages.stage import Result, main
+
+# Bounds the time that both losses take; the report says how many of how many rows were used.
+_VALIDATION_ROWS = 256
+
+
+@dataclass(frozen=True)
+class _Question:
+    origin: Literal["prompts", "train", "validation"]
+    text: str
+    ids: Sequence[int]
+    expected: str | None = None
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What one model said."""
+
+    answers: list[Answer]
+    loss: Loss | None
+
+
+def work(run: Run) -> Result:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    tokenizer = tokenizers.load(run.tuned_model)
+    prepared = Prepared.open(run.dataset)
+    questions = _questions(run, prepared, tokenizer)
+    if not questions:
+        print("generate: no prompts and no samples: only the losses are compared", flush=True)
+    validation = prepared.split("validation")
+    # one after the other, so that only one is in memory
+    base = _hear(run, run.base_model, tokenizer, questions, validation)
+    tuned = _hear(run, run.tuned_model, tokenizer, questions, validation)
+    report = Report(
+        tuple(
+            Compared(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
+            for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
+        ),
+        Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None,
+    )
+    print(report.as_text(), flush=True)
+    if questions and not report.changed:
+        raise UserError(
+            f"{run.tuned_model}: answers all {len(questions)} prompts exactly as the base model does",
+            "nothing was learned: train longer or with a higher training.learning_rate",
+        )
+    publish.write_json(run.samples, report.as_dict())
+    return Result((run.samples,), report.figures())
+
+
+def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
+    wanted = run.config.generate
+    chat = run.config.dataset.format == "chat"
+    questions = []
+    for number, prompt in enumerate(wanted.prompts):
+        if isinstance(prompt, str):
+            questions.append(_Question("prompts", prompt, tokenizers.prompt_ids(tokenizer, prompt)))
+            continue
+        try:
+            text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
+        except UserError as error:
+            raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
+        questions.append(_Question("prompts", text, tokenizers.prompt_ids(tokenizer, text, chat=chat)))
+    splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
+        ("train", wanted.train_samples),
+        ("validation", wanted.validation_samples),
+    )
+    for split, count in splits:
+        for sample in prepared.samples(split)[:count]:
+            ids = tokenizers.prompt_ids(tokenizer, sample.prompt, chat=chat)
+            questions.append(_Question(split, sample.prompt, ids, sample.completion))
+    if empty := [question for question in questions if not question.ids]:
+        raise UserError(f"generate: a prompt of origin {empty[0].origin} has no tokens", "write a prompt that has text")
+    return questions
+
+
+def _hear(
+    run: Run, directory: Path, tokenizer: Tokenizer, questions: Sequence[_Question], validation: Split | None
+) -> _Heard:
+    model = _load(directory, run.config.model.attention, _device(run))
+    found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
+    loss = mean_loss(model, validation, _VALIDATION_ROWS) if validation is not None else None
+    del model
+    gc.collect()
+    return _Heard(found, loss)
+
+
+def _load(directory: Path, attention: str, device: torch.device) -> PreTrainedModel:
+    print(f"generate: {directory} on {device}", flush=True)
+    try:
+        # "auto" is the dtype that config.json gives, which is that of the stored weights
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype="auto", attn_implementation=attention, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory}: cannot be loaded: {error}", "make or download the model again") from error
+    model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
+    return model.eval()
+
+
+def _device(run: Run) -> torch.device:
+    wanted = CATALOGUE[run.config.cluster.instance_type].device
+    found = torch.accelerator.current_accelerator()
+    if found is not None and found.type == wanted:
+        return found
+    if wanted != "cpu":
+        print(f"generate: this node offers no device {wanted} to torch: on the CPU instead", flush=True)
+    return torch.device("cpu")
+
+
+if __name__ == "__main__":
+    main("generate", work)

@@ -1,0 +1,38 @@
+"""Stage merge: base model plus adapter becomes the final Hugging Face model.
+
+python -m hyperpod_ft.stages.merge RUN_DIR
+"""
+
+from dataclasses import asdict
+
+from hyperpod_ft.checkpoint.merge import merge
+from hyperpod_ft.checkpoint.model_card import model_card
+from hyperpod_ft.run import Run
+from hyperpod_ft.stages.stage import Result, main
+
+
+def work(run: Run) -> Result:
+    trained = run.record("consolidate")
+    known = trained.facts if trained else {}
+    card = model_card(
+        run, {"steps": known.get("step", "unknown"), "final training loss": known.get("final_loss", "unknown")}
+    )
+    settings = run.config.merge
+    done = merge(
+        run.base_model,
+        run.adapter,
+        run.tuned_model,
+        dtype=settings.dtype,
+        max_shard_bytes=int(settings.max_shard_size_gb * 1e9),
+        card=card,
+    )
+    print(
+        f"merge: {done.merged} of {done.tensors} tensors merged, largest change {done.max_abs_change:.3g};"
+        f" {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
+        flush=True,
+    )
+    return Result((run.tuned_model,), asdict(done))
+
+
+if __name__ == "__main__":
+    main("merge", work)
