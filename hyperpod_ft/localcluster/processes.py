@@ -1,0 +1,169 @@
+"""Linux process keeping: start a program that dies with its parent, and leave no descendant behind.
+
+Slurm daemonises its step daemons and jobs may daemonise too, so killing by pid or process group misses some. A child
+subreaper (prctl(2)) stays the ancestor of all of them: whatever escapes its own parent becomes the subreaper's child.
+"""
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_ZOMBIE = ("Z", "X")
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process by number and start time (ticks since boot), so that a number used again is not taken for it."""
+
+    pid: int
+    started: int
+
+    @staticmethod
+    def of(pid: int) -> "ProcessIdentity | None":
+        """The living process `pid`; None when there is none."""
+        stat = _stat(pid)
+        return ProcessIdentity(pid, stat.started) if stat and stat.state not in _ZOMBIE else None
+
+    def is_alive(self) -> bool:
+        """Whether that very process still runs; a zombie does not."""
+        return ProcessIdentity.of(self.pid) == self
+
+
+def become_subreaper(name: str) -> None:
+    """Adopt every orphaned descendant. `name` is what ps and pkill see, so that `pkill python` does not hit."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def die_with_parent(parent: int, with_signal: signal.Signals) -> None:
+    """Get `with_signal` when `parent` dies; exit at once if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def spawn(argv: Sequence[str], log: Path) -> int:
+    """Start a program in its own session, killed when this process dies. Returns its pid.
+
+    Output is appended to `log`. Only for a process with one thread: it forks.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        die_with_parent(parent, signal.SIGKILL)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.execv(argv[0], list(argv))  # noqa: S606
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(127)
+
+
+def reap() -> list[int]:
+    """Collect every dead child of this process; returns their pids."""
+    dead: list[int] = []
+    with suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
+            dead.append(pid)
+    return dead
+
+
+def descendants(root: int, spare: Collection[int] = ()) -> list[int]:
+    """Processes below `root`, zombies too, except those in or below `spare`."""
+    children: dict[int, list[int]] = {}
+    for pid in _all_pids():
+        if stat := _stat(pid):
+            children.setdefault(stat.parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = [pid for pid in children.get(queue.pop(), []) if pid not in spare]
+        queue.extend(below)
+        found.extend(below)
+    return found
+
+
+def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list[int]:
+    """SIGKILL everything below this process, a subreaper, until nothing is left but `spare` and what is below it.
+
+    Returns the pids that outlived `seconds` (uninterruptible in the kernel): normally none. A zombie counts as left:
+    it may have threads that still run, and once its parent is dead it is this process's to reap.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        left = descendants(os.getpid(), spare)
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):  # not (yet) a child of this process
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def kill_strays(conf: Path) -> None:
+    """SIGKILL job processes of the cluster of `conf` that outlived supervisor and guards (`pkill -9 -f` hits both).
+
+    A step daemon has slurmd's environment; a task has the SLURM_CONF it was submitted with, and SLURMD_NODENAME,
+    which nothing but a step daemon sets. This process and its ancestors are spared.
+    """
+    spared = _ancestors(os.getpid())
+    setting = b"SLURM_CONF=" + os.fsencode(conf)
+    for pid in _all_pids():
+        if pid in spared:
+            continue
+        with suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            is_task = any(item.startswith(b"SLURMD_NODENAME=") for item in environment)
+            is_step_daemon = Path(f"/proc/{pid}/comm").read_bytes().startswith(b"slurmstepd")
+            if setting in environment and (is_task or is_step_daemon):
+                os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    parent: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
+    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
+
+
+def _all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - half the time
+
+
+def _ancestors(pid: int) -> set[int]:
+    found = {pid}
+    while (stat := _stat(pid)) and stat.parent > 0:
+        pid = stat.parent
+        found.add(pid)
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")

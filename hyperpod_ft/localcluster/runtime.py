@@ -1,0 +1,150 @@
+"""What one local cluster keeps on disk, and the line to its supervisor.
+
+Two directories belong to it. `directory` is the user's choice, of any length and spelling, and keeps the logs and the
+lock. `path`, a short private name under /tmp derived from it, keeps what Slurm and munge must be able to spell and
+bind (Unix sockets take 107 bytes, slurm.conf no spaces) and exists only while the cluster does.
+"""
+
+import fcntl
+import getpass
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.localcluster.ports import PortBlock
+from hyperpod_ft.localcluster.processes import ProcessIdentity, kill_strays
+from hyperpod_ft.localcluster.programs import Programs
+from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.localcluster.supervisor import Order
+
+ANSWER_S = 15.0
+
+
+class Runtime:
+    """The files of one local cluster, whether it runs or not."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        name = hashlib.sha256(os.fsencode(self.directory.resolve())).hexdigest()[:12]
+        self.path = Path(f"/tmp/hyperpod-ft-{os.getuid()}-{name}")  # noqa: S108 - made 0700, refused if not ours
+        self.conf = self.path / "slurm.conf"
+        self.logs = self.directory / "logs"
+
+    def try_lock(self) -> IO[bytes] | None:
+        """The directory's lock, held by whoever starts, keeps or clears the cluster; the kernel frees it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = (self.directory / "lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return None
+        return lock
+
+    def clear(self) -> None:
+        """Remove what is left of an earlier cluster. Only with the lock: then no supervisor and no guard lives."""
+        kill_strays(self.conf)
+        if self.path.is_symlink() or (self.path.exists() and self.path.stat().st_uid != os.getuid()):
+            raise UserError(f"{self.path} belongs to someone else", "remove it, or use another directory")
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def next_job_id(self, ports: PortBlock) -> int:
+        """A number from which no earlier start here and no cluster beside this one gave its jobs.
+
+        Run records outlive a cluster and name jobs by number; and jobs derive their rendezvous port from it, so
+        the jobs of two clusters on one machine must differ.
+        """
+        counter = self.directory / "starts"
+        starts = int(counter.read_text() or 0) if counter.exists() else 0
+        counter.write_text(str(starts + 1))
+        return 1 + 100 * ports.index + 20_000 * (starts % 3000)  # Slurm's largest is 67,043,328
+
+    def create(self, shape: Shape, programs: Programs) -> None:
+        """Write everything the daemons read."""
+        self.path.mkdir(mode=0o700)  # fails if someone else made it meanwhile
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir()
+        (self.path / "logs").symlink_to(self.logs, target_is_directory=True)
+        (self.path / "state").mkdir()
+        for name in shape.node_names:
+            (self.path / "spool" / name).mkdir(parents=True)
+        (self.path / "munge.key").touch(mode=0o600)
+        (self.path / "munge.key").write_bytes(os.urandom(128))
+        (self.path / "shape.json").write_text(shape.to_json())
+        host = socket.gethostname().partition(".")[0]
+        self.conf.write_text(render_slurm_conf(shape, self.path, getpass.getuser(), host))
+        (self.path / "cgroup.conf").write_text(render_cgroup_conf(programs.version))
+
+    def shape(self) -> Shape:
+        """The shape of the running cluster."""
+        return Shape.from_json((self.path / "shape.json").read_text())
+
+    def start_supervisor(
+        self, shape: Shape, programs: Programs, held_fds: tuple[int, ...], owner: ProcessIdentity | None
+    ) -> bool:
+        """Start the process that keeps the daemons; from now on `ask` reaches it. False if it cannot start."""
+        starter = ProcessIdentity.of(os.getpid())
+        assert starter is not None
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control,
+            (self.logs / "supervisor.log").open("ab") as log,
+        ):
+            control.bind(str(self.path / "control"))
+            control.listen(16)
+            order = Order(
+                runtime=str(self.path),
+                control_fd=control.fileno(),
+                held_fds=held_fds,
+                daemons=self._daemons(shape, programs),
+                controller_port=shape.ports[0],
+                starter=starter,
+                owner=owner,
+            )
+            (self.path / "order.json").write_text(order.to_json())
+            # Nothing of a Slurm job this may be running in must reach the daemons.
+            inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+            answer = subprocess.run(
+                [sys.executable, "-m", "hyperpod_ft.localcluster", str(self.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**inherited, "SLURM_CONF": str(self.conf)},
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(control.fileno(), *held_fds),
+                check=False,
+            )
+        return answer.returncode == 0
+
+    def ask(self, words: str) -> str | None:
+        """Send the supervisor a command and return its answer; None when there is no supervisor."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+            control.settimeout(ANSWER_S)
+            try:
+                control.connect(str(self.path / "control"))
+                control.sendall(words.encode())
+                return b"".join(iter(lambda: control.recv(200), b"")).decode()
+            except TimeoutError:
+                raise UserError(f"the supervisor of {self.directory} does not answer", f"see {self.logs}") from None
+            except OSError:
+                return None
+
+    def _daemons(self, shape: Shape, programs: Programs) -> dict[str, tuple[str, ...]]:
+        munged = (
+            programs.munged,
+            "--foreground",
+            "--force",  # it would refuse a socket below a private directory
+            f"--socket={self.path}/munge.socket",
+            f"--key-file={self.path}/munge.key",
+            f"--pid-file={self.path}/munged.pid",
+            f"--seed-file={self.path}/munged.seed",
+        )
+        nodes = {name: (programs.slurmd, "-D", "-N", name) for name in shape.node_names}
+        return {"munged": munged, "slurmctld": (programs.slurmctld, "-D"), **nodes}

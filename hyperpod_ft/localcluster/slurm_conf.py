@@ -1,0 +1,103 @@
+"""Render slurm.conf and cgroup.conf of a local cluster (pure), for Slurm 21.08 and newer.
+
+What is left out is left out on purpose: the `none` plugins (accounting, task, switch, mpi) are every version's
+default, and naming them breaks one version or another as they were removed.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MAX_NODES = 31
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a local cluster is made of. Sizes are per node; memory in MiB."""
+
+    nodes: int
+    cpus: int
+    memory_mb: int
+    first_port: int
+    first_job_id: int
+    slurm_version: str
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """node1, node2, ..."""
+        return tuple(f"node{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """slurmctld's port, then each node's."""
+        return tuple(range(self.first_port, self.first_port + self.nodes + 1))
+
+    def to_json(self) -> str:
+        """The text `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Shape":
+        """The shape `to_json` wrote."""
+        return Shape(**json.loads(text))
+
+
+def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
+    """The text of slurm.conf; `runtime` must be a path that Slurm bears: short, ASCII, without spaces.
+
+    cred_expire: a requeued job waits until its old credential has expired. The default of 120 s makes a
+    rehearsed node loss take minutes; below 5 Slurm silently falls back to the default.
+    ReturnToService=1: a node that was lost comes back by itself, one set down by hand does not, as on HyperPod.
+    MinJobAge: without accounting, a finished job that left slurmctld's memory is unknown, and `afterok` on an
+    unknown job counts as satisfied.
+    """
+    nodes = [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+        f" CPUs={shape.cpus} RealMemory={shape.memory_mb} State=UNKNOWN"
+        for name, port in zip(shape.node_names, shape.ports[1:], strict=True)
+    ]
+    return "\n".join(
+        [
+            "# Written by `hyperpod-ft local up`; lives as long as the cluster does.",
+            "ClusterName=local",
+            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldPort={shape.ports[0]}",
+            f"SlurmUser={user}",
+            f"SlurmdUser={user}",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={runtime}/munge.socket,cred_expire=5",
+            f"StateSaveLocation={runtime}/state",
+            f"SlurmdSpoolDir={runtime}/spool/%n",
+            f"SlurmctldPidFile={runtime}/slurmctld.pid",
+            f"SlurmdPidFile={runtime}/slurmd.%n.pid",
+            f"SlurmctldLogFile={runtime}/logs/slurmctld.log",
+            f"SlurmdLogFile={runtime}/logs/slurmd.%n.log",
+            "SlurmctldDebug=info",
+            "SlurmdDebug=info",
+            f"FirstJobId={shape.first_job_id}",
+            "ProctrackType=proctrack/linuxproc",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            # Believe the CPUs and memory written here, so that several ranks fit a small machine.
+            "SlurmdParameters=config_overrides",
+            "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=1,batch_sched_delay=0",
+            "ReturnToService=1",
+            "JobRequeue=1",
+            "KillWait=2",
+            "MailProg=/bin/true",  # a rehearsal sends no mail
+            "MinJobAge=86400",
+            "MessageTimeout=10",
+            "SlurmdTimeout=30",
+            *nodes,
+            "PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+            "",
+        ]
+    )
+
+
+def render_cgroup_conf(version: tuple[int, int]) -> str:
+    """The text of cgroup.conf: touch no cgroup, which an ordinary user and a container may not.
+
+    Until 24.05 slurmd looks for cgroups v2 with systemd unless told v1, which it then leaves alone.
+    """
+    return f"CgroupPlugin={'disabled' if version >= (24, 5) else 'cgroup/v1'}\n"

@@ -1,0 +1,30 @@
+"""The local cluster of this test process: two nodes of four CPUs, gone when the process is, even by SIGKILL."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.localcluster.programs import find_programs
+
+
+@pytest.fixture(scope="session")
+def slurm_installed() -> None:
+    """Skip without Slurm, except where it must be there."""
+    try:
+        find_programs()
+    except UserError as error:
+        if os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Shared by the tests of a worker: leave its nodes idle. Pass `cluster.environment()` to what you start."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
+    yield cluster
+    cluster.down()
