@@ -1,6 +1,7 @@
 """The only module that starts Slurm's programs. It reads their text: the JSON differs between Slurm versions."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,10 @@ class Slurm:
             arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], cwd=run.directory)
         if done.returncode:
-            raise UserError(f"sbatch {stage}: {_last_line(done.stderr)}", "correct the run file's cluster section")
+            remedy = "correct the run file's cluster section"
+            if "configuration source" in done.stderr:
+                remedy = "run this on a Slurm head node, or start a cluster here: hyperpod-ft local up"
+            raise UserError(f"sbatch {stage}: {_last_line(done.stderr)}", remedy)
         return done.stdout.strip().split(";")[0]
 
     def _queue(self, names: Mapping[str, str], comment: str) -> dict[str, JobState]:
@@ -133,4 +137,4 @@ class Slurm:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("sbatch: error: ") if lines else "failed without a word"
+    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1]) if lines else "failed without a word"

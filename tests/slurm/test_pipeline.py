@@ -269,3 +269,19 @@ def test_words_when_there_is_no_slurm(tmp_path: Path, shared: Path) -> None:
     output = head("submit", run_file, status=2)
     assert output.startswith("error: sbatch: not found on this machine;")
     assert "--launcher process" in output
+
+
+def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
+    head: Head, shared: Path, cluster: LocalCluster
+) -> None:
+    run_file = head.write(values(shared, max_steps=24, save_every_steps=4) | {"name": "power-cut"})
+    head("submit", run_file)
+    directory = head.status()["directory"]
+    head.wait(lambda: len(metrics(directory)) >= 6)
+    cluster.kill_node("node2")
+    head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
+    cluster.start_node("node2")
+    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+    assert head.status()["state"] == "done"
+    assert [row["step"] for row in metrics(directory)] == list(range(1, 25))
+    assert Run.open(Path(directory)).record("train").facts["resumed_from"][0] % 4 == 0  # type: ignore[union-attr]
