@@ -1,0 +1,55 @@
+"""Runs in a temporary root, for tests of the download and dataset stages."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft import publish, runfile
+from hyperpod_ft.run import Record, Run, utc_now
+
+
+def make_run(base: Path, model: str, dataset: dict[str, Any], **sections: Any) -> Run:
+    """A run frozen in its directory below `base`/root; its `env` stage counts as done."""
+    values = {
+        "name": "test",
+        "engine": "torch",
+        "cluster": {"root": str(base / "root"), "instance_type": "local"},
+        "parallelism": {"ranks_per_node": 1},
+        "env": {"python": "current"},
+        "model": {"source": model},
+        "dataset": dataset,
+    }
+    run = Run(runfile.resolve(runfile.validate(values | sections, "test"), base))
+    publish.write_text(run.config_path, run.yaml())
+    finish(run, "env")
+    return run
+
+
+def finish(run: Run, stage: str) -> None:
+    """Write the record of a stage that this test does not run."""
+    Record(stage, run.plan[stage].fingerprint, {}, (), {}, utc_now(), 0.0, "test", "").write(run.record_path(stage))
+
+
+def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":
+    """The stage program as a job starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"hyperpod_ft.stages.{stage}", str(run.directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def finished(stage: str, run: Run, **environment: str) -> tuple[int, str]:
+    """Exit status and output of the stage program."""
+    process = start(stage, run, **environment)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in publish.files_below(directory)}

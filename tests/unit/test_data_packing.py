@@ -1,0 +1,117 @@
+"""Packing, over many random sets of lengths: every token once, rows exactly full or padded, examples whole."""
+
+import time
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from hyperpod_ft.data.packing import IGNORED, Rows, best_fit_decreasing, fill, pack
+
+How = Literal["bfd", "wrapped", "none"]
+PAD = 7
+
+
+def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """Rows over a stream whose ids are 1000, 1001, ...: each token is unique. Also the stream's masks and order."""
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    ids = np.arange(1000, 1000 + starts[-1], dtype=np.int32)
+    trained = np.random.default_rng(seed).random(len(ids)) < 0.5
+    order = np.random.default_rng(seed + 1).permutation(len(lengths))
+    layout = pack(how, starts[:-1], np.diff(starts), order, max_length, seed)
+    # in two blocks, as the stage writes
+    middle = layout.row_count // 2
+    blocks = [
+        fill(layout, ids, trained, first, stop, max_length, PAD)
+        for first, stop in ((0, middle), (middle, layout.row_count))
+        if stop > first
+    ]
+    rows = Rows(
+        *(np.concatenate([getattr(b, name) for b in blocks]) for name in ("input_ids", "labels", "position_ids"))
+    )
+    return rows, trained, order
+
+
+def documents(rows: Rows) -> list[list[int]]:
+    """The pieces between restarts of position_ids, padding left out."""
+    found = []
+    for ids, positions in zip(rows.input_ids.tolist(), rows.position_ids.tolist(), strict=True):
+        edges = [column for column, position in enumerate(positions) if position == 0] + [len(ids)]
+        pieces = [ids[first:stop] for first, stop in pairwise(edges)]
+        found += [piece for piece in pieces if piece[0] != PAD]
+    return found
+
+
+CASES = [(seed, max_length) for seed in range(12) for max_length in (8, 33, 64)]
+
+
+@pytest.mark.parametrize("how", ["bfd", "wrapped", "none"])
+@pytest.mark.parametrize(("seed", "max_length"), CASES)
+def test_invariants(how: How, seed: int, max_length: int) -> None:
+    generator = np.random.default_rng(seed)
+    longest = 3 * max_length if how == "wrapped" else max_length
+    lengths = generator.integers(1, longest, size=int(generator.integers(1, 120)), endpoint=True).tolist()
+    rows, trained, order = packed(how, lengths, max_length, seed)
+    starts = np.cumsum([0, *lengths])
+    stream = [list(range(1000 + starts[i], 1000 + starts[i + 1])) for i in range(len(lengths))]
+    pieces = documents(rows)
+
+    assert rows.input_ids.shape == rows.labels.shape == rows.position_ids.shape
+    assert rows.input_ids.shape[1] == max_length
+    assert all(array.dtype == np.int32 for array in (rows.input_ids, rows.labels, rows.position_ids))
+    assert sorted(token for piece in pieces for token in piece) == sorted(t for document in stream for t in document)
+    real = rows.input_ids >= 1000
+    assert real[:, 0].all(), "no row of padding only"
+    assert (rows.labels[~real] == IGNORED).all()
+    expected = np.where(trained[rows.input_ids[real] - 1000], rows.input_ids[real], IGNORED)
+    assert (rows.labels[real] == expected).all()
+    for row, filled in zip(rows.position_ids, real.sum(axis=1), strict=True):
+        assert row[filled:].tolist() == list(range(max_length - filled)), "padding restarts at 0"
+        assert real.shape[1] == max_length
+    if how == "wrapped":
+        flat = [token for piece in pieces for token in piece]
+        assert flat == [token for i in order for token in stream[i]], "one stream, in order"
+        assert real[:-1].all(), "only the last row is padded"
+    else:
+        assert sorted(pieces) == sorted(stream), "examples are whole"
+    if how == "none":
+        assert pieces == [stream[i] for i in order]
+    if how == "bfd":
+        assert len(rows.input_ids) <= 11 / 9 * -(-sum(lengths) // max_length) * 2, "far from one a row"
+
+
+def test_bfd_is_the_textbook_algorithm() -> None:
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(1, 100, size=500)
+    free: list[int] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fits = [space for space in free if space >= length]
+        if fits:
+            free[free.index(min(fits))] -= length
+        else:
+            free.append(100 - length)
+    bins = best_fit_decreasing(lengths.astype(np.int64), 100)
+    used = np.bincount(bins, weights=lengths)
+    assert sorted(used.tolist()) == sorted(100 - space for space in free)
+
+
+def test_the_seed_decides_the_order() -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, size=60).tolist()
+    for how in ("bfd", "wrapped", "none"):
+        first, again, other = (packed(how, lengths, 32, seed)[0].input_ids for seed in (3, 3, 4))
+        assert (first == again).all()
+        assert first.shape != other.shape or (first != other).any()
+
+
+def test_no_example_at_all() -> None:
+    nothing = np.empty(0, np.int64)
+    for how in ("bfd", "wrapped", "none"):
+        assert pack(how, nothing, nothing, nothing, 8, 0).row_count == 0
+
+
+def test_packing_is_fast() -> None:
+    lengths = np.random.default_rng(1).integers(1, 2048, size=100_000)
+    started = time.process_time()
+    best_fit_decreasing(lengths, 2048)
+    assert time.process_time() - started < 5, "it takes a tenth of that; the slack is for a busy machine"
