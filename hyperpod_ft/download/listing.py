@@ -114,7 +114,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
+    # `..` is not hidden but hostile: refuse_unsafe says so
+    return any(part.startswith(".") and part != ".." for part in name.split("/"))
 
 
 def refuse_unsafe(where: str, files: Sequence[File]) -> None:

@@ -10,7 +10,7 @@ from hyperpod_ft import publish, runfile
 from hyperpod_ft.run import Record, Run, utc_now
 
 
-def make_run(base: Path, model: str, dataset: dict[str, Any], **sections: Any) -> Run:
+def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:
     """A run frozen in its directory below `base`/root; its `env` stage counts as done."""
     values = {
         "name": "test",
@@ -18,10 +18,10 @@ def make_run(base: Path, model: str, dataset: dict[str, Any], **sections: Any) -
         "cluster": {"root": str(base / "root"), "instance_type": "local"},
         "parallelism": {"ranks_per_node": 1},
         "env": {"python": "current"},
-        "model": {"source": model},
+        "model": {"source": model, "revision": revision},
         "dataset": dataset,
     }
-    run = Run(runfile.resolve(runfile.validate(values | sections, "test"), base))
+    run = Run(runfile.resolve(runfile.validate(values, "test"), base))
     publish.write_text(run.config_path, run.yaml())
     finish(run, "env")
     return run
