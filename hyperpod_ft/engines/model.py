@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -70,6 +71,8 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _load(run: Run) -> PreTrainedModel:
     training = run.config.training
+    # it warns, on every rank, that a directory named model@revision is no Python module
+    transformers.logging.set_verbosity_error()
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -10,33 +10,51 @@ from hyperpod_ft.config import Training
 from hyperpod_ft.engines.tensor_parallel import local, replicas_over_tp
 
 
-def adamw(trainable: Mapping[str, nn.Parameter], training: Training) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, are not decayed."""
-    groups = [
-        {"params": [p for p in trainable.values() if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in trainable.values() if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-    )
+class ShardedAdamW:
+    """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, are not decayed.
 
-
-def state_of(optimizer: torch.optim.AdamW, trainable: Mapping[str, nn.Parameter], step: int) -> dict[str, Any]:
-    """The moments by parameter name, sharing memory with the optimizer; made, as zeros, where it has none yet.
-
-    `step` is how many updates the moments have seen: AdamW's bias correction needs it.
+    The update is elementwise, so each rank computes it on the plain local parts: the same numbers as over DTensors,
+    whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for checkpoints.
     """
-    moments: dict[str, Any] = {}
-    for name, parameter in trainable.items():
-        state = optimizer.state[parameter]
-        if not state:
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] = torch.tensor(float(step))
-        moments[name] = {key: state[key] for key in ("exp_avg", "exp_avg_sq")}
-    return moments
+
+    def __init__(self, trainable: Mapping[str, nn.Parameter], training: Training) -> None:
+        self._trainable = dict(trainable)
+        self._moments = {
+            name: {"exp_avg": torch.zeros_like(p.detach()), "exp_avg_sq": torch.zeros_like(p.detach())}
+            for name, p in trainable.items()
+        }
+        self._parts = {name: nn.Parameter(local(p.detach())) for name, p in trainable.items()}
+        decays: dict[float, list[nn.Parameter]] = {}
+        for part in self._parts.values():
+            decays.setdefault(training.weight_decay if part.ndim > 1 else 0.0, []).append(part)
+        self._adamw = torch.optim.AdamW(
+            [{"params": parts, "weight_decay": decay} for decay, parts in decays.items()],
+            betas=(training.adam_beta1, training.adam_beta2),
+            foreach=True,
+        )
+        self.set_steps(0)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update the parameters with their gradients, and drop the gradients."""
+        for name, parameter in self._trainable.items():
+            # FSDP may have moved its shard since the last step
+            self._parts[name].data = local(parameter)
+            self._parts[name].grad = local(parameter.grad) if parameter.grad is not None else None
+            parameter.grad = None
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+
+    def state(self) -> dict[str, Any]:
+        """The moments by parameter name, sharing memory with the optimizer: {fqn: {exp_avg, exp_avg_sq}}."""
+        return self._moments
+
+    def set_steps(self, steps: int) -> None:
+        """Say how many updates the moments have seen: the bias correction needs it."""
+        for name, part in self._parts.items():
+            moments = {key: local(moment) for key, moment in self._moments[name].items()}
+            self._adamw.state[part] = {"step": torch.tensor(float(steps)), **moments}
 
 
 @torch.no_grad()
@@ -45,16 +63,13 @@ def squared_norm(parameters: Iterable[nn.Parameter], tensor_parallel: int) -> to
 
     An element that lives on several tp ranks counts on each with its share.
     """
-    shares: dict[int, list[torch.Tensor]] = {}
-    total = torch.zeros(())
+    gradients: dict[int, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            total = total.to(parameter.device)
-            shares.setdefault(replicas_over_tp(parameter, tensor_parallel), []).append(local(parameter.grad))
-    for replicas, gradients in shares.items():
-        norms = torch.stack(torch._foreach_norm(gradients))
-        total = total + norms.square().sum() / replicas
-    return total
+            replicas = replicas_over_tp(parameter, tensor_parallel)
+            gradients.setdefault(replicas, []).append(local(parameter.grad))
+    shares = [torch.stack(torch._foreach_norm(some)).square().sum() / replicas for replicas, some in gradients.items()]
+    return torch.stack(shares).sum()
 
 
 @torch.no_grad()

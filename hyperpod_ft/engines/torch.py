@@ -64,7 +64,7 @@ class Attempt:
         )
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, mesh)
-        self.optimizer = optimization.adamw(self.model.trainable, self.config)
+        self.optimizer = optimization.ShardedAdamW(self.model.trainable, self.config)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
@@ -110,10 +110,7 @@ class Attempt:
             )
         optimization.clip(trainable, norm, self.config.max_grad_norm)
         rate = learning_rate(self.config, number, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(rate)
         stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
         return Step(number, mean_loss, norm, rate, int(stop))
 
@@ -151,13 +148,13 @@ class Attempt:
 
     def _save(self, progress: Progress) -> None:
         check_replicas(self.model.trainable, self.mesh.get_group("tp"), progress.step)
-        checkpointing.save(self.run, self._state(progress.step), progress, self.processes.rank)
+        checkpointing.save(self.run, self._state(), progress, self.processes.rank)
 
-    def _state(self, step: int) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, sharing memory with model and optimizer."""
         return {
             "model": {name: parameter.detach() for name, parameter in self.model.trainable.items()},
-            "optimizer": optimization.state_of(self.optimizer, self.model.trainable, step),
+            "optimizer": self.optimizer.state(),
             "random": checkpointing.random_state(self.processes.rank, self.device),
         }
 
@@ -172,8 +169,9 @@ class Attempt:
         step = int(chosen)
         if not step:
             return Progress()
-        state = self._state(step)
+        state = self._state()
         checkpointing.load(checkpointing.directory_of(self.run, step), state)
+        self.optimizer.set_steps(step)
         checkpointing.restore_random_state(state["random"], self.processes.rank, self.device)
         # rank 0 keeps count for all; the others need the step
         progress = found or Progress(step=step)

@@ -17,25 +17,28 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from hyperpod_ft import runfile
+from hyperpod_ft.engines import engine
+from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft.stages import stage
 
 VOCABULARY = 128
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def tiny_llama(**changes: Any) -> LlamaConfig:
-    values = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     return LlamaConfig(**values | changes)
 
 
@@ -153,6 +156,19 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
     for job in result.started:
         if job.process.poll() is None:
             job.kill()
+
+
+def train_here(run: Run) -> Record:
+    """Stage train in this process, for runs of one rank; its record."""
+
+    def work(run: Run) -> stage.Result:
+        trained = engine("torch").train(run, Processes(0, 1, 0, torch.distributed.HashStore()))
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts)
+
+    stage.perform(run, "train", work)
+    record = run.record("train")
+    assert record is not None
+    return record
 
 
 MakeRun = Callable[..., Run]

@@ -1,0 +1,67 @@
+"""What every rank of test_layouts.py runs: several runs one after another, each with its own mesh of the same ranks.
+
+    python -m torch.distributed.run ... -m layouts_worker STEPS OUT_DIRECTORY RUN_DIR...
+
+For each run: STEPS optimizer steps, then one forward and backward pass. Rank 0 writes, whole, the gradients of
+that pass, the parameters before it, and the losses of all passes.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hyperpod_ft.engines import model
+from hyperpod_ft.engines.mesh import device_mesh, device_of
+from hyperpod_ft.engines.processes import Processes, started
+from hyperpod_ft.engines.torch import Attempt
+from hyperpod_ft.run import Run
+
+
+def fill_lora_b(peft_model: nn.Module) -> nn.Module:
+    """Random values instead of zeros, with which lora_A would have no gradient."""
+    torch.manual_seed(11)
+    for name, parameter in peft_model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    return peft_model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    # clone: two views of one tensor cannot be saved
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone().contiguous()
+
+
+def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
+    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    with device_mesh(device, processes, run.plan.degrees) as mesh:
+        attempt = Attempt(run, processes, device, mesh)
+        losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
+        loss = attempt.forward_backward(steps + 1) / mesh["tp"].size()
+        dist.all_reduce(loss)
+        tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
+        for name, parameter in attempt.model.trainable.items():
+            assert parameter.grad is not None, name
+            tensors[f"gradient.{name}"] = whole(parameter.grad)
+            tensors[f"parameter.{name}"] = whole(parameter)
+        if processes.leads:
+            save_file(tensors, out / f"{run.config.name}.safetensors")
+
+
+def main() -> None:
+    steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
+    original = model.get_peft_model
+    model.get_peft_model = lambda *args: fill_lora_b(original(*args))
+    for index, directory in enumerate(directories):
+        run = Run.open(directory)
+        processes = started(run.plan.degrees.world_size)
+        store = dist.PrefixStore(str(index), processes.store)
+        measure(run, Processes(processes.rank, processes.world_size, processes.local_rank, store), steps, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Every layout of ranks computes what one process computes with plain transformers, PEFT and torch.optim."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Jobs, MakeRun, tiny_llama
+from layouts_worker import fill_lora_b
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.schedule import learning_rate
+from hyperpod_ft.run import Run
+
+pytestmark = pytest.mark.training
+
+ROWS_PER_STEP = 8
+# data parallel, tensor parallel, micro batch, accumulation: always four ranks and the same rows in a step
+LAYOUTS = [(4, 1, 2, 1), (2, 2, 2, 2), (1, 4, 4, 2)]
+
+
+def settings(layout: tuple[int, int, int, int], **changes: Any) -> dict[str, Any]:
+    data_parallel, tensor_parallel, micro_batch_size, accumulation = layout
+    assert data_parallel * micro_batch_size * accumulation == ROWS_PER_STEP
+    return {
+        "parallelism": {"ranks_per_node": 4, "tensor_parallel": tensor_parallel},
+        "training.micro_batch_size": micro_batch_size,
+        "training.gradient_accumulation_steps": accumulation,
+        "training.max_steps": 8,
+    } | changes
+
+
+def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
+    """The same in one process, written without the engine: whole batch at once, clip_grad_norm_, AdamW."""
+    training, lora = run.config.training, run.config.lora
+    model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
+    if training.method == "lora":
+        torch.manual_seed(run.config.seed)
+        targets = list(lora.target_modules)
+        adapters = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+        model = fill_lora_b(get_peft_model(model, adapters))
+    model.train()
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    arrays = {
+        name: np.load(run.dataset / "train" / f"{name}.npy").astype(np.int64)
+        for name in ("input_ids", "labels", "position_ids")
+    }
+    order = DataOrder(len(arrays["labels"]), run.config.seed, ROWS_PER_STEP, 1, 1)
+    decayed = [p for p in trainable.values() if p.ndim > 1]
+    others = [p for p in trainable.values() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    )
+    losses = []
+    for step in range(1, steps + 2):
+        batch = {name: torch.from_numpy(array[order.step(step)]) for name, array in arrays.items()}
+        labels = batch.pop("labels")
+        logits = model(**batch, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        if step > steps:
+            break
+        torch.nn.utils.clip_grad_norm_(trainable.values(), training.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, step, 8)
+        optimizer.step()
+        optimizer.zero_grad()
+    gradients = {f"gradient.{name}": p.grad for name, p in trainable.items() if p.grad is not None}
+    parameters = {f"parameter.{name}": p.detach() for name, p in trainable.items()}
+    return {"loss": torch.tensor(losses, dtype=torch.float64)} | gradients | parameters
+
+
+def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], kind: str) -> dict[str, float]:
+    """Largest difference of each tensor, relative to the largest value in it."""
+    assert found.keys() == expected.keys()
+    return {
+        name: ((found[name] - value).abs().max() / value.abs().max().clamp_min(1e-30)).item()
+        for name, value in expected.items()
+        if name.startswith(kind)
+    }
+
+
+def compare(
+    jobs: Jobs, tmp_path: Path, runs: list[Run], steps: int, limits: dict[str, float], expected: list[Run]
+) -> None:
+    job = jobs.start(4, ["layouts_worker", str(steps), str(tmp_path), *(str(run.directory) for run in runs)])
+    assert job.wait(150) == 0, job.text()
+    cache: dict[str, dict[str, torch.Tensor]] = {}
+    for run, like in zip(runs, expected, strict=True):
+        if like.config.name not in cache:
+            cache[like.config.name] = reference(like, steps)
+        found = load_file(tmp_path / f"{run.config.name}.safetensors")
+        for kind, limit in limits.items():
+            worst = differences(found, cache[like.config.name], kind)
+            name = max(worst, key=worst.__getitem__)
+            print(f"{run.config.name}: {kind}: {len(worst)} tensors, largest relative difference {worst[name]:.1e}")
+            assert worst[name] <= limit, f"{run.config.name}: {name}"
+
+
+def in_every_layout(make_run: MakeRun, prefix: str, model: PretrainedConfig, **changes: Any) -> list[Run]:
+    return [
+        make_run(f"{prefix}-dp{layout[0]}-tp{layout[1]}", settings(layout, **changes), model=model)
+        for layout in LAYOUTS
+    ]
+
+
+def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """TP 1, 2 and 4 with 8 heads over 4 key/value heads, LoRA and full, biased Qwen2 and head-normed Qwen3."""
+    full = {"training.method": "full"}
+    sizes = {key: getattr(tiny_llama(), key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    runs = [
+        *in_every_layout(make_run, "lora", tiny_llama()),
+        *in_every_layout(
+            make_run, "full", tiny_llama(tie_word_embeddings=True, attention_bias=True, mlp_bias=True), **full
+        ),
+        make_run("qwen2", settings((2, 2, 2, 2), **full), model=Qwen2Config(**sizes)),
+        make_run("qwen3", settings((1, 4, 4, 2), **full), model=Qwen3Config(**sizes, head_dim=16)),
+    ]
+    expected = [runs[0]] * 3 + [runs[3]] * 3 + runs[6:]
+    compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, expected)
+
+
+def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Several AdamW steps with accumulation and clipping that bites."""
+    changes: dict[str, Any] = {"training.max_grad_norm": 0.2, "training.learning_rate": 1e-3}
+    runs = in_every_layout(make_run, "steps", tiny_llama(), **changes)
+    runs.append(
+        make_run(
+            "checkpointed",
+            settings((2, 2, 2, 2), **changes, **{"training.gradient_checkpointing": True, "training.method": "full"}),
+        )
+    )
+    # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
+    compare(jobs, tmp_path, runs, 4, {"loss": 1e-6, "parameter": 1e-4}, [runs[0]] * 3 + [runs[3]])

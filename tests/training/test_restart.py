@@ -1,0 +1,71 @@
+"""Jobs of four ranks (dp 2 x tp 2) that are killed, stopped or misused, as on a cluster."""
+
+import os
+import signal
+
+import pytest
+from conftest import Jobs, MakeRun, curve, metrics
+
+from hyperpod_ft.run import Run
+
+pytestmark = pytest.mark.training
+
+LAYOUT = {"parallelism": {"ranks_per_node": 4, "tensor_parallel": 2}, "training.micro_batch_size": 1}
+# dropout makes the random state matter
+DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+
+
+def last_step(run: Run) -> int:
+    try:
+        return run.metrics.read_text().count("\n")
+    except FileNotFoundError:
+        return 0
+
+
+def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
+    settings = LAYOUT | DROPOUT | {"training.max_steps": 20, "training.save_every_steps": 5}
+    undisturbed, killed = make_run("undisturbed", settings), make_run("killed", settings)
+    jobs.train(undisturbed)
+
+    job = jobs.start_train(killed)
+    job.wait_for(lambda: last_step(killed) >= 12)
+    job.kill()
+    at_kill = last_step(killed)
+    assert at_kill < 20 and killed.record("train") is None
+    said = jobs.train(killed)
+
+    # bit for bit on CPU
+    assert curve(killed) == curve(undisturbed)
+    assert [row["step"] for row in metrics(killed)] == list(range(1, 21))
+    record = killed.record("train")
+    assert record is not None and record.facts["resumed_from"] in ([10], [15])
+    assert f"going on from step {record.facts['resumed_from'][0]}" in said
+    assert jobs.train(killed).strip().endswith("train: already done, nothing to do")
+
+
+def test_sigterm_saves_and_the_next_attempt_goes_on(make_run: MakeRun, jobs: Jobs) -> None:
+    run = make_run(settings=LAYOUT | {"training.max_steps": 60, "training.save_every_steps": 1000})
+    job = jobs.start_train(run)
+    job.wait_for(lambda: last_step(run) >= 3)
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait(60) != 0
+    assert "SIGTERM: stopped after step" in job.text(), job.text()
+    stopped = last_step(run)
+    assert [path.name for path in run.checkpoints.iterdir()] == [f"step-{stopped:08d}"]
+    assert run.record("train") is None
+
+    assert f"going on from step {stopped}" in jobs.train(run)
+    assert [row["step"] for row in metrics(run)] == list(range(1, 61))
+
+
+def test_errors_are_one_line_and_every_rank_ends(make_run: MakeRun, jobs: Jobs) -> None:
+    run = make_run(settings=LAYOUT | {"lora": {"target_modules": ["nothing"]}})
+    said = jobs.train(run, expect=1)  # torchrun's own status for a failed worker
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
+        "error: train: lora.target_modules: 'nothing' matches no module of the model; it has down_proj, embed_tokens,"
+        " gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    ]
+    # the wrong number of processes
+    job = jobs.start(1, ["hyperpod_ft.stages.train", str(run.directory)])
+    assert job.wait() == 2
+    assert "started as 1 process(es), but the run's nodes x ranks_per_node = 4" in job.text()
