@@ -29,7 +29,7 @@ def load(model: Path) -> Tokenizer:
 
     loader: Any = transformers.AutoTokenizer
     try:
-        tokenizer = loader.from_pretrained(model, local_files_only=True)
+        tokenizer = loader.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
         raise UserError(f"{model}: no usable tokenizer: {reason}", "give a model that has one") from error
