@@ -30,11 +30,10 @@ _UNSUPPORTED = (
     "layer_replication",
     "trainable_token_indices",
     "target_parameters",
-    "exclude_modules",
-    "layers_to_transform",
-    "megatron_config",
     "use_qalora",
 )
+# Initialisations that change the base's weights as well (peft/tuners/lora/layer.py, pissa_init and its neighbours).
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,8 @@ def read_config(file: Path) -> AdapterConfig:
         unsupported = [key for key in _UNSUPPORTED if values.get(key)]
         if values.get("bias", "none") != "none":
             unsupported.append("bias")
+        if str(values.get("init_lora_weights")).startswith(_CHANGES_BASE):
+            unsupported.append("init_lora_weights")
         if unsupported:
             raise UserError(f"{file}: merge does not handle: {', '.join(unsupported)}", "merge it with PEFT")
         targets = values["target_modules"]

@@ -1,7 +1,6 @@
 """The model card: a README.md with what made the model, the exact run file included."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -10,9 +9,17 @@ from hyperpod_ft import __version__
 from hyperpod_ft.run import Run
 from hyperpod_ft.sources import Asset
 
+# What of the training's record a reader of the model wants to know, by the card's words for it.
+_TRAINING_FACTS = {
+    "steps": "steps",
+    "epochs": "epochs",
+    "tokens": "tokens trained on, padding included",
+    "final_loss": "final training loss",
+}
 
-def model_card(run: Run, facts: Mapping[str, Any]) -> str:
-    """The card of the run's final model. `facts` are further rows of its table, for example the final loss."""
+
+def model_card(run: Run) -> str:
+    """The card of the run's final model: facts in a table, and the run file."""
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
@@ -33,7 +40,7 @@ def model_card(run: Run, facts: Mapping[str, Any]) -> str:
         "method": method if lora else "every parameter",
         "run": f"{config.name}, {run.plan.run_id}",
         "made by": f"hyperpod-ft {__version__}",
-        **facts,
+        **_training(run),
     }
     table = "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items())
     text = run.yaml()
@@ -43,6 +50,16 @@ def model_card(run: Run, facts: Mapping[str, Any]) -> str:
         f"Fine-tuned from {_cell(_public_name(run.model_asset))}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
+
+
+def _training(run: Run) -> dict[str, str]:
+    record = run.record("train")
+    known = record.facts if record else {}
+    return {
+        label: f"{known[key]:.6g}" if isinstance(known[key], float) else str(known[key])
+        for key, label in _TRAINING_FACTS.items()
+        if known.get(key) is not None
+    }
 
 
 def _public_name(asset: Asset) -> str:

@@ -3,10 +3,8 @@
 python -m hyperpod_ft.stages.consolidate RUN_DIR
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft.checkpoint import dcp
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapter, consolidate_model
@@ -22,10 +20,6 @@ _PREFIX = "model."
 
 def work(run: Run) -> Result:
     checkpoint = _newest(run)
-    description = json.loads((checkpoint / checkpointing.DESCRIPTION).read_text(encoding="utf-8"))
-    facts: dict[str, Any] = {"checkpoint": checkpoint.name, "step": description["step"]}
-    if (loss := description["progress"].get("last_loss")) is not None:
-        facts["final_loss"] = loss
     print(f"consolidate: {checkpoint}", flush=True)
     tensors = dcp.read(checkpoint, _PREFIX)
     training = run.config.training
@@ -36,7 +30,7 @@ def work(run: Run) -> Result:
             run.base_model,
             run.tuned_model,
             int(run.config.merge.max_shard_size_gb * 1e9),
-            model_card(run, {"steps": facts["step"], "final training loss": facts.get("final_loss", "unknown")}),
+            model_card(run),
         )
         output = run.tuned_model
     else:
@@ -53,18 +47,26 @@ def work(run: Run) -> Result:
         )
         output = run.adapter
     print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
-    return Result((output,), facts | asdict(done))
+    return Result((output,), {"checkpoint": checkpoint.name} | asdict(done))
 
 
 def _newest(run: Run) -> Path:
     """The last checkpoint that training wrote. Raises UserError when it is unusable: an older one is another model."""
     found = sorted(run.checkpoints.glob("step-*"))
     if not found:
-        raise UserError(f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --force")
+        raise UserError(
+            f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --from train --force"
+        )
     if reason := checkpointing.why_unusable(found[-1], run.plan["train"].fingerprint):
         raise UserError(
             f"{found[-1]}: is no complete checkpoint of this run: {reason}",
             "restore it, or remove it and run stage train again, which goes on from the one before",
+        )
+    trained = run.record("train")
+    if trained is not None and found[-1] != checkpointing.directory_of(run, trained.facts["steps"]):
+        raise UserError(
+            f"{found[-1]}: is not the last checkpoint: training ended at step {trained.facts['steps']}",
+            "run stage train again: hyperpod-ft submit --from train --force",
         )
     return found[-1]
 

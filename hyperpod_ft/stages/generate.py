@@ -47,6 +47,8 @@ class _Heard:
 
 
 def work(run: Run) -> Result:
+    # it warns of the @ in the names of model directories, and of sampling settings that greedy answers leave aside
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
     prepared = Prepared.open(run.dataset)
@@ -121,7 +123,8 @@ def _load(directory: Path, attention: str, device: torch.device) -> PreTrainedMo
     except (OSError, ValueError) as error:
         raise UserError(f"{directory}: cannot be loaded: {error}", "make or download the model again") from error
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
-    return model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def _device(run: Run) -> torch.device:

@@ -12,11 +12,6 @@ from hyperpod_ft.stages.stage import Result, main
 
 
 def work(run: Run) -> Result:
-    trained = run.record("consolidate")
-    known = trained.facts if trained else {}
-    card = model_card(
-        run, {"steps": known.get("step", "unknown"), "final training loss": known.get("final_loss", "unknown")}
-    )
     settings = run.config.merge
     done = merge(
         run.base_model,
@@ -24,7 +19,7 @@ def work(run: Run) -> Result:
         run.tuned_model,
         dtype=settings.dtype,
         max_shard_bytes=int(settings.max_shard_size_gb * 1e9),
-        card=card,
+        card=model_card(run),
     )
     print(
         f"merge: {done.merged} of {done.tensors} tensors merged, largest change {done.max_abs_change:.3g};"

@@ -168,6 +168,7 @@ def test_what_the_merge_does_not_do_is_refused(tmp_path: Path) -> None:
         "fan_in_fan_out": True,
         "bias": "all",
         "lora_bias": True,
+        "init_lora_weights": "pissa_niter_4",
     }.items():
         _edit_config(tmp_path, **{key: value})
         with pytest.raises(UserError, match=f"does not handle: {key}"):

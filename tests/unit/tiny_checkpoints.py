@@ -140,6 +140,7 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
         "dataset": {"source": str(data), "format": "prompt-completion", "max_length": 16},
         "lora": {"r": ADAPTER.r, "alpha": ADAPTER.alpha, "target_modules": list(TARGETS)},
         "training": {"method": "lora"},
+        "parallelism": {"ranks_per_node": 1},
     }
     for section, given in changes.items():
         values[section] = values.get(section, {}) | given
