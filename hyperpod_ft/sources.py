@@ -16,7 +16,7 @@ EXAMPLES = {"tiny-llama": "quickstart/tiny-llama", "qa": "quickstart/qa.jsonl"}
 # The Hub's own rule: `name` or `organisation/name`.
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)
 _S3_URI = re.compile(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]*)?$")
-_SMALL_FILE_BYTES = 16 << 20
+SMALL_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in files_below(path):
         status = file.stat()
-        small = status.st_size <= _SMALL_FILE_BYTES
+        small = status.st_size <= SMALL_FILE_BYTES
         identity = sha256(file) if small else f"{status.st_size} {status.st_mtime_ns}"
         name = file.name if file == path else file.relative_to(path).as_posix()
         digest.update(f"{name}\0{identity}\n".encode())

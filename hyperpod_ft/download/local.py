@@ -1,4 +1,4 @@
-"""Files already on this machine: hard links where they cost nothing, copies elsewhere."""
+"""Files already on this machine: large ones as hard links where possible, all else as copies."""
 
 import errno
 import os
@@ -52,6 +52,10 @@ class Local:
 def _link_or_copy(origin: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     remove(target)  # an earlier attempt's, perhaps half a copy
+    # what a person may edit in place is copied: a link would change with it
+    if origin.stat().st_size <= sources.SMALL_FILE_BYTES:
+        shutil.copyfile(origin, target)
+        return
     try:
         os.link(origin, target)
     except OSError as error:

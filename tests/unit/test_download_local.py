@@ -25,11 +25,13 @@ def local_run(tmp_path: Path) -> Run:
     return make_run(tmp_path, str(model), {"source": str(tmp_path / "rows.txt.jsonl"), "format": "dolly"})
 
 
-def test_hard_links_without_copying(tmp_path: Path) -> None:
+def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("config.json"))
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
     assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}
     assert (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+    assert not (run.base_model / "config.json").samefile(tmp_path / "model" / "config.json")
     assert (run.raw_dataset / "rows.txt.jsonl").read_bytes() == ROWS
 
 
@@ -39,6 +41,7 @@ def test_copies_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(local.os, "link", refuse)
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", 0)
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
     assert (run.base_model / "model.safetensors").read_text() == "model.safetensors"

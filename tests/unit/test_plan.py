@@ -22,7 +22,14 @@ def test_stages_by_engine_and_method(make_run: MakeRun) -> None:
     neuron = make_run(engine="neuron", cluster__instance_type="trn1.32xlarge", parallelism={"tensor_parallel": 8})
     assert names(neuron) == everything
     assert names(make_run()) == [name for name in everything if name != "precompile"]
-    assert names(make_run(training__method="full")) == ["env", "download", "dataset", "train", "consolidate", "generate"]
+    assert names(make_run(training__method="full")) == [
+        "env",
+        "download",
+        "dataset",
+        "train",
+        "consolidate",
+        "generate",
+    ]
 
 
 def test_every_stage_needs_only_earlier_ones(make_run: MakeRun) -> None:

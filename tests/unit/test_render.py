@@ -52,7 +52,7 @@ def test_scripts_equal_the_golden_ones(directory: Path) -> None:
 def nasty_values() -> dict[str, object]:
     return {
         "cluster__root": "/tmp/two words/größe",
-        "cluster__environment": {"A": "$(touch pwned)", "B": "it's \"quoted\" `id`", "C": "ünï ¢ödé", "D": "a b"},
+        "cluster__environment": {"A": "$(touch pwned)", "B": 'it\'s "quoted" `id`', "C": "ünï ¢ödé", "D": "a b"},
         "env__python": "/opt/my env/bin/python",
     }
 
@@ -72,7 +72,7 @@ def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> No
     script = render(make_run(**nasty_values()), KIT)["merge"]
     exports = "\n".join(line for line in script.splitlines() if line.startswith("export "))
     done = subprocess.run(
-        ["bash", "-c", f"{exports}\nprintf '%s\\0' \"$A\" \"$B\" \"$C\" \"$D\""],
+        ["bash", "-c", f'{exports}\nprintf \'%s\\0\' "$A" "$B" "$C" "$D"'],
         cwd=tmp_path,
         capture_output=True,
         text=True,
