@@ -38,6 +38,7 @@ class StageStatus:
 class RunStatus:
     name: str
     directory: str
+    model: str  # where the tuned model is, or will be
     state: State
     stages: tuple[StageStatus, ...]
     progress: Progress | None = None
@@ -79,7 +80,9 @@ def status(run: Run, slurm: Launcher) -> RunStatus:
     """The state of every stage and of the run."""
     jobs, states = latest_jobs(run), job_states(run, slurm)
     stages = tuple(_stage_status(run, stage.name, jobs.get(stage.name), states) for stage in run.plan.stages)
-    return RunStatus(run.config.name, str(run.directory), _overall(stages), stages, _progress(run, stages))
+    return RunStatus(
+        run.config.name, str(run.directory), str(run.tuned_model), _overall(stages), stages, _progress(run, stages)
+    )
 
 
 def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, JobState]) -> StageStatus:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps_per_epoch, tail, total_steps
 from hyperpod_ft.monitor import status as status_of
@@ -21,6 +22,8 @@ from hyperpod_ft.submit import Selection, choose
 
 _POLL_SECONDS = 1.0
 _LINE_EVERY_SECONDS = 10.0
+_SLURM_ATTEMPTS = 20
+_SLURM_RETRY_SECONDS = 15.0
 _ANSWERS_SHOWN = 8
 _ANSWER_WIDTH = 90
 _STYLES = {"done": "green", "running": "cyan", "failed": "bold red", "cancelled": "yellow", "pending": "dim"}
@@ -129,6 +132,8 @@ def _advice(current: RunStatus) -> None:
         print(f"When it is mended: hyperpod-ft resume {directory}")
     elif current.state in ("cancelled", "not run"):
         print(f"Go on: hyperpod-ft resume {directory}")
+    elif current.state == "done":
+        print(f"Model: {shown(current.model)}")
 
 
 def watch(run: Run, slurm: Launcher) -> bool:
@@ -138,9 +143,9 @@ def watch(run: Run, slurm: Launcher) -> bool:
     except KeyboardInterrupt:
         print(f"\nThe run goes on. Stop it: hyperpod-ft cancel {shown(run.directory)}")
         raise SystemExit(130) from None
-    _advice(current)
     if current.state == "done":
         results(run)
+    _advice(current)
     return current.state == "done"
 
 
@@ -148,10 +153,21 @@ def _ended(current: RunStatus) -> bool:
     return not any(stage.state in ("running", "pending") for stage in current.stages)
 
 
+def _patient_status(run: Run, slurm: Launcher) -> RunStatus:
+    """The status; a Slurm that does not answer for a while does not end the watching."""
+    for _ in range(_SLURM_ATTEMPTS - 1):
+        try:
+            return status_of(run, slurm)
+        except UserError as error:
+            print(f"{_clock()}  {error}", file=sys.stderr, flush=True)
+            time.sleep(_SLURM_RETRY_SECONDS)
+    return status_of(run, slurm)
+
+
 def _watch_terminal(run: Run, slurm: Launcher) -> RunStatus:
     with Live(console=_console(), auto_refresh=False) as live:
         while True:
-            current = status_of(run, slurm)
+            current = _patient_status(run, slurm)
             live.update(_status_table(current), refresh=True)
             if _ended(current):
                 return current
@@ -162,7 +178,7 @@ def _watch_lines(run: Run, slurm: Launcher) -> RunStatus:
     told: dict[str, str] = {}
     last_line = 0.0
     while True:
-        current = status_of(run, slurm)
+        current = _patient_status(run, slurm)
         for stage in current.stages:
             if told.get(stage.stage) != stage.state and stage.state not in ("pending", "not run"):
                 told[stage.stage] = stage.state
@@ -195,7 +211,6 @@ def results(run: Run) -> None:
     if loss := values["validation_loss"]:
         print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
     print(f"All answers: {shown(run.samples)}")
-    print(f"Model: {shown(run.tuned_model)}")
 
 
 def _clip(text: str) -> str:
@@ -206,35 +221,38 @@ def _clip(text: str) -> str:
 
 
 def log(run: Run, slurm: Launcher, stage: str | None, follow: bool) -> None:
-    """Print a stage's newest log: the given stage's, or that of the one that failed, works or ended last."""
-    current = status_of(run, slurm)
-    chosen = _choose_log(current, stage)
-    path = Path(chosen.log) if chosen and chosen.log else None
-    if path is None:
-        print(f"no log yet: {chosen.stage if chosen else 'nothing'} is {chosen.state if chosen else 'not run'}")
-        return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        while True:
-            ended = not follow or all(s.state not in ("running", "pending") for s in _same(run, slurm, chosen))
-            for line in stream:
-                print(line, end="", flush=True)
-            if ended:
-                return
-            time.sleep(_POLL_SECONDS)
+    """Print a stage's newest log: the given stage's, or that of the one that failed, works or ended last.
+
+    With `follow`, wait for it to begin and go on until the stage ends. Raises UserError for an unknown stage.
+    """
+    if stage is not None and stage not in run.plan:
+        raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
+    position = 0
+    while True:
+        chosen = _choose_log(status_of(run, slurm), stage)
+        # the state is read before the text, so that nothing written before the end is missed
+        ended = not follow or chosen.state not in ("running", "pending")
+        if chosen.log:
+            stage = chosen.stage
+            with Path(chosen.log).open(encoding="utf-8", errors="replace") as stream:
+                stream.seek(position)
+                print(stream.read(), end="", flush=True)
+                position = stream.tell()
+        elif ended:
+            print(f"no log: stage {chosen.stage}: {chosen.state}")
+        if ended:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
-def _same(run: Run, slurm: Launcher, wanted: StageStatus | None) -> list[StageStatus]:
-    return [stage for stage in status_of(run, slurm).stages if wanted and stage.stage == wanted.stage]
-
-
-def _choose_log(current: RunStatus, stage: str | None) -> StageStatus | None:
+def _choose_log(current: RunStatus, stage: str | None) -> StageStatus:
     if stage is not None:
-        return next((known for known in current.stages if known.stage == stage), None)
-    for state in ("failed", "running"):
+        return next(known for known in current.stages if known.stage == stage)
+    for state in ("failed", "running", "pending"):
         for known in current.stages:
             if known.state == state:
                 return known
-    return next((known for known in reversed(current.stages) if known.log), None)
+    return next((known for known in reversed(current.stages) if known.log), current.stages[0])
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:

@@ -1,7 +1,6 @@
 """Submit a run: choose the stages that have to run, write the run directory, hand the chain to a launcher."""
 
 import getpass
-import os
 import platform
 import shutil
 import subprocess
@@ -77,12 +76,11 @@ def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...
             f"engine neuron: hyperpod-ft {__version__} plans and renders it, but cannot train with it yet",
             "use `plan` and `render`, or engine: torch",
         )
+    _make(run.logs)
     with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
         if active := active_jobs(run, launcher):
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
-            raise UserError(
-                f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {_shown(run.directory)}"
-            )
+            raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
         stages = choose(run, selection)
         if not stages:
             return ()
@@ -97,8 +95,8 @@ def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...
 
 def prepare(run: Run) -> list[Path]:
     """Write the run directory, ready for `sbatch`; returns the scripts in order."""
+    _make(run.logs)
     kit = Kit(Path(sys.executable), snapshot(run.root))
-    run.logs.mkdir(parents=True, exist_ok=True)
     publish.write_text(run.config_path, run.yaml())
     publish.write_json(run.plan_path, run.plan.as_dict())
     scripts = render(run, kit)
@@ -108,6 +106,16 @@ def prepare(run: Run) -> list[Path]:
     publish.write_json(run.provenance / f"submission-{moment}.json", _provenance())
     publish.write_text(run.provenance / f"run-{moment}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cluster.root: cannot make {directory}: {error.strerror}",
+            "set it to a directory on the shared volume that you may write to",
+        ) from error
 
 
 def snapshot(root: Path) -> Path:
@@ -173,9 +181,3 @@ def _git_state() -> dict[str, object] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": git("status", "--porcelain").splitlines()}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _shown(directory: Path) -> str:
-    """A path as a person would type it from here."""
-    relative = os.path.relpath(directory)
-    return relative if len(relative) < len(str(directory)) else str(directory)

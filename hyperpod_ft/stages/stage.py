@@ -4,6 +4,7 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 a kill at any line: the lock lets one attempt work, outputs appear whole, and the record comes last.
 """
 
+import errno
 import os
 import platform
 import sys
@@ -12,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.run import Record, Run, utc_now
 
+# The volume's fault, not the kit's: no traceback helps.
+_VOLUME_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE)
 _REPORTED_PACKAGES = (
     "hyperpod-ft",
     "torch",
@@ -44,9 +47,17 @@ def main(name: str, work: Callable[[Run], Result]) -> None:
             raise UserError(f"usage: python -m hyperpod_ft.stages.{name} RUN_DIR")
         perform(Run.open(Path(sys.argv[1])), name, work)
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"error: {name}: {line}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_USER_ERROR)
+        _end(name, str(error))
+    except OSError as error:
+        if error.errno not in _VOLUME_ERRORS:
+            raise
+        _end(name, f"{error.filename or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
+
+
+def _end(name: str, message: str) -> NoReturn:
+    for line in message.splitlines():
+        print(f"error: {name}: {line}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_USER_ERROR)
 
 
 def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
