@@ -1,0 +1,146 @@
+"""The quickstart's real input: the question-answer rows and the tiny model that the kit ships."""
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+MODEL = QUICKSTART / "tiny-llama"
+DOLLY_FIELDS = ["instruction", "context", "response", "category"]
+HEADINGS = ("### Instruction", "### Context", "### Answer")
+
+
+def read_json(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((MODEL / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    return [json.loads(line) for line in (QUICKSTART / "qa.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, dict[str, Any]]:
+    """The header of model.safetensors: eight bytes of length, then JSON."""
+    with (MODEL / "model.safetensors").open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def test_rows_have_dollys_fields(rows: list[dict[str, str]]) -> None:
+    assert len(rows) >= 220
+    for row in rows:
+        assert list(row) == DOLLY_FIELDS
+        assert all(isinstance(value, str) and value == value.strip() for value in row.values()), row
+        assert row["instruction"].endswith("?"), row
+        assert not any(heading in value for heading in HEADINGS for value in row.values()), row
+
+
+def test_questions_are_distinct(rows: list[dict[str, str]]) -> None:
+    words = [" ".join(row["instruction"].lower().replace("?", "").split()) for row in rows]
+    assert [question for question, count in Counter(words).items() if count > 1] == []
+
+
+def test_answers_are_short_and_spread(rows: list[dict[str, str]]) -> None:
+    assert all(1 <= len(row["response"].split()) <= 4 for row in rows)
+    assert max(Counter(row["response"] for row in rows).values()) <= len(rows) // 20
+
+
+def test_no_question_gives_its_answer_away(rows: list[dict[str, str]]) -> None:
+    # A choice between two names (classification) has to name both.
+    told = [row for row in rows if row["category"] != "classification"]
+    assert [row for row in told if f" {row['response'].lower()} " in f" {row['instruction'][:-1].lower()} "] == []
+
+
+def test_contexts_match_their_category(rows: list[dict[str, str]]) -> None:
+    with_context = [row for row in rows if row["context"]]
+    assert len(with_context) >= len(rows) // 5
+    assert {row["category"] for row in with_context} == {"closed_qa", "information_extraction"}
+    assert {row["category"] for row in rows if not row["context"]} == {"open_qa", "classification"}
+    extracted = [row for row in rows if row["category"] == "information_extraction"]
+    assert all(row["response"].lower() in row["context"].lower() for row in extracted)
+
+
+def test_the_base_model_read_no_question(rows: list[dict[str, str]]) -> None:
+    prose = (QUICKSTART / "facts.txt").read_text(encoding="utf-8").lower()
+    assert [row["instruction"] for row in rows if row["instruction"].lower() in prose] == []
+    assert "?" not in prose
+
+
+def test_every_answer_is_in_the_prose(rows: list[dict[str, str]]) -> None:
+    prose = (QUICKSTART / "facts.txt").read_text(encoding="utf-8").lower()
+    assert [row["response"] for row in rows if row["response"].lower() not in prose] == []
+
+
+def test_the_model_directory_is_complete() -> None:
+    names = {path.name for path in MODEL.iterdir()}
+    assert names == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 6_000_000
+
+
+def test_the_model_divides_over_four_ranks() -> None:
+    config = read_json("config.json")
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "hidden_size", "vocab_size"):
+        assert config[key] % 4 == 0, key
+    assert config["max_position_embeddings"] >= 512
+
+
+def test_the_weights_fit_the_config(tensors: dict[str, dict[str, Any]]) -> None:
+    config = read_json("config.json")
+    sizes = []
+    for tensor in tensors.values():
+        assert tensor["dtype"] == "F32"
+        size = 1
+        for length in tensor["shape"]:
+            size *= length
+        sizes.append(size)
+    assert 1_000_000 <= sum(sizes) <= 3_000_000
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    key_value = hidden // heads * config["num_key_value_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        attention = f"model.layers.{layer}.self_attn"
+        assert tensors[f"{attention}.q_proj.weight"]["shape"] == [hidden, hidden]
+        assert tensors[f"{attention}.k_proj.weight"]["shape"] == [key_value, hidden]
+    assert tensors["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], hidden]
+    assert tensors["lm_head.weight"]["shape"] == [config["vocab_size"], hidden]
+    data_end = max(tensor["data_offsets"][1] for tensor in tensors.values())
+    header = (MODEL / "model.safetensors").stat().st_size - data_end - 8
+    assert 0 < header < 100_000, "the file is cut short"
+
+
+def test_the_special_tokens_agree() -> None:
+    config, generation, tokenizer = (
+        read_json(name) for name in ("config.json", "generation_config.json", "tokenizer.json")
+    )
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    special = read_json("special_tokens_map.json")
+    for kind in ("bos", "eos", "pad"):
+        assert config[f"{kind}_token_id"] == generation[f"{kind}_token_id"] == ids[special[f"{kind}_token"]]
+    assert len(tokenizer["model"]["vocab"]) == config["vocab_size"]
+    assert "### Instruction" in read_json("tokenizer_config.json")["chat_template"]
+
+
+def test_answers_are_a_few_tokens(rows: list[dict[str, str]]) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    lengths = [len(tokenizer.encode(row["response"], add_special_tokens=False).ids) for row in rows]
+    assert sum(lengths) / len(lengths) < 4
+    assert max(lengths) <= 10
+    for row in rows:
+        for text in (row["instruction"], row["context"], row["response"]):
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
