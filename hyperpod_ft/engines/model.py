@@ -1,6 +1,5 @@
 """The model on this rank: loaded, given its adapters, divided over tp, sharded over dp, in the right precision."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,9 @@ from hyperpod_ft import parallelism
 from hyperpod_ft.engines import tensor_parallel
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
+
+# Layers of a rank smaller than this share their all-gathers and reduce-scatters.
+BUCKET_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
-    if tensor_parallel_degree > 1:
-        model_config = json.loads((run.base_model / "config.json").read_text(encoding="utf-8"))
-        parallelism.check_model(run.plan.degrees, model_config, "torch")
     base = _load(run)
+    if tensor_parallel_degree > 1:
+        # by attribute, not from config.json: older families spell these keys in their own way
+        keys = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+        parallelism.check_model(run.plan.degrees, {key: getattr(base.config, key, None) for key in keys}, "torch")
     model = _with_adapters(base, run) if config.training.method == "lora" else base
     layers = decoder_layers(base)
     trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -112,6 +115,20 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
     return get_peft_model(base, adapters)
 
 
+def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
+    """Consecutive layers gathered and reduced together: on small ones a collective's latency is all of its cost."""
+    buckets: list[list[nn.Module]] = []
+    room = 0
+    for layer in layers:
+        size = sum(tensor_parallel.local(p).nbytes for p in layer.parameters())
+        if size > room:
+            buckets.append([])
+            room = BUCKET_BYTES
+        buckets[-1].append(layer)
+        room -= size
+    return buckets
+
+
 def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
     """FSDP2 over dp, layer by layer. On a dp axis of one rank it still keeps fp32 masters of bf16 weights."""
     training = run.config.training
@@ -122,8 +139,8 @@ def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh
     }
     if training.precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in layers:
-        fully_shard(layer, **options)
+    for bucket in _buckets(layers):
+        fully_shard(bucket, **options)
     fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):

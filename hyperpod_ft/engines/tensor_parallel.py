@@ -211,22 +211,21 @@ def _head_norms(layer: nn.Module) -> list[nn.Module]:
 
 
 def _refuse_unknown(layer: nn.Module) -> None:
-    """Every parameter of the blocks must belong to a projection this module divides, or to a norm over one head."""
-    missing = [block for block in _BLOCKS if not hasattr(layer, block)]
-    known = {id(p) for _, linear in _projections(layer) for p in linear.parameters()} if not missing else set()
-    if not missing:
+    """Every parameter must belong to a projection that can be divided, a norm over one head, or a layer norm."""
+    blocks = [name for name in _BLOCKS if hasattr(layer, name)]
+    unknown = {name for name, p in layer.named_parameters() if p.ndim > 1 or name.startswith(_BLOCKS)}
+    projections: set[str] = set()
+    if len(blocks) == len(_BLOCKS):
+        projections = {name for name, _ in _projections(layer)}
+        known = [p for _, linear in _projections(layer) for p in linear.parameters()]
+        # OLMo 2 norms all heads together, which needs their sum of squares over all ranks
         head_dim = getattr(layer.self_attn, "head_dim", None)
-        known |= {id(p) for norm in _head_norms(layer) for p in norm.parameters() if p.numel() == head_dim}
-    blocks = [child for name, child in layer.named_children() if name in _BLOCKS or list(_linears(child))]
-    unknown = [name for block in blocks for name, p in block.named_parameters() if id(p) not in known]
-    projections = {name for name, _ in _projections(layer)} if not missing else set()
-    if missing or unknown or projections != set(COLUMN + ROW):
-        seen = ", ".join(sorted({name.rpartition(".")[0] or name for name in unknown}) or missing)
+        known += [p for norm in _head_norms(layer) for p in norm.parameters() if p.numel() == head_dim]
+        ids = {id(p) for p in known}
+        unknown = {name for name in unknown if id(layer.get_parameter(name)) not in ids}
+    if unknown or projections != {*COLUMN, *ROW}:
+        seen = ", ".join(sorted({name.removesuffix(".weight").removesuffix(".bias") for name in unknown}))
         raise UserError(
-            f"parallelism.tensor_parallel: engine torch cannot divide {type(layer).__name__} ({seen})",
+            f"parallelism.tensor_parallel: engine torch cannot divide {type(layer).__name__} ({seen or 'no MLP'})",
             "set it to 1; models built like Llama, Mistral, Qwen2 and Qwen3 can be divided",
         )
-
-
-def _linears(module: nn.Module) -> Iterator[nn.Linear]:
-    return (found for found in module.modules() if isinstance(found, nn.Linear))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from conftest import MakeRun, curve, metrics, train_here
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, PretrainedConfig
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import checkpointing
+from hyperpod_ft.engines import checkpointing, tensor_parallel
+from hyperpod_ft.engines.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 
@@ -121,6 +122,22 @@ def test_a_model_of_another_family_trains_without_tensor_parallelism(make_run: M
     model = GPT2Config(vocab_size=128, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2)
     facts = train_here(make_run(model=model, settings={"training.method": "full"})).facts
     assert facts["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2), "GPT2Block .*attn.c_attn"),
+        (
+            Olmo2Config(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2),
+            "Olmo2DecoderLayer .*self_attn.k_norm, self_attn.q_norm",
+        ),
+    ],
+)
+def test_tensor_parallelism_refuses_what_it_would_get_wrong(config: PretrainedConfig, named: str) -> None:
+    layers = decoder_layers(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(UserError, match=f"cannot divide {named}"):
+        tensor_parallel.parallelize(layers, mesh=None)  # type: ignore[arg-type] - refused before it is looked at
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

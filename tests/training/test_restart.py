@@ -1,4 +1,4 @@
-"""Jobs of four ranks (dp 2 x tp 2) that are killed, stopped or misused, as on a cluster."""
+"""Jobs of several ranks that are killed, stopped or misused, as on a cluster."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from hyperpod_ft.run import Run
 pytestmark = pytest.mark.training
 
 LAYOUT = {"parallelism": {"ranks_per_node": 4, "tensor_parallel": 2}, "training.micro_batch_size": 1}
+TWO_RANKS = LAYOUT | {"parallelism": {"ranks_per_node": 2, "tensor_parallel": 2}}
 # dropout makes the random state matter
 DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
 
@@ -40,11 +41,10 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     record = killed.record("train")
     assert record is not None and record.facts["resumed_from"] in ([10], [15])
     assert f"going on from step {record.facts['resumed_from'][0]}" in said
-    assert jobs.train(killed).strip().endswith("train: already done, nothing to do")
 
 
 def test_sigterm_saves_and_the_next_attempt_goes_on(make_run: MakeRun, jobs: Jobs) -> None:
-    run = make_run(settings=LAYOUT | {"training.max_steps": 60, "training.save_every_steps": 1000})
+    run = make_run(settings=TWO_RANKS | {"training.max_steps": 60, "training.save_every_steps": 1000})
     job = jobs.start_train(run)
     job.wait_for(lambda: last_step(run) >= 3)
     os.kill(job.process.pid, signal.SIGTERM)
@@ -56,10 +56,11 @@ def test_sigterm_saves_and_the_next_attempt_goes_on(make_run: MakeRun, jobs: Job
 
     assert f"going on from step {stopped}" in jobs.train(run)
     assert [row["step"] for row in metrics(run)] == list(range(1, 61))
+    assert jobs.train(run).strip().endswith("train: already done, nothing to do")
 
 
 def test_errors_are_one_line_and_every_rank_ends(make_run: MakeRun, jobs: Jobs) -> None:
-    run = make_run(settings=LAYOUT | {"lora": {"target_modules": ["nothing"]}})
+    run = make_run(settings=TWO_RANKS | {"lora": {"target_modules": ["nothing"]}})
     said = jobs.train(run, expect=1)  # torchrun's own status for a failed worker
     assert [line for line in said.splitlines() if line.startswith("error: ")] == [
         "error: train: lora.target_modules: 'nothing' matches no module of the model; it has down_proj, embed_tokens,"
@@ -68,4 +69,4 @@ def test_errors_are_one_line_and_every_rank_ends(make_run: MakeRun, jobs: Jobs) 
     # the wrong number of processes
     job = jobs.start(1, ["hyperpod_ft.stages.train", str(run.directory)])
     assert job.wait() == 2
-    assert "started as 1 process(es), but the run's nodes x ranks_per_node = 4" in job.text()
+    assert "started as 1 process(es), but the run's nodes x ranks_per_node = 2" in job.text()
