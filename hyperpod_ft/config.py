@@ -290,6 +290,8 @@ class RunConfig(Section):
             raise ValueError(f"engine neuron needs a trn instance type, not {self.cluster.instance_type}")
         if self.engine == "torch" and self.parallelism.pipeline_parallel > 1:
             raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
+        if self.training.method == "full" and self.merge.dtype != "base":
+            raise ValueError("merge.dtype: with training.method full nothing is merged; leave it at base")
         return self
 
     @property

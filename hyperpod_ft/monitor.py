@@ -10,8 +10,17 @@ from typing import Any, Literal
 from hyperpod_ft.launcher import JobState, Launcher
 from hyperpod_ft.process import Process
 from hyperpod_ft.run import Job, Run
+from hyperpod_ft.schedule import rows_per_step, total_steps
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "not run"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps in one pass over the training rows, and in the whole run."""
+
+    per_epoch: float
+    total: int
 
 
 @dataclass(frozen=True)
@@ -143,26 +152,18 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
         return None
     if row is None:
         return None
-    return Progress(row["step"], total_steps(run), row["loss"], row.get("tokens_per_second"))
+    known = steps(run)
+    return Progress(row["step"], known.total if known else None, row["loss"], row.get("tokens_per_second"))
 
 
-def total_steps(run: Run) -> int | None:
-    """Optimizer steps of the whole training; None before the dataset is prepared."""
-    steps = steps_per_epoch(run)
-    training = run.config.training
-    if training.max_steps is not None:
-        return training.max_steps
-    return None if steps is None else max(1, -int(-(training.epochs * steps) // 1))
-
-
-def steps_per_epoch(run: Run) -> float | None:
-    """Optimizer steps in one pass over the training rows; None before the dataset is prepared."""
+def steps(run: Run) -> Steps | None:
+    """How many optimizer steps the run takes; None before its dataset is prepared."""
     record = run.record("dataset")
     if record is None or run.why_not_done("dataset"):
         return None
-    training = run.config.training
-    rows_per_step = training.micro_batch_size * training.gradient_accumulation_steps * run.plan.degrees.data_parallel
-    return int(record.facts["train_rows"]) / rows_per_step
+    training, rows = run.config.training, int(record.facts["train_rows"])
+    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
+    return Steps(rows / per_step, total_steps(training, rows, per_step))
 
 
 def tail(path: Path, lines: int) -> list[str]:

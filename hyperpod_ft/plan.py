@@ -113,7 +113,10 @@ _STAGES: dict[Stage, _Definition] = {
     ),
     "precompile": _Definition(1, ("dataset",), _training_inputs, trains=True),
     "train": _Definition(1, ("dataset",), _training_inputs, trains=True),
-    "consolidate": _Definition(1, ("train",), lambda config, _: None),
+    # with method full, what it writes is the final model
+    "consolidate": _Definition(
+        1, ("train",), lambda config, _: config.merge.model_dump() if config.training.method == "full" else None
+    ),
     "merge": _Definition(1, ("consolidate",), lambda config, _: config.merge.model_dump()),
     "generate": _Definition(1, ("merge",), lambda config, _: config.generate.model_dump(), accelerated=True),
 }

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
-from hyperpod_ft.monitor import RunStatus, StageStatus, steps_per_epoch, tail, total_steps
+from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
 from hyperpod_ft.run import Job, Run
+from hyperpod_ft.schedule import rows_per_step
 from hyperpod_ft.submit import Selection, choose
 
 _POLL_SECONDS = 1.0
@@ -42,11 +43,12 @@ def plan_as_dict(run: Run) -> dict[str, Any]:
     for stage in values["stages"]:
         stage["runs"] = stage["name"] in will_run
         stage["reason"] = run.why_not_done(stage["name"])
+    known = steps(run)
     return {
         "run_directory": str(run.directory),
         **values,
-        "steps_per_epoch": steps_per_epoch(run),
-        "total_steps": total_steps(run),
+        "steps_per_epoch": known.per_epoch if known else None,
+        "total_steps": known.total if known else None,
     }
 
 
@@ -61,7 +63,7 @@ def plan(run: Run) -> None:
         f" = {layout.world_size}: tensor {layout.tensor_parallel} x pipeline {layout.pipeline_parallel}"
         f" x data {layout.data_parallel}"
     )
-    rows = training.micro_batch_size * training.gradient_accumulation_steps * layout.data_parallel
+    rows = rows_per_step(training, layout.data_parallel)
     tokens = rows * run.config.dataset.max_length
     print(f"step      {rows} rows = {tokens:,} tokens at most")
     if (per_epoch := values["steps_per_epoch"]) is None:

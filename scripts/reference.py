@@ -1,6 +1,6 @@
 """Write docs/run-file.md and docs/commands.md from the code. A test fails when they are out of date.
 
-    python scripts/reference.py
+python scripts/reference.py
 """
 
 import types

@@ -73,20 +73,27 @@ def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
     Raises UserError when the directory is no such checkpoint, or any wanted tensor lacks a piece, reaches past its
     file, or is stored in a form that this reader does not know.
     """
-    index = directory / INDEX
+    metadata = index(directory)
     try:
-        content = index.read_bytes()
+        tensors = _tensors(directory, metadata, prefix)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{directory / INDEX}: does not describe a checkpoint: {error!r}", "the file is damaged"
+        ) from error
+    check(tensors, directory)
+    return tensors
+
+
+def index(directory: Path) -> Any:
+    """The index as inert stand-ins. Raises UserError when there is none, or it holds anything but an index."""
+    file = directory / INDEX
+    try:
+        content = file.read_bytes()
     except FileNotFoundError as error:
         raise UserError(
             f"{directory}: no {INDEX} in it: this is no complete torch.distributed.checkpoint", "use another"
         ) from error
-    metadata = safe_pickle.loads(content, _NAMES, index)
-    try:
-        tensors = _tensors(directory, metadata, prefix)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{index}: does not describe a checkpoint: {error!r}", "the file is damaged") from error
-    check(tensors, directory)
-    return tensors
+    return safe_pickle.loads(content, _NAMES, file)
 
 
 def _tensors(directory: Path, metadata: Any, prefix: str) -> list[LogicalTensor]:

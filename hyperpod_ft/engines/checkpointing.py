@@ -1,42 +1,7 @@
-"""Sharded checkpoints of engine torch: written whole or not at all, verified before use, the newest few kept.
-
-One checkpoint is a directory below `run.checkpoints`:
-
-    step-00000400/
-        checkpoint.json       written last; without it, or when a size differs, the checkpoint does not count
-        .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
-        __0_0.distcp ...      one file a rank: tensors only, readable with torch.load(weights_only=True)
-
-Keys of the DCP state dict, every one a tensor (no pickled objects):
-
-    model.<fqn>                 trainable parameters, global shape. `<fqn>` is what `named_parameters()` says:
-                                method lora: base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight
-                                method full: model.layers.0.self_attn.q_proj.weight; a tied output matrix is absent,
-                                as in the base model's files
-                                fp32 always: the master weights
-    optimizer.<fqn>.exp_avg     AdamW's moments, like the parameter
-    optimizer.<fqn>.exp_avg_sq
-    random.<rank>.cpu           that rank's generator state, uint8; `random.<rank>.device` too on an accelerator
-
-`checkpoint.json`:
-
-    {"format": 1, "engine": "torch", "step": 400,
-     "fingerprint": "...",                      of stage train: another value means a foreign checkpoint
-     "method": "lora" | "full",
-     "base_model": {"source": ..., "revision": ...},
-     "lora": {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": [...], "rslora": false} | null,
-     "layout": {"world_size": 4, "data_parallel": 2, "tensor_parallel": 2},
-     "progress": {...},                         what a restart goes on counting from (`Progress`)
-     "files": {".metadata": 2519, "__0_0.distcp": 66304, ...}}   sizes in bytes
-
-The learning rate and the position in the data are functions of the step alone, so neither is stored.
-"""
+"""Save and load sharded checkpoints with torch.distributed.checkpoint: whole or not at all, each rank its part."""
 
 import contextlib
-import json
-import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +10,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from hyperpod_ft import publish
+from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
 from hyperpod_ft.run import Run
-
-FORMAT = 1
-DESCRIPTION = "checkpoint.json"
-_NAME = re.compile(r"step-(\d{8})")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a run has behind it, over all its attempts."""
-
-    step: int = 0
-    seconds: float = 0.0  # spent in the training loop up to this step
-    first_loss: float | None = None
-    last_loss: float | None = None
-    resumed_from: tuple[int, ...] = field(default=())
-
-
-def directory_of(run: Run, step: int) -> Path:
-    return run.checkpoints / f"step-{step:08d}"
 
 
 def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path:
@@ -78,9 +25,9 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
         if rank == 0:
             # DCP has heard from every rank that its file is written and synced
             files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-            publish.write_json(partial / DESCRIPTION, _describe(run, progress) | {"files": files})
+            publish.write_json(partial / DESCRIPTION, describe(run, progress) | {"files": files})
     if rank == 0:
-        _delete_old(run)
+        delete_old(run)
     return final
 
 
@@ -99,83 +46,6 @@ def _partial_directory(final: Path, rank: int) -> Iterator[Path]:
 def load(directory: Path, state: dict[str, Any]) -> None:
     """Fill the tensors of `state` in place, each rank with its part. Collective."""
     dcp.load(state, storage_reader=dcp.FileSystemReader(directory))
-
-
-def newest(run: Run) -> Progress | None:
-    """The progress of the newest complete checkpoint of this run; says why it passes over others. Rank 0 only."""
-    for directory in _by_age(run):
-        if reason := why_unusable(directory, run.plan["train"].fingerprint):
-            print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
-            continue
-        values = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["progress"]
-        return Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
-    return None
-
-
-def why_unusable(directory: Path, fingerprint: str) -> str:
-    """Why a checkpoint cannot be gone on from; empty when it can."""
-    try:
-        found = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            return f"its format is {found['format']}, this version reads {FORMAT}"
-        if found["fingerprint"] != fingerprint:
-            return "another configuration wrote it"
-        if directory.name != f"step-{found['step']:08d}":
-            return f"it says that it is of step {found['step']}"
-        files: dict[str, int] = found["files"]
-        for name, size in files.items():
-            actual = (directory / name).stat().st_size
-            if actual != size:
-                return f"{name} has {actual} bytes, was {size}"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{DESCRIPTION} is damaged"
-    return ""
-
-
-def remove_leftovers(run: Run) -> None:
-    """Remove what attempts that were killed while saving left behind. Rank 0 only, before training."""
-    for pattern in (".step-*.partial", ".step-*.replaced"):
-        for leftover in run.checkpoints.glob(pattern):
-            publish.remove(leftover)
-
-
-def _by_age(run: Run) -> list[Path]:
-    """Newest first."""
-    found = run.checkpoints.glob("step-*")
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)
-
-
-def _delete_old(run: Run) -> None:
-    fingerprint = run.plan["train"].fingerprint
-    complete = [path for path in _by_age(run) if not why_unusable(path, fingerprint)]
-    for directory in complete[run.config.training.keep_checkpoints :]:
-        # first out of sight, so that a kill here leaves a leftover and no damaged checkpoint
-        doomed = directory.with_name(f".{directory.name}.replaced")
-        publish.remove(doomed)
-        directory.rename(doomed)
-        publish.remove(doomed)
-
-
-def _describe(run: Run, progress: Progress) -> dict[str, Any]:
-    config, degrees = run.config, run.plan.degrees
-    lora = config.training.method == "lora"
-    return {
-        "format": FORMAT,
-        "engine": "torch",
-        "step": progress.step,
-        "fingerprint": run.plan["train"].fingerprint,
-        "method": config.training.method,
-        "base_model": config.model.model_dump(mode="json", include={"source", "revision"}),
-        "lora": config.lora.model_dump(mode="json") if lora else None,
-        "layout": {
-            "world_size": degrees.world_size,
-            "data_parallel": degrees.data_parallel,
-            "tensor_parallel": degrees.tensor_parallel,
-        },
-        "progress": asdict(progress),
-    }
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines.batches import Rows
-from hyperpod_ft.engines.checkpointing import Progress
+from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.run import Run
 
 

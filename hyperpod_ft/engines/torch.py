@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines import Trained, checkpointing, optimization
+from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, optimization
 from hyperpod_ft.engines.batches import IGNORED, DataOrder, Rows
-from hyperpod_ft.engines.checkpointing import Progress
+from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
 from hyperpod_ft.engines.mesh import device_mesh, device_of
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.model import ShardedModel, build
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.engines.schedule import learning_rate, total_steps
 from hyperpod_ft.engines.tensor_parallel import check_replicas, sum_partial_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
+from hyperpod_ft.schedule import learning_rate, total_steps
 
 
 def train(run: Run, processes: Processes) -> Trained:
@@ -86,7 +86,7 @@ class Attempt:
                     self._save(progress)
                 if step.stop_signal and not last:
                     raise Interrupted(step.number, step.stop_signal)
-        return Trained(checkpointing.directory_of(self.run, self.steps), self._facts(progress))
+        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts(progress))
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -162,15 +162,15 @@ class Attempt:
         """Load the newest complete checkpoint, which rank 0 chooses for all; no progress when there is none."""
         found = None
         if self.processes.leads:
-            checkpointing.remove_leftovers(self.run)
-            found = checkpointing.newest(self.run)
+            checkpoint_directory.remove_leftovers(self.run)
+            found = checkpoint_directory.newest(self.run)
         chosen = torch.tensor(found.step if found else 0, device=self.device)
         dist.broadcast(chosen, src=0)
         step = int(chosen)
         if not step:
             return Progress()
         state = self._state()
-        checkpointing.load(checkpointing.directory_of(self.run, step), state)
+        checkpointing.load(checkpoint_directory.directory_of(self.run, step), state)
         self.optimizer.set_steps(step)
         checkpointing.restore_random_state(state["random"], self.processes.rank, self.device)
         # rank 0 keeps count for all; the others need the step

@@ -10,7 +10,7 @@ from hyperpod_ft.checkpoint import dcp
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapter, consolidate_model
 from hyperpod_ft.checkpoint.lora import AdapterConfig
 from hyperpod_ft.checkpoint.model_card import model_card
-from hyperpod_ft.engines import checkpointing
+from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -57,13 +57,13 @@ def _newest(run: Run) -> Path:
         raise UserError(
             f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --from train --force"
         )
-    if reason := checkpointing.why_unusable(found[-1], run.plan["train"].fingerprint):
+    if reason := checkpoint_directory.why_unusable(found[-1], run.plan["train"].fingerprint):
         raise UserError(
             f"{found[-1]}: is no complete checkpoint of this run: {reason}",
             "restore it, or remove it and run stage train again, which goes on from the one before",
         )
     trained = run.record("train")
-    if trained is not None and found[-1] != checkpointing.directory_of(run, trained.facts["steps"]):
+    if trained is not None and found[-1] != checkpoint_directory.directory_of(run, trained.facts["steps"]):
         raise UserError(
             f"{found[-1]}: is not the last checkpoint: training ended at step {trained.facts['steps']}",
             "run stage train again: hyperpod-ft submit --from train --force",

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Jobs, MakeRun, tiny_llama
 from layouts_worker import fill_lora_b
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.schedule import learning_rate
 from hyperpod_ft.run import Run
+from hyperpod_ft.schedule import learning_rate
+from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import MakeRun, curve, metrics, train_here
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, PretrainedConfig
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import checkpointing, tensor_parallel
+from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
 from hyperpod_ft.engines.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
+from tests.training.conftest import MakeRun, curve, metrics, train_here
 
 pytestmark = pytest.mark.training
 
@@ -85,7 +85,7 @@ def test_killed_between_last_save_and_record(make_run: MakeRun) -> None:
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 1}', "[]", '{"format": 9}'])
 def test_a_damaged_description_is_no_crash(tmp_path: Path, damage: str) -> None:
     (tmp_path / "checkpoint.json").write_text(damage)
-    assert checkpointing.why_unusable(tmp_path, "any")
+    assert checkpoint_directory.why_unusable(tmp_path, "any")
 
 
 def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_rows
 
 from hyperpod_ft.config import Training
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.metrics import duration
-from hyperpod_ft.engines.schedule import learning_rate, total_steps
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.schedule import learning_rate, total_steps
+from tests.training.conftest import write_rows
 
 pytestmark = pytest.mark.training
 

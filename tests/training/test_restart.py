@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from conftest import Jobs, MakeRun, curve, metrics
 
 from hyperpod_ft.run import Run
+from tests.training.conftest import Jobs, MakeRun, curve, metrics
 
 pytestmark = pytest.mark.training
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_checkpoints
 import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
-from tiny_checkpoints import ADAPTER, Sharding
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint import dcp
 from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapter, consolidate_model
 from hyperpod_ft.checkpoint.lora import AdapterConfig
 from hyperpod_ft.errors import UserError
+from tests.unit import tiny_checkpoints
+from tests.unit.tiny_checkpoints import ADAPTER, Sharding
 
 IDS = torch.arange(12).reshape(2, 6)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_checkpoints
 import torch
-from tiny_checkpoints import Sharding
 
 from hyperpod_ft.checkpoint import dcp
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.errors import UserError
+from tests.unit import tiny_checkpoints
+from tests.unit.tiny_checkpoints import Sharding
 
 TENSORS = {
     "column": torch.randn(6, 5),

@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_checkpoints
 import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import ADAPTER
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.lora import AdapterConfig
 from hyperpod_ft.checkpoint.merge import merge
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.errors import UserError
+from tests.unit import tiny_checkpoints
+from tests.unit.tiny_checkpoints import ADAPTER
 
 IDS = torch.arange(12).reshape(2, 6)
 

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-import tiny_checkpoints
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from tiny_checkpoints import add_checkpoint, run_on
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Record, Run
 from hyperpod_ft.stages import consolidate, merge
+from tests.unit import tiny_checkpoints
+from tests.unit.tiny_checkpoints import add_checkpoint, run_on
 
 IDS = torch.arange(12).reshape(2, 6)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from tiny_tokenizer import CHATML, CHATML_MARKED, make
 
 from hyperpod_ft.config import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.data.formats import prompt_of, render
 from hyperpod_ft.errors import UserError
+from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, make
 
 TOKENIZER: Any = make()
 

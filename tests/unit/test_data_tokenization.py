@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_tokenizer import CHATML, CHATML_MARKED, END, make
 
 from hyperpod_ft.config import Dataset
 from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.tokenization import Tokenized, TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import bos_ids, encode, pad_id, prompt_ids
+from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, END, make
 
 TOKENIZER: Any = make()
 PLAIN: Any = make(adds_bos=False)

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage_runs import finish, finished, make_run, start, tree
-from tiny_tokenizer import make, save
 
 from hyperpod_ft.data.prepared import Prepared
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
@@ -20,6 +18,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit.stage_runs import finish, finished, make_run, start, tree
+from tests.unit.tiny_tokenizer import make, save
 
 TOKENIZER: Any = make()
 GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k-train.jsonl"

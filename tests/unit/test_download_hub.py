@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
-from stage_runs import finished, make_run, start, tree
 
 from hyperpod_ft.run import Run
+from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
+from tests.unit.stage_runs import finished, make_run, start, tree
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 MODEL = {

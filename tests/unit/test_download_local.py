@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-from stage_runs import finished, make_run, tree
 
 from hyperpod_ft.download import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit.stage_runs import finished, make_run, tree
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 

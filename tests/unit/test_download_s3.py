@@ -10,12 +10,12 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from stage_runs import make_run, tree
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit.stage_runs import make_run, tree
 
 LARGE = os.urandom(1 << 20) * 20  # several ranges
 MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": LARGE}

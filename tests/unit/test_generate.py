@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_checkpoints
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +17,7 @@ from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import mean_loss
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import generate
+from tests.unit import tiny_checkpoints
 
 
 @pytest.fixture(scope="module")

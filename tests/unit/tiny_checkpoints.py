@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tiny_tokenizer
 import torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -21,6 +20,7 @@ from hyperpod_ft import runfile
 from hyperpod_ft.checkpoint.lora import AdapterConfig
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.run import Run
+from tests.unit import tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ADAPTER = AdapterConfig(r=3, alpha=4, rslora=False, target_modules=TARGETS)

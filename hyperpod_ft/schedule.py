@@ -5,6 +5,11 @@ import math
 from hyperpod_ft.config import Training
 
 
+def rows_per_step(training: Training, data_parallel: int) -> int:
+    """Training rows that one optimizer step takes, over all data-parallel ranks."""
+    return training.micro_batch_size * training.gradient_accumulation_steps * data_parallel
+
+
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:
     """Optimizer steps: `max_steps`, or as many as `epochs` passes over `rows` take, rounded up."""
     return training.max_steps or max(1, math.ceil(training.epochs * rows / rows_per_step))
