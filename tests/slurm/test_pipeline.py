@@ -76,8 +76,9 @@ class Head:
         assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
 
-    def status(self, run_file: str = "run.yaml", exit_status: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("status", run_file, "--json", status=exit_status))
+    def status(self, *run: str, exit_status: int = 0) -> dict[str, Any]:
+        """Of the run that was submitted last, or of the given one."""
+        found: dict[str, Any] = json.loads(self("status", *run, "--json", status=exit_status))
         return found
 
     def slurm(self, *arguments: str) -> str:
@@ -94,8 +95,12 @@ class Head:
     def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, self("status", status=1)
+            assert time.monotonic() < deadline, self.run("status").stdout
             time.sleep(0.2)
+
+    def wait_for_the_queue(self) -> None:
+        """Until Slurm has no job left."""
+        self.wait(lambda: not self.slurm("squeue", "--noheader"))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +114,7 @@ def head(cluster: LocalCluster, tmp_path: Path) -> Iterator[Head]:
     head = Head(tmp_path, cluster.environment() | {"HF_TOKEN": TOKEN, "XDG_STATE_HOME": str(tmp_path / "state")})
     yield head
     head.slurm("scancel", "--user", str(os.getuid()))
-    head.wait(lambda: not head.slurm("squeue", "--noheader"), 60)
+    head.wait_for_the_queue()
 
 
 def metrics(directory: str) -> list[dict[str, Any]]:
@@ -131,7 +136,7 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
     described = [head.slurm("scontrol", "show", "job", job["job_id"]) for job in jobs]
     assert "afterok" in described[2], "dataset waits for env and download"
 
-    head.wait(lambda: head.status()["state"] == "done" or "failed" in head("status", status=0))
+    head.wait_for_the_queue()
     status = head.status()
     assert [stage["state"] for stage in status["stages"]] == ["done"] * len(STAGES)
     run = Run.open(Path(status["directory"]))
@@ -186,7 +191,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     broken.touch()
     run_file = head.write(values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"})
     head("submit", run_file)
-    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+    head.wait_for_the_queue()
 
     status = head.status(exit_status=1)
     assert status["state"] == "failed"
@@ -194,7 +199,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     assert states["env"] == states["download"] == "done"
     assert states["dataset"] == "failed"
     assert {states[stage] for stage in STAGES[3:]} == {"cancelled"}
-    text = head("status", run_file, status=1)
+    text = head("status", status=1)
     assert "dataset failed: exit status 127" in text
     assert "| libneuron.so: cannot open shared object file" in text
     assert f"hyperpod-ft resume {os.path.relpath(status['directory'], head.directory)}" in text or (
@@ -204,7 +209,8 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     broken.unlink()
     resumed = head("resume")
     assert "Skipped: env, download" in resumed
-    head.wait(lambda: head.status()["state"] == "done")
+    head.wait_for_the_queue()
+    assert head.status()["state"] == "done"
 
 
 def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
@@ -216,7 +222,7 @@ def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
         directory = str(head.status(run_file)["directory"])
         if kill:
             kill(directory)
-        head.wait(lambda: not head.slurm("squeue", "--noheader"))
+        head.wait_for_the_queue()
         return metrics(directory)
 
     def kill_minus_nine(directory: str) -> None:
@@ -228,7 +234,7 @@ def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
                 continue
             if b"hyperpod_ft.stages.train" in command and directory.encode() in command:
                 os.kill(int(process.name), signal.SIGKILL)
-        head.wait(lambda: not head.slurm("squeue", "--noheader"))
+        head.wait_for_the_queue()
         assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
         head("resume", "killed.yaml")
 
@@ -248,7 +254,7 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     progress = head.status()["progress"]
     assert progress["total_steps"] == 400 and progress["step"] >= 2
     assert "cancelled train" in head("cancel")
-    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+    head.wait_for_the_queue()
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
     assert states["train"] == states["merge"] == "cancelled"
     left = subprocess.run(["pgrep", "--full", directory], capture_output=True, text=True, check=False).stdout
@@ -285,7 +291,7 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     cluster.kill_node("node2")
     head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
     cluster.start_node("node2")
-    head.wait(lambda: not head.slurm("squeue", "--noheader"))
+    head.wait_for_the_queue()
     assert head.status()["state"] == "done"
     assert [row["step"] for row in metrics(directory)] == list(range(1, 25))
     assert Run.open(Path(directory)).record("train").facts["resumed_from"][0] % 4 == 0  # type: ignore[union-attr]
