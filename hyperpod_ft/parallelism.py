@@ -1,7 +1,9 @@
 """Degrees of parallelism and the ranks they need; a combination that cannot divide is refused with its arithmetic."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config import RunConfig
@@ -57,6 +59,19 @@ def degrees(config: RunConfig) -> Degrees:
             "choose a divisor",
         )
     return result
+
+
+def check_model_directory(wanted: Degrees, directory: Path, engine: str) -> None:
+    """`check_model` for a model on disk, so that a job on a CPU finds out, or nobody has to be asked.
+
+    Families that spell these keys in their own way are left to the engine, which knows their attributes.
+    """
+    try:
+        model_config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory / 'config.json'}: {error}", "is this a Hugging Face model?") from error
+    if isinstance(model_config, dict) and {"num_attention_heads", "num_hidden_layers"} <= model_config.keys():
+        check_model(wanted, model_config, engine)
 
 
 def check_model(wanted: Degrees, model_config: Mapping[str, Any], engine: str) -> None:

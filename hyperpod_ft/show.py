@@ -19,7 +19,7 @@ from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
 from hyperpod_ft.run import Job, Run
 from hyperpod_ft.schedule import rows_per_step
-from hyperpod_ft.submit import Selection, choose
+from hyperpod_ft.submit import Selection, check, choose
 
 _POLL_SECONDS = 1.0
 _LINE_EVERY_SECONDS = 10.0
@@ -38,6 +38,7 @@ def shown(path: Path | str) -> str:
 
 def plan_as_dict(run: Run) -> dict[str, Any]:
     """The plan with what is known only on this volume: what is done, and the steps."""
+    check(run)
     will_run = {stage.name for stage in choose(run, Selection())}
     values = run.plan.as_dict()
     for stage in values["stages"]:

@@ -12,6 +12,7 @@ from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import active_jobs
+from hyperpod_ft.parallelism import check_model_directory
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now
@@ -93,8 +94,17 @@ def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...
         return tuple(job for job in run.jobs()[-len(stages) :] if job.stage in names)
 
 
+def check(run: Run) -> None:
+    """Refuse what the model cannot be divided by, when the model is here already; `download` does it otherwise."""
+    for directory in (run.base_model, Path(run.config.model.source)):
+        if directory.is_absolute() and directory.is_dir():
+            check_model_directory(run.plan.degrees, directory, run.config.engine)
+            return
+
+
 def prepare(run: Run) -> list[Path]:
     """Write the run directory, ready for `sbatch`; returns the scripts in order."""
+    check(run)
     _make(run.logs)
     kit = Kit(Path(sys.executable), snapshot(run.root))
     publish.write_text(run.config_path, run.yaml())

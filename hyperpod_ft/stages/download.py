@@ -12,6 +12,7 @@ from hyperpod_ft.download.asset import Manifest, ensure
 from hyperpod_ft.download.listing import Source, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
+from hyperpod_ft.parallelism import check_model_directory
 from hyperpod_ft.run import Run
 from hyperpod_ft.sources import Asset
 from hyperpod_ft.stages.stage import Result, main
@@ -29,6 +30,7 @@ def work(run: Run) -> Result:
         model_files(_MODEL, model.source),
         run.base_model,
     )
+    check_model_directory(run.plan.degrees, run.base_model, run.config.engine)
     fetched_dataset = ensure(
         "dataset",
         _DATASET,

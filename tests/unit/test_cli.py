@@ -55,6 +55,10 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert "did you mean learning_rate?" in refused(
         "plan", "quickstart", "--set", "training.learning_rat=1", cwd=tmp_path
     )
+    assert "does not divide the model's 4 key/value heads" in refused(
+        *("plan", "quickstart", "--set", "parallelism.tensor_parallel=8", "--set", "parallelism.ranks_per_node=8"),
+        cwd=tmp_path,
+    )
     assert "no recipe 'x'" in refused("init", "x", cwd=tmp_path)
     assert "no run was submitted yet" in refused("status", cwd=tmp_path)
     assert "no run.yaml in it" in refused("status", str(tmp_path), cwd=tmp_path)

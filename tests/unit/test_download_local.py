@@ -20,13 +20,13 @@ def local_run(tmp_path: Path) -> Run:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json", "optimizer.pt", "pytorch_model.bin"):
-        (model / name).write_text(name)
+        (model / name).write_text("{}" if name == "config.json" else name)
     (tmp_path / "rows.txt.jsonl").write_bytes(ROWS)
     return make_run(tmp_path, str(model), {"source": str(tmp_path / "rows.txt.jsonl"), "format": "dolly"})
 
 
 def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("config.json"))
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("{}"))
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
     assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}
