@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hyperpod_ft.errors import UserError
 
@@ -54,11 +55,11 @@ class Rows:
     def max_length(self) -> int:
         return int(self._input_ids.shape[1])
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> Batch:
+    def batch(self, rows: NDArray[np.int64], device: torch.device) -> Batch:
         arrays = (self._input_ids, self._labels, self._position_ids)
         return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
 
-    def label_tokens(self, rows: np.ndarray) -> int:
+    def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """Tokens of these rows that count in the loss: the first of a row has nothing that predicts it."""
         return int(np.count_nonzero(self._labels[rows, 1:] != IGNORED))
 
@@ -77,7 +78,7 @@ class DataOrder:
     def rows_per_step(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
 
-    def step(self, step: int) -> np.ndarray:
+    def step(self, step: int) -> NDArray[np.int64]:
         """Row numbers of optimizer step `step` (from 1), int64 [rows_per_step]."""
         first = (step - 1) * self.rows_per_step
         positions = np.arange(first, first + self.rows_per_step)
@@ -88,14 +89,14 @@ class DataOrder:
             result[chosen] = _permutation(self.seed, int(epoch), self.rows)[positions[chosen] % self.rows]
         return result
 
-    def micro_batches(self, step: int, data_parallel_rank: int) -> np.ndarray:
+    def micro_batches(self, step: int, data_parallel_rank: int) -> NDArray[np.int64]:
         """This rank's part of a step, int64 [gradient_accumulation_steps, micro_batch_size]."""
         shape = (self.gradient_accumulation_steps, self.data_parallel, self.micro_batch_size)
         return self.step(step).reshape(shape)[:, data_parallel_rank]
 
 
 @lru_cache(maxsize=2)  # a step may span two epochs
-def _permutation(seed: int, epoch: int, rows: int) -> np.ndarray:
+def _permutation(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
     # PCG64 and SeedSequence are stable across NumPy versions and machines; Generator.permutation's own stream is
     # not promised to be, so the permutation is the order of random keys instead
     keys = np.random.Generator(np.random.PCG64([seed, epoch])).random(rows)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, optimization
@@ -132,7 +133,7 @@ class Attempt:
         sum_partial_gradients(self.model.partial, self.mesh.get_group("tp"))
         return total
 
-    def _loss(self, rows: np.ndarray) -> torch.Tensor:
+    def _loss(self, rows: NDArray[np.int64]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of these rows, fp32 []."""
         batch = self.rows.batch(rows, self.device)
         # no attention mask: transformers derives one from position_ids that keeps packed documents apart
