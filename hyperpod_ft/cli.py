@@ -19,6 +19,7 @@ from hyperpod_ft.monitor import active_jobs, all_runs, latest_jobs, launcher_of,
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
+from hyperpod_ft.selection import Selection
 from hyperpod_ft.slurm import Slurm
 
 app = typer.Typer(
@@ -77,7 +78,7 @@ def init(
 @app.command()
 def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show the stages of a run: which will be skipped and why, ranks and degrees, steps per epoch."""
-    run = Run(runfile.load(runfile.find(run_file), overrides or ()))
+    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
     if as_json:
         print(json.dumps(show.plan_as_dict(run), indent=2))
     else:
@@ -93,7 +94,7 @@ def render_command(
     overrides: Overrides = None,
 ) -> None:
     """Write the run's sbatch scripts without submitting them. Into the run directory, they are ready for sbatch."""
-    run = Run(runfile.load(runfile.find(run_file), overrides or ()))
+    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
     if output is None:
         scripts = submission.prepare(run)
     else:
@@ -119,20 +120,23 @@ def submit(
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
     """Submit what has to run, as a chain of jobs. What is done already is skipped."""
-    run = Run(runfile.load(runfile.find(run_file), overrides or ()))
-    _submit(run, _launcher(launcher, run.config), submission.Selection(start, only, force), watch)
+    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
+    _submit(run, _launcher(launcher, run.config), Selection(start, only, force), watch)
 
 
 @app.command()
 def resume(
     run: RunReference = None,
     overrides: Overrides = None,
-    launcher: Annotated[str, typer.Option("--launcher", help="`slurm`, or `process` where there is none.")] = "slurm",
+    launcher: Annotated[
+        str | None, typer.Option("--launcher", help="`slurm` or `process`; as before when left out.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
     """Submit what is left of a run that failed, was cancelled or was cut short. Training continues where it was."""
     opened = _open(run, overrides)
-    _submit(opened, _launcher(launcher, opened.config), submission.Selection(), watch)
+    before = next((job.launcher for job in reversed(opened.jobs())), "slurm")
+    _submit(opened, _launcher(launcher or before, opened.config), Selection(), watch)
 
 
 @app.command(name="status")
@@ -185,20 +189,21 @@ def list_command(
         show.runs(chosen, statuses)
 
 
-def _submit(run: Run, launcher: Launcher, selection: submission.Selection, watch: bool) -> None:
-    jobs = submission.submit(run, launcher, selection)
+def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool) -> None:
+    slurm = _slurm(run.config)
+    jobs = submission.submit(run, launcher, slurm, selection)
     remember(run)
     show.submitted(run, jobs)
-    if watch and not show.watch(run, _slurm(run.config)):
+    if watch and not show.watch(run, slurm):
         raise typer.Exit(1)
 
 
 def _open(reference: str | None, overrides: list[str] | None) -> Run:
-    if reference is None:
-        return last_run()
-    if Path(reference).is_dir():
-        return Run.open(Path(reference))
-    run = Run(runfile.load(runfile.find(reference), overrides or ()))
+    if reference is None or Path(reference).is_dir():
+        if overrides:
+            raise UserError("--set: a run directory is frozen", "give the run file that it was submitted with")
+        return last_run() if reference is None else Run.open(Path(reference))
+    run = Run.of(runfile.load(runfile.find(reference), overrides or ()))
     if not latest_jobs(run):
         raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
     return run

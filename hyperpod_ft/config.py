@@ -32,6 +32,16 @@ _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACC
 _ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
+def time_limit_seconds(limit: str) -> int:
+    """Seconds of a Slurm time limit: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def _plain_path(value: str) -> str:
     if bad := _UNSAFE_PATH.search(value):
         raise ValueError(f"the path holds {bad.group()!r}; use letters, digits, spaces and ./@+=,:~-_ only")
@@ -77,10 +87,13 @@ class Cluster(Section):
         description="Directory on the volume that every node sees; models, datasets, environments and runs"
         " live below it. A relative path starts at the run file's directory.",
     )
-    instance_type: str = Field("trn1.32xlarge", description="Instance type of the training nodes, or `local`.")
+    instance_type: str = Field(
+        "local", description="Instance type of the training nodes; `local` for CPU cores, of any machine."
+    )
     nodes: PositiveInt = Field(1, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
-        None, description="Slurm partition of the stages that train. HyperPod names its default one `dev`."
+        None,
+        description="Slurm partition of the stages that ask for accelerators. HyperPod names its default one `dev`.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Partition of the stages that need no accelerator; `partition` when left out."
@@ -93,7 +106,15 @@ class Cluster(Section):
         description="Time limit of the stages that train, in Slurm's form [days-]hours:minutes:seconds.",
     )
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
-    cpus_per_cpu_stage: PositiveInt = Field(8, description="CPUs each stage without accelerators asks for.")
+    cpus_per_cpu_stage: PositiveInt = Field(
+        8, description="CPUs each stage without accelerators asks for; at most 2 on instance type `local`."
+    )
+    memory_gb_per_cpu_stage: PositiveInt | None = Field(
+        None, description="Memory each stage without accelerators asks for, in GB; Slurm's default when left out."
+    )
+    mail_user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}$")] | None = Field(
+        None, description="Whom Slurm tells when a job fails, runs out of time, or can never start."
+    )
     environment: dict[str, str] = Field(
         default_factory=dict,
         description="Further environment variables for every job. Never a secret: those are inherited from"
@@ -224,7 +245,11 @@ class Training(Section):
         "bf16",
         description="`bf16` computes in bfloat16 with fp32 trainable weights; `fp32` computes in fp32.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Recompute activations in the backward pass, and with data parallelism gather layers again in it:"
+        " less memory for more time.",
+    )
     log_every_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step always saves.")
     keep_checkpoints: PositiveInt = Field(2, description="Newest complete checkpoints kept on disk.")
@@ -288,6 +313,11 @@ class RunConfig(Section):
         device = CATALOGUE[self.cluster.instance_type].device
         if self.engine == "neuron" and device != "neuron":
             raise ValueError(f"engine neuron needs a trn instance type, not {self.cluster.instance_type}")
+        if self.engine == "torch" and device == "neuron":
+            if self.cluster.instance_type.startswith("trn1"):
+                raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
+            if self.env.python is None:
+                raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
         if self.engine == "torch" and self.parallelism.pipeline_parallel > 1:
             raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
         if self.training.method == "full" and self.merge.dtype != "base":

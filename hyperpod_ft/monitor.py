@@ -1,16 +1,19 @@
 """What a run is doing now: the records first, then the launcher's word, then what the scripts left behind."""
 
 import json
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState, Launcher
 from hyperpod_ft.process import Process
 from hyperpod_ft.run import Job, Run
 from hyperpod_ft.schedule import rows_per_step, total_steps
+from hyperpod_ft.selection import choose
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "not run"]
 
@@ -88,13 +91,16 @@ def active_jobs(run: Run, slurm: Launcher) -> list[Job]:
 def status(run: Run, slurm: Launcher) -> RunStatus:
     """The state of every stage and of the run."""
     jobs, states = latest_jobs(run), job_states(run, slurm)
-    stages = tuple(_stage_status(run, stage.name, jobs.get(stage.name), states) for stage in run.plan.stages)
+    needed = {stage.name for stage in choose(run)}
+    stages = tuple(
+        _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
+    )
     return RunStatus(
         run.config.name, str(run.directory), str(run.tuned_model), _overall(stages), stages, _progress(run, stages)
     )
 
 
-def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, JobState]) -> StageStatus:
+def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, JobState], needed: bool) -> StageStatus:
     reason = run.why_not_done(stage)
     job_id = job.job_id if job else ""
     log = run.log(stage, job_id)
@@ -103,6 +109,8 @@ def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, Jo
         record = run.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
         return StageStatus(stage, "done", done_elsewhere, job_id, record.seconds if record else None, log_path)
+    if not needed and not (job_id in states and states[job_id].active):
+        return StageStatus(stage, "done", f"{reason}, and nothing needs it", job_id, None, log_path)
     if job is None:
         return StageStatus(stage, "not run", "" if reason == "has not run" else reason)
     state, detail = _job_state(run, job, states.get(job_id))
@@ -176,6 +184,12 @@ def tail(path: Path, lines: int) -> list[str]:
 
 
 def all_runs(root: Path) -> list[Run]:
-    """The runs below a root, newest first."""
+    """The runs below a root, newest first; says on stderr which cannot be opened."""
     found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [Run.open(path.parent) for path in found]
+    runs = []
+    for path in found:
+        try:
+            runs.append(Run.open(path.parent))
+        except UserError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+    return runs

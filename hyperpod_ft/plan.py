@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,6 +57,18 @@ class Plan:
         """Runs that would train the same thing are one run; what follows training may change within it."""
         return self["train"].fingerprint[:12]
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        """The plan that `as_dict` described. Raises KeyError or TypeError when it is none."""
+        layout = values["degrees"]
+        return cls(
+            tuple(
+                StagePlan(**stage | {"needs": tuple(stage["needs"]), "resources": Resources(**stage["resources"])})
+                for stage in values["stages"]
+            ),
+            Degrees(**{name: layout[name] for name in Degrees.__dataclass_fields__}),
+        )
+
     def following(self, name: str) -> tuple[StagePlan, ...]:
         """The stage and all that come after it."""
         names = [stage.name for stage in self.stages]
@@ -95,7 +107,7 @@ def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
 
 
 _STAGES: dict[Stage, _Definition] = {
-    "env": _Definition(1, (), lambda config, _: [config.env.model_dump(), requirements(config.engine)], shared=True),
+    "env": _Definition(1, (), lambda config, _: config.env.python or [requirements(config.engine)], shared=True),
     "download": _Definition(
         1,
         (),
@@ -111,14 +123,21 @@ _STAGES: dict[Stage, _Definition] = {
         lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
         shared=True,
     ),
-    "precompile": _Definition(1, ("dataset",), _training_inputs, trains=True),
-    "train": _Definition(1, ("dataset",), _training_inputs, trains=True),
+    "precompile": _Definition(1, ("env", "download", "dataset"), _training_inputs, trains=True),
+    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, trains=True),
     # with method full, what it writes is the final model
     "consolidate": _Definition(
-        1, ("train",), lambda config, _: config.merge.model_dump() if config.training.method == "full" else None
+        1,
+        ("env", "download", "train"),
+        lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
     ),
-    "merge": _Definition(1, ("consolidate",), lambda config, _: config.merge.model_dump()),
-    "generate": _Definition(1, ("merge",), lambda config, _: config.generate.model_dump(), accelerated=True),
+    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump()),
+    "generate": _Definition(
+        1,
+        ("env", "download", "dataset", "consolidate", "merge"),
+        lambda config, _: config.generate.model_dump(),
+        accelerated=True,
+    ),
 }
 
 
@@ -130,15 +149,11 @@ def plan(config: RunConfig) -> Plan:
     fingerprints: dict[str, str] = {}
     for name in chosen:
         definition = _STAGES[name]
-        needs = _existing_needs(definition.needs, chosen)
-        if name == "train" and "precompile" in chosen:
-            needs = ("precompile",)
+        needs = tuple(need for need in definition.needs if need in chosen)
+        # Where an interpreter lies, or which pins it was built from, makes no other run: records name the versions.
+        inherited = [fingerprints[need] for need in needs if need != "env"]
         fingerprints[name] = _fingerprint(
-            name,
-            definition.version,
-            config.engine,
-            definition.depends_on(config, layout),
-            [fingerprints[need] for need in needs],
+            name, definition.version, config.engine, definition.depends_on(config, layout), inherited
         )
         stages.append(
             StagePlan(
@@ -160,14 +175,6 @@ def _applies(name: Stage, config: RunConfig) -> bool:
     return name != "merge" or config.training.method == "lora"
 
 
-def _existing_needs(needs: tuple[Stage, ...], chosen: Iterable[Stage]) -> tuple[Stage, ...]:
-    present = set(chosen)
-    result: list[Stage] = []
-    for need in needs:
-        result.extend([need] if need in present else _existing_needs(_STAGES[need].needs, chosen))
-    return tuple(result)
-
-
 def _fingerprint(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -180,7 +187,7 @@ def _resources(config: RunConfig, definition: _Definition) -> Resources:
         # Whole nodes where there are accelerators; on the local CPU as many CPUs as ranks.
         cpus = None if instance.has_accelerators else degrees(config).ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
-    if definition.accelerated and instance.has_accelerators:
+    if definition.accelerated and instance.has_accelerators and config.engine == "torch":
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
     cpus = cluster.cpus_per_cpu_stage if instance.has_accelerators else min(cluster.cpus_per_cpu_stage, 2)
     return Resources(1, cpus, cluster.cpu_partition or cluster.partition, cluster.cpu_time_limit)

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hyperpod_ft.errors import UserError
 
@@ -93,10 +94,11 @@ def _fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path, waiting: str = "") -> Iterator[None]:
+def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[None]:
     """Hold `path` exclusively, across nodes when the file system supports flock, until the block or process ends.
 
-    Prints `waiting` when another process holds it. Raises UserError where the volume has no locks.
+    Prints `waiting` when another process holds it. Raises UserError where the volume has no locks, or when after
+    `patience` seconds it is still held.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
@@ -105,7 +107,7 @@ def lock(path: Path, waiting: str = "") -> Iterator[None]:
         except BlockingIOError:
             if waiting:
                 print(waiting, flush=True)
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            _wait(stream, path, patience)
         except OSError as error:
             if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
                 raise UserError(
@@ -113,6 +115,19 @@ def lock(path: Path, waiting: str = "") -> Iterator[None]:
                 ) from error
             raise
         yield
+
+
+def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
+    if patience is None:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        return
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.5)
+    raise UserError(f"{path}: another job still holds this after {patience:.0f} s", "wait for it, or cancel it")
 
 
 def sha256(path: Path) -> str:

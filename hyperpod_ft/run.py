@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,10 @@ from hyperpod_ft.sources import Asset
 
 @dataclass(frozen=True)
 class Output:
-    """One file a stage left: its path relative to `cluster.root`, size in bytes and SHA-256."""
+    """One file a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
+
+    The digest is empty for what a stage with accelerators left, which would wait while a CPU reads it all again.
+    """
 
     path: str
     size: int
@@ -67,27 +69,36 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """A resolved run file and where its execution lives."""
+    """A resolved run file, its plan, and where its execution lives."""
 
     config: RunConfig
+    plan: Plan
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Run":
+        """The run of a resolved run file. Raises UserError when its degrees do not divide."""
+        return cls(config, plan(config))
 
     @classmethod
     def open(cls, directory: Path) -> "Run":
-        """The run in a run directory. Raises UserError when it is none, or was moved away from its root."""
+        """The run in a run directory, as it was planned, whatever today's kit would plan.
+
+        Raises UserError when it is none, is damaged, or was moved away from its root.
+        """
         frozen = directory / "run.yaml"
         if not frozen.is_file():
             raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
-        run = cls(runfile.validate(runfile.parse(frozen), str(frozen)))
+        config = runfile.validate(runfile.parse(frozen), str(frozen))
+        try:
+            run = cls(config, Plan.from_dict(json.loads((directory / "plan.json").read_text(encoding="utf-8"))))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{directory}: no usable plan.json in it", f"submit {frozen} as a run file") from error
         if run.directory.resolve() != directory.resolve():
             raise UserError(
                 f"{frozen}: was edited or moved: it describes the run {run.directory}",
                 "submit it as a run file instead: hyperpod-ft submit FILE",
             )
         return run
-
-    @cached_property
-    def plan(self) -> Plan:
-        return plan(self.config)
 
     @property
     def root(self) -> Path:
@@ -237,12 +248,17 @@ class Run:
     def add_job(self, job: Job) -> None:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
 
-    def describe(self, paths: Iterable[Path]) -> tuple[Output, ...]:
+    def describe(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with size and digest."""
         files = [file for path in paths for file in publish.files_below(path)]
         return tuple(
             Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file)) for file in files
         )
+
+    def freeze(self) -> None:
+        """Write what `open` reads."""
+        publish.write_text(self.config_path, self.yaml())
+        publish.write_json(self.plan_path, self.plan.as_dict())
 
     def yaml(self) -> str:
         """The resolved run file."""

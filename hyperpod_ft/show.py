@@ -19,9 +19,11 @@ from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
 from hyperpod_ft.run import Job, Run
 from hyperpod_ft.schedule import rows_per_step
-from hyperpod_ft.submit import Selection, check, choose
+from hyperpod_ft.selection import choose
+from hyperpod_ft.submit import check
 
-_POLL_SECONDS = 1.0
+# a local cluster is nobody else's; a shared slurmctld is spared
+_POLL_SECONDS = {True: 1.0, False: 10.0}
 _LINE_EVERY_SECONDS = 10.0
 _SLURM_ATTEMPTS = 20
 _SLURM_RETRY_SECONDS = 15.0
@@ -39,7 +41,7 @@ def shown(path: Path | str) -> str:
 def plan_as_dict(run: Run) -> dict[str, Any]:
     """The plan with what is known only on this volume: what is done, and the steps."""
     check(run)
-    will_run = {stage.name for stage in choose(run, Selection())}
+    will_run = {stage.name for stage in choose(run)}
     values = run.plan.as_dict()
     for stage in values["stages"]:
         stage["runs"] = stage["name"] in will_run
@@ -78,7 +80,7 @@ def plan(run: Run) -> None:
         table.add_row(
             stage["name"],
             "run" if stage["runs"] else "skip",
-            (stage["reason"] or "asked for again") if stage["runs"] else needed,
+            stage["reason"] if stage["runs"] else needed,
             str(resources["nodes"]),
             resources["partition"] or "default",
             stage["fingerprint"],
@@ -152,6 +154,10 @@ def watch(run: Run, slurm: Launcher) -> bool:
     return current.state == "done"
 
 
+def _pause(run: Run) -> None:
+    time.sleep(_POLL_SECONDS[run.config.cluster.instance_type == "local"])
+
+
 def _ended(current: RunStatus) -> bool:
     return not any(stage.state in ("running", "pending") for stage in current.stages)
 
@@ -174,7 +180,7 @@ def _watch_terminal(run: Run, slurm: Launcher) -> RunStatus:
             live.update(_status_table(current), refresh=True)
             if _ended(current):
                 return current
-            time.sleep(_POLL_SECONDS)
+            _pause(run)
 
 
 def _watch_lines(run: Run, slurm: Launcher) -> RunStatus:
@@ -192,7 +198,7 @@ def _watch_lines(run: Run, slurm: Launcher) -> RunStatus:
             print(f"{_clock()}  {'train':<12} {_progress(current)}", flush=True)
         if _ended(current):
             return current
-        time.sleep(_POLL_SECONDS)
+        _pause(run)
 
 
 def _is_training(stages: Iterable[StageStatus]) -> bool:
@@ -245,7 +251,7 @@ def log(run: Run, slurm: Launcher, stage: str | None, follow: bool) -> None:
             print(f"no log: stage {chosen.stage}: {chosen.state}")
         if ended:
             return
-        time.sleep(_POLL_SECONDS)
+        _pause(run)
 
 
 def _choose_log(current: RunStatus, stage: str | None) -> StageStatus:

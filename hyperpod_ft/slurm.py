@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +24,6 @@ class Slurm:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
-
-    @staticmethod
-    def installed() -> bool:
-        return shutil.which("sbatch") is not None
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
         """One sbatch a stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.

@@ -5,81 +5,36 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.engines import require_engine
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import active_jobs
 from hyperpod_ft.parallelism import check_model_directory
-from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.plan import plan
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now
+from hyperpod_ft.selection import Selection, choose
 from hyperpod_ft.sources import shipped
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which stages a submission is about: all, from one on, or only one; `force` runs them though they are done."""
-
-    start: str | None = None
-    only: str | None = None
-    force: bool = False
-
-
-def choose(run: Run, selection: Selection) -> tuple[StagePlan, ...]:
-    """The stages that have to run, in order. Empty when all is done.
-
-    Works backwards from what follows training, the products of a run: what is done needs nothing, so checkpoints
-    may be deleted once they are consolidated.
-    Raises UserError for an unknown stage, or one that needs what was not selected.
-    """
-    for name in (selection.start, selection.only):
-        if name is not None and name not in run.plan:
-            known = ", ".join(stage.name for stage in run.plan.stages)
-            raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
-    if selection.start and selection.only:
-        raise UserError("--from and --only exclude each other", "give one")
-    if selection.only:
-        selected: set[str] = {selection.only}
-        targets: list[str] = [selection.only]
-    else:
-        selected = {
-            stage.name for stage in (run.plan.following(selection.start) if selection.start else run.plan.stages)
-        }
-        targets = [stage.name for stage in run.plan.following("train") if stage.name != "train"]
-    chosen: set[str] = set()
-    if selection.force:
-        targets = sorted(selected)
-    while targets:
-        name = targets.pop()
-        forced = selection.force and name in selected
-        if name in chosen or not (forced or run.why_not_done(name)):
-            continue
-        if name not in selected:
-            raise UserError(
-                f"stage {name} is needed and {run.why_not_done(name)}",
-                "submit without --from and --only, or from there",
-            )
-        chosen.add(name)
-        targets += run.plan[name].needs
-    return tuple(stage for stage in run.plan.stages if stage.name in chosen)
-
-
-def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...]:
+def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) -> tuple[Job, ...]:
     """Submit what has to run and return the jobs; none when all is done.
 
-    Raises UserError when jobs of this run are still active, or the engine cannot train here.
+    `slurm` is asked about earlier jobs of the run that it may still have. Raises UserError when jobs of this run are
+    still active, when this version has not the engine, or would not plan the run as it was planned.
     """
-    if run.config.engine == "neuron":
+    require_engine(run.config.engine)
+    if run.plan != plan(run.config):
         raise UserError(
-            f"engine neuron: hyperpod-ft {__version__} plans and renders it, but cannot train with it yet",
-            "use `plan` and `render`, or engine: torch",
+            f"{run.directory}: was planned by another version of hyperpod-ft",
+            f"go on with that version, or begin a run that shares what it can: hyperpod-ft submit {run.config_path}",
         )
     _make(run.logs)
     with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
-        if active := active_jobs(run, launcher):
+        if active := active_jobs(run, slurm):
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
             raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
         stages = choose(run, selection)
@@ -89,9 +44,9 @@ def submit(run: Run, launcher: Launcher, selection: Selection) -> tuple[Job, ...
         if selection.force:
             for stage in stages:
                 _discard(run, stage.name)
+        earlier = len(run.jobs())
         launcher.submit(run, stages, run.add_job)
-        names = {stage.name for stage in stages}
-        return tuple(job for job in run.jobs()[-len(stages) :] if job.stage in names)
+        return tuple(run.jobs()[earlier:])
 
 
 def check(run: Run) -> None:
@@ -107,8 +62,7 @@ def prepare(run: Run) -> list[Path]:
     check(run)
     _make(run.logs)
     kit = Kit(Path(sys.executable), snapshot(run.root))
-    publish.write_text(run.config_path, run.yaml())
-    publish.write_json(run.plan_path, run.plan.as_dict())
+    run.freeze()
     scripts = render(run, kit)
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)

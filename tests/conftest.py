@@ -42,6 +42,6 @@ def run_file_values(root: Path, **overrides: Any) -> dict[str, Any]:
 def make_run(tmp_path: Path) -> Callable[..., Run]:
     def make(**overrides: Any) -> Run:
         values = run_file_values(tmp_path / "root", **overrides)
-        return Run(runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path))
+        return Run.of(runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path))
 
     return make

@@ -7,38 +7,20 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.model_files import BESIDE_WEIGHTS
 
 CONFIG = "config.json"
-
-# Everything else in a model's directory is weights in some form, an index of them, or about the base alone (README.md).
-_CARRIED = (
-    CONFIG,
-    "generation_config.json",
-    "tokenizer*.json",
-    "tokenizer.model*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.tiktoken",
-    "spiece.model",
-    "sentencepiece*.model",
-    "chat_template.*",
-    "additional_chat_templates/*.jinja",
-    "LICENSE*",
-    "LICENCE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    # code that config.json's auto_map names
-    "*.py",
-)
 
 
 def copy_files(base: Path, target: Path) -> list[str]:
     """Copy all that is not weights; contents, not links, with modes by the umask. Returns the names."""
     names = sorted(
-        {file.relative_to(base).as_posix() for pattern in _CARRIED for file in base.glob(pattern) if file.is_file()}
+        {
+            file.relative_to(base).as_posix()
+            for pattern in BESIDE_WEIGHTS
+            for file in base.glob(pattern)
+            if file.is_file()
+        }
     )
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)

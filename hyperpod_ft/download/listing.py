@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.model_files import BESIDE_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,14 @@ class Source(Protocol):
 # What transformers loads: model.safetensors, or shards with their index. Not `consolidated.safetensors`,
 # `model.fp16.safetensors` or `original/`, which hold the same weights once more.
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
-_BESIDE_WEIGHTS = (
-    "model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.tiktoken",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.*",
-    "additional_chat_templates/*.jinja",
-    "LICENSE*",
-    "LICENCE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    "README.md",
-)
+_FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 
 
 def model_files(where: str, source: str) -> Choice:
     """Chooses safetensors, configuration, tokenizer and licence; never pickled weights."""
 
     def choose(files: Sequence[File]) -> Sequence[File]:
-        wanted = [file for file in files if _WEIGHTS.fullmatch(file.name) or _matches(file.name, _BESIDE_WEIGHTS)]
+        wanted = [file for file in files if _WEIGHTS.fullmatch(file.name) or _matches(file.name, _FILES)]
         if not any(_WEIGHTS.fullmatch(file.name) for file in wanted):
             raise UserError(
                 f"{where}: {source} has no safetensors weights (model.safetensors)",
@@ -108,7 +89,7 @@ def dataset_files(where: str, source: str, patterns: Sequence[str]) -> Choice:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     # The first kind of pattern has no directory in it, so that `tokenizer*` does not reach into `tokenizer/`.
-    if patterns is _BESIDE_WEIGHTS:
+    if patterns is _FILES:
         patterns = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

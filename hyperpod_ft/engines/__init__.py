@@ -37,8 +37,16 @@ class Engine(Protocol):
         """
 
 
+def require_engine(name: str) -> None:
+    """Raise UserError when this version cannot train with the engine."""
+    if name not in _MODULES:
+        raise UserError(
+            f"engine: this version of hyperpod-ft plans and renders {name} runs, but cannot train them yet",
+            "use `plan` and `render`, or engine: torch",
+        )
+
+
 def engine(name: str) -> Engine:
     """The engine of that name. Raises UserError when this version has none."""
-    if name not in _MODULES:
-        raise UserError(f"engine: {name} is not in this version of hyperpod-ft", "use engine: torch")
+    require_engine(name)
     return cast(Engine, importlib.import_module(_MODULES[name]))

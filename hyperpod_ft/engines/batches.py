@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.errors import UserError
-
-IGNORED = -100  # label of a token that does not count in the loss
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, optimization
-from hyperpod_ft.engines.batches import IGNORED, DataOrder, Rows
+from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
 from hyperpod_ft.engines.mesh import device_mesh, device_of

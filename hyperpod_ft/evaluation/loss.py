@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import Split
 
 # What one forward pass takes at most; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
@@ -39,7 +40,7 @@ def mean_loss(model: PreTrainedModel, split: Split, max_rows: int) -> Loss | Non
             for array in (split.input_ids, split.labels, split.position_ids)
         )
         logits = model(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).logits
-        counted = labels[:, 1:] != -100
+        counted = labels[:, 1:] != IGNORED
         total += float(cross_entropy(logits[:, :-1][counted].float(), labels[:, 1:][counted], reduction="sum"))
         tokens += int(counted.sum())
     return Loss(total / tokens, tokens, rows, len(split)) if tokens else None

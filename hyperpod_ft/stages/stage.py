@@ -15,14 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hyperpod_ft import publish
+from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.run import Record, Run, utc_now
 
+# long enough for the last attempt of a requeued job to end
+_TRAINING_PATIENCE_SECONDS = 120
 # The volume's fault, not the kit's: no traceback helps.
 _VOLUME_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE)
 _REPORTED_PACKAGES = (
-    "hyperpod-ft",
     "torch",
     "transformers",
     "peft",
@@ -66,7 +67,9 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     for need in planned.needs:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
-    with publish.lock(run.lock_path(name), waiting=f"{name}: another job is doing this; waiting for it"):
+    # a job with accelerators does not sit on them until another is done with the same work
+    patience = _TRAINING_PATIENCE_SECONDS if planned.trains else None
+    with publish.lock(run.lock_path(name), f"{name}: another job is doing this; waiting for it", patience):
         if run.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)
             return
@@ -76,7 +79,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             stage=name,
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
-            outputs=run.describe(result.outputs),
+            outputs=run.describe(result.outputs, digests=not planned.trains),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),
@@ -89,7 +92,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that shape results, read without importing them."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "hyperpod-ft": __version__}
     for package in _REPORTED_PACKAGES:
         try:
             found[package] = metadata.version(package)

@@ -210,9 +210,9 @@ def make_run(tmp_path: Path) -> MakeRun:
         for key, value in (settings or {}).items():
             section, _, last = key.rpartition(".")
             (values.setdefault(section, {}) if section else values)[last] = value
-        run = Run(runfile.resolve(runfile.validate(values, name), tmp_path))
+        run = Run.of(runfile.resolve(runfile.validate(values, name), tmp_path))
         run.directory.mkdir(parents=True, exist_ok=True)
-        run.config_path.write_text(run.yaml())
+        run.freeze()
         if not run.base_model.exists():
             torch.manual_seed(7)
             AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)

@@ -94,7 +94,7 @@ def test_only_predicted_labels_are_counted(tmp_path: Path) -> None:
 
 
 def test_engine_neuron_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="neuron is not in this version"):
+    with pytest.raises(UserError, match="cannot train them yet"):
         engine("neuron")
 
 

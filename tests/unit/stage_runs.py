@@ -21,8 +21,8 @@ def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | No
         "model": {"source": model, "revision": revision},
         "dataset": dataset,
     }
-    run = Run(runfile.resolve(runfile.validate(values, "test"), base))
-    publish.write_text(run.config_path, run.yaml())
+    run = Run.of(runfile.resolve(runfile.validate(values, "test"), base))
+    run.freeze()
     finish(run, "env")
     return run
 

@@ -2,13 +2,16 @@
 
 import os
 import shlex
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft import runfile
+from hyperpod_ft.config import time_limit_seconds
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
 
@@ -18,7 +21,7 @@ MakeRun = Callable[..., Run]
 
 
 def flagship() -> dict[str, str]:
-    return render(Run(runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))), KIT)
+    return render(Run.of(runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))), KIT)
 
 
 def local_run() -> dict[str, str]:
@@ -27,7 +30,7 @@ def local_run() -> dict[str, str]:
     values["dataset"] |= {"source": "org/data"}
     values["cluster"]["root"] = "/shared"
     values["env"]["python"] = "/shared/venv/bin/python"
-    return render(Run(runfile.resolve(runfile.validate(values, "quickstart"), Path("/"))), KIT)
+    return render(Run.of(runfile.resolve(runfile.validate(values, "quickstart"), Path("/"))), KIT)
 
 
 GOLDEN = {
@@ -137,3 +140,28 @@ def test_precompile_is_the_training_command_under_graph_extraction() -> None:
     assert precompile == [
         line.replace('"$python" -m', '"$(dirname "$python")"/neuron_parallel_compile "$python" -m') for line in command
     ]
+
+
+def test_a_script_that_is_told_to_stop_says_so_in_its_exit_status(make_run: MakeRun, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\ntouch started\nexec sleep 60\n")
+    python.chmod(0o755)
+    run = make_run(env__python=str(python))
+    run.directory.mkdir(parents=True)
+    script = tmp_path / "merge.sbatch"
+    script.write_text(render(run, KIT)["merge"])
+    environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
+    with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
+    assert job.returncode == 143
+    assert run.exit_marker("merge", "7").read_text() == "143\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("30", 1800), ("30:30", 1830), ("2:00:00", 7200), ("1-0", 86400), ("1-02:30", 95400), ("2-00:00:01", 172801)],
+)
+def test_time_limits(limit: str, seconds: int) -> None:
+    assert time_limit_seconds(limit) == seconds

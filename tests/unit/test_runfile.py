@@ -183,7 +183,10 @@ def test_templates_belong_to_their_format(tmp_path: Path) -> None:
 def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "engine neuron needs a trn instance" in refused(tmp_path, engine="neuron")
     assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
-    assert load(tmp_path, cluster__instance_type="ml.trn1.32xlarge").cluster.instance_type == "trn1.32xlarge"
+    assert "does not run on trn1" in refused(tmp_path, cluster__instance_type="trn1.32xlarge")
+    assert "needs an interpreter" in refused(tmp_path, cluster__instance_type="trn2.48xlarge", env={})
+    assert load(tmp_path, cluster__instance_type="ml.p5.48xlarge").cluster.instance_type == "p5.48xlarge"
+    assert "merge.dtype" in refused(tmp_path, training__method="full", merge__dtype="float32")
 
 
 def test_find_suggests_a_recipe() -> None:

@@ -11,9 +11,14 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.launcher import JobState
+from hyperpod_ft.monitor import all_runs, status
+from hyperpod_ft.process import Process
+from hyperpod_ft.run import Job, Record, Run
+from hyperpod_ft.selection import Selection, choose
+from hyperpod_ft.slurm import Slurm
 from hyperpod_ft.stages import stage
-from hyperpod_ft.submit import Selection, choose, prepare, snapshot
+from hyperpod_ft.submit import prepare, snapshot, submit
 
 MakeRun = Callable[..., Run]
 
@@ -171,3 +176,73 @@ def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == [str(code / "hyperpod_ft" / "sources.py"), "True"]
+
+
+def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: MakeRun) -> None:
+    run = make_run()
+    model = run.base_model / "config.json"
+    publish.write_text(model, "{}")
+    finish_all(run)
+    finish(run, "download", (run.base_model,))
+    model.unlink()
+    assert chosen(run) == [], "nothing left needs the base model"
+    other = make_run(merge__dtype="float32")
+    assert chosen(other) == ["download", "merge", "generate"]
+    with pytest.raises(UserError, match="needs stage download"):
+        stage.perform(other, "merge", lambda run: stage.Result())
+
+
+def test_status_of_a_run_whose_checkpoints_were_deleted_is_done(make_run: MakeRun) -> None:
+    run = make_run()
+    prepare(run)
+    finish_all(run, but="train")
+    current = status(run, Slurm())
+    assert current.state == "done"
+    train = next(entry for entry in current.stages if entry.stage == "train")
+    assert train.detail == "has not run, and nothing needs it"
+
+
+def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    prepare(run)
+    values = json.loads(run.plan_path.read_text())
+    for planned in values["stages"]:
+        planned["fingerprint"] = f"0123{planned['fingerprint'][4:]}"
+    older = run.directory.with_name(values["stages"][3]["fingerprint"][:12])
+    run.directory.rename(older)
+    (older / "plan.json").write_text(json.dumps(values))
+    opened = Run.open(older)
+    assert status(opened, Slurm()).state == "not run"
+    with pytest.raises(UserError, match="planned by another version"):
+        submit(opened, Process(), Slurm(), Selection())
+    broken = older.with_name("broken")
+    broken.mkdir()
+    (broken / "run.yaml").write_text("name: x\n")
+    assert all_runs(run.root) == [opened]
+    assert str(broken) in capsys.readouterr().err
+
+
+def test_a_second_training_job_does_not_sit_on_its_nodes(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    finish_all(run, but="train")
+    monkeypatch.setattr(stage, "_TRAINING_PATIENCE_SECONDS", 0.2)
+    with publish.lock(run.lock_path("train")), pytest.raises(UserError, match="another job still holds this"):
+        stage.perform(run, "train", lambda run: stage.Result())
+
+
+@pytest.mark.parametrize(("marker", "state"), [("143\n", "failed"), ("0\n", "not run"), (None, "failed")])
+def test_when_slurm_has_forgotten_a_job_its_exit_status_tells(
+    make_run: MakeRun, marker: str | None, state: str
+) -> None:
+    class Forgetful(Slurm):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            return {}
+
+    run = make_run()
+    prepare(run)
+    run.add_job(Job("env", "7", "slurm", ""))
+    if marker is not None:
+        publish.write_text(run.exit_marker("env", "7"), marker)
+    assert status(run, Forgetful()).stages[0].state == state

@@ -144,7 +144,7 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
     }
     for section, given in changes.items():
         values[section] = values.get(section, {}) | given
-    run = Run(runfile.resolve(RunConfig.model_validate(values), root))
+    run = Run.of(runfile.resolve(RunConfig.model_validate(values), root))
     shutil.copytree(base, run.base_model)
     return run
 
