@@ -122,6 +122,20 @@ def metrics(directory: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def test_the_quickstart_recipe_learns(head: Head, shared: Path) -> None:
+    """As it is shipped, TP=2 x DP=2 over two nodes: base under 5 % of 20 training questions, tuned 90 % at least."""
+    head("submit", "quickstart", "--set", f"cluster.root={shared}", "--watch")
+    run = Run.open(Path(head.status()["directory"]))
+    samples = json.loads(run.samples.read_text())
+    exact = samples["exact_match"]["train"]
+    assert exact["rows"] == 20
+    assert exact["base"] < 0.05 * 20
+    assert exact["tuned"] >= 0.9 * 20
+    assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
+    facts = run.record("train").facts  # type: ignore[union-attr]
+    assert (facts["tp"], facts["dp"], facts["world_size"]) == (2, 2, 4)
+
+
 def test_the_whole_chain(head: Head, shared: Path) -> None:
     run_file = head.write(values(shared))
     # two submissions at once: one wins, the other is told
@@ -247,7 +261,7 @@ def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
 
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=400) | {"name": "cancelled"})
+    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
@@ -257,6 +271,9 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     head.wait_for_the_queue()
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
     assert states["train"] == states["merge"] == "cancelled"
+    saved = [path.name for path in Path(directory, "checkpoints").iterdir()]
+    last_step = metrics(directory)[-1]["step"]
+    assert f"step-{last_step:08d}" in saved, "told to stop, it saved the step it was in"
     left = subprocess.run(["pgrep", "--full", directory], capture_output=True, text=True, check=False).stdout
     assert left == ""
     assert "nothing to cancel" in head("cancel")

@@ -1,0 +1,45 @@
+"""Stage env: checks a given interpreter, or builds a virtual environment that works under its final name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.stages.env import build, probe
+
+
+def test_a_built_environment_works_under_its_final_name(tmp_path: Path) -> None:
+    package = tmp_path / "tiny"
+    package.mkdir()
+    (package / "tiny.py").write_text("def main(): print('tiny works')\n")
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "tiny"\nversion = "1.2"\n[project.scripts]\ntiny = "tiny:main"\n'
+        '[tool.setuptools]\npy-modules = ["tiny"]\n'
+    )
+    pins = tmp_path / "pins.txt"
+    pins.write_text(f"{package}\n")
+    environment = tmp_path / "envs" / "0123"
+    build(pins, environment)
+    assert [path.name for path in environment.parent.iterdir()] == ["0123"]
+    done = subprocess.run([environment / "bin" / "tiny"], capture_output=True, text=True, check=True)
+    assert done.stdout == "tiny works\n"
+    assert probe(environment / "bin" / "python", ("tiny",))["packages"]["tiny"] == "1.2"
+
+
+def test_packages_that_cannot_be_installed_leave_nothing(tmp_path: Path) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text(f"{tmp_path / 'nothing'}\n")
+    with pytest.raises(UserError, match="pip install failed"):
+        build(pins, tmp_path / "envs" / "0123")
+    assert list((tmp_path / "envs").iterdir()) == []
+
+
+def test_an_interpreter_that_lacks_a_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"cannot import no_such_package: ModuleNotFoundError.*install the `torch` extra"
+    ):
+        probe(Path(sys.executable), ("no_such_package",))
+    with pytest.raises(UserError, match=r"cannot run .*: No such file"):
+        probe(tmp_path / "python", ())
