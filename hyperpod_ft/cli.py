@@ -15,7 +15,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
-from hyperpod_ft.monitor import active_jobs, all_runs, latest_jobs, launcher_of, status
+from hyperpod_ft.monitor import active_jobs, all_runs, latest_jobs, status
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
@@ -96,7 +96,7 @@ def render_command(
     """Write the run's sbatch scripts without submitting them. Into the run directory, they are ready for sbatch."""
     run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
     if output is None:
-        scripts = submission.prepare(run)
+        scripts = submission.prepare(run, _slurm(run.config))
     else:
         output.mkdir(parents=True, exist_ok=True)
         scripts = []
@@ -168,8 +168,10 @@ def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
     opened = _open(run, overrides)
     slurm = _slurm(opened.config)
     jobs = active_jobs(opened, slurm)
+    for launcher in (slurm, Process()):
+        if mine := [job for job in jobs if job.launcher == launcher.name]:
+            launcher.cancel(opened, mine)
     for job in jobs:
-        launcher_of(job, slurm).cancel(opened, [job])
         print(f"cancelled {job.stage} (job {job.job_id})")
     if not jobs:
         print("nothing to cancel: no job of this run is active")
@@ -232,4 +234,9 @@ def main() -> None:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; free or repair the volume", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)

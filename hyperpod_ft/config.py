@@ -28,8 +28,14 @@ SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,
 TimeLimit = Annotated[str, StringConstraints(pattern=r"^(\d+-\d{1,2}|\d+-\d{1,2}:\d{2}(:\d{2})?|\d+(:\d{2}){0,2})$")]
 
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
-_ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What the scripts set themselves.
+_RESERVED_NAMES = re.compile(
+    r"RUN_DIR|PATH|PYTHON.*|BASH_.*|HYPERPOD_FT_.*|SLURM_.*|SBATCH_.*|MASTER_(ADDR|PORT)|python|launch|TMPDIR|OMP_NUM_THREADS"
+    r"|(HF_HUB|TRANSFORMERS)_OFFLINE|TORCHELASTIC_.*"
+)
 
 
 def time_limit_seconds(limit: str) -> int:
@@ -66,11 +72,12 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
-PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1)]
-NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)]
+# Bounds far beyond sense, below what overflows in torch and Slurm.
+PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, le=2**31 - 1)]
 Share = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, lt=1)]
-NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, le=1e9, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -90,7 +97,7 @@ class Cluster(Section):
     instance_type: str = Field(
         "local", description="Instance type of the training nodes; `local` for CPU cores, of any machine."
     )
-    nodes: PositiveInt = Field(1, description="Number of training nodes.")
+    nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
         description="Slurm partition of the stages that ask for accelerators. HyperPod names its default one `dev`.",
@@ -133,9 +140,11 @@ class Cluster(Section):
     @classmethod
     def _plain_environment(cls, value: dict[str, str]) -> dict[str, str]:
         for name, content in value.items():
-            if not _ENVIRONMENT_NAME.match(name):
+            if not _ENVIRONMENT_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of an environment variable")
-            if _SECRET_NAME.search(name):
+            if _RESERVED_NAMES.fullmatch(name):
+                raise ValueError(f"{name} is set by the job scripts themselves")
+            if _SECRET_NAME.search(name) or _SECRET_VALUE.search(content):
                 raise ValueError(f"{name} looks like a secret; export it in the shell that submits instead")
             _no_control_characters(content)
         return value
@@ -184,7 +193,9 @@ class Dataset(Section):
     )
     prompt_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
     completion_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
-    max_length: Annotated[PositiveInt, Field(ge=8)] = Field(2048, description="Tokens in every training row.")
+    max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
+        2048, description="Tokens in every training row."
+    )
     loss_on: Literal["completion", "all"] = Field(
         "completion", description="Whether prompt tokens count in the loss. `text` rows have no prompt."
     )

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from hyperpod_ft.plan import StagePlan
     from hyperpod_ft.run import Job, Run
 
-# Slurm's long state names in which a job may still do something.
-_ACTIVE = {
-    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
-    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+# Slurm's long names of the states that a job never leaves; any other, also one of a version to come, may still work.
+_TERMINAL = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
+    *("PREEMPTED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 }
 
 
@@ -26,7 +26,7 @@ class JobState:
 
     @property
     def active(self) -> bool:
-        return self.state in _ACTIVE
+        return self.state not in _TERMINAL
 
 
 class Launcher(Protocol):
@@ -44,6 +44,12 @@ class Launcher(Protocol):
 
     def states(self, run: "Run", jobs: Sequence["Job"]) -> Mapping[str, JobState]:
         """State by job id, of the jobs the launcher still knows."""
+
+    def active(self, run: "Run", jobs: Sequence["Job"]) -> Sequence["Job"]:
+        """Those of `jobs` that wait or work, and any other job of the run that the launcher knows of.
+
+        A submission that was killed half-way may have left one that it could not write down.
+        """
 
     def cancel(self, run: "Run", jobs: Sequence["Job"]) -> None:
         """Stop the jobs and all that they started."""

@@ -63,10 +63,6 @@ class RunStatus:
         return asdict(self)
 
 
-def launcher_of(job: Job, slurm: Launcher) -> Launcher:
-    return slurm if job.launcher == slurm.name else Process()
-
-
 def latest_jobs(run: Run) -> dict[str, Job]:
     """The newest submission of each stage."""
     return {job.stage: job for job in run.jobs()}
@@ -83,9 +79,16 @@ def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
 
 
 def active_jobs(run: Run, slurm: Launcher) -> list[Job]:
-    """Jobs of this run that wait or work."""
-    states = job_states(run, slurm)
-    return [job for job in latest_jobs(run).values() if job.job_id in states and states[job.job_id].active]
+    """Jobs of this run that wait or work, written down if a submission that was killed could not."""
+    known = run.jobs()
+    active: list[Job] = []
+    for launcher in (slurm, Process()):
+        if jobs := [job for job in known if job.launcher == launcher.name]:
+            active += launcher.active(run, jobs)
+    for job in active:
+        if job not in known:
+            run.add_job(job)
+    return active
 
 
 def status(run: Run, slurm: Launcher) -> RunStatus:

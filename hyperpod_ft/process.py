@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.run import Job, Run, utc_now
@@ -65,8 +66,7 @@ class Process:
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
         found: dict[str, JobState] = {}
-        for state_file in (run.directory / "processes").glob("*.json"):
-            content = json.loads(state_file.read_text(encoding="utf-8"))
+        for state_file, content in _submissions(run):
             alive = _is_alive(state_file)
             for job in content["jobs"]:
                 state = JobState(job["state"], nodes="this machine")
@@ -74,18 +74,33 @@ class Process:
                     found[job["job_id"]] = state
         return found
 
+    def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
+        states = self.states(run, jobs)
+        return [job for job in jobs if job.job_id in states and states[job.job_id].active]
+
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Stop the supervisors that have one of the jobs; returns when they are gone."""
+        """Stop the supervisors that have one of the jobs, and what one that was killed left running."""
         wanted = {job.job_id for job in jobs}
-        for state_file in (run.directory / "processes").glob("*.json"):
-            content = json.loads(state_file.read_text(encoding="utf-8"))
+        for state_file, content in _submissions(run):
             if not any(job["job_id"] in wanted for job in content["jobs"]) or not _is_alive(state_file):
                 continue
-            with suppress(ProcessLookupError):
+            if _works(content["pid"]):
                 os.kill(content["pid"], signal.SIGTERM)
+            else:
+                for job in content["jobs"]:
+                    if job["state"] == "RUNNING":
+                        stop_tree(job["pid"])
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
             while _is_alive(state_file) and time.monotonic() < deadline:
                 time.sleep(0.05)
+
+
+def _submissions(run: Run) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for state_file in sorted((run.directory / "processes").glob("*.json")):
+        try:
+            yield state_file, json.loads(state_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{state_file}: is damaged: {error}", "remove it once its processes are gone") from error
 
 
 def _is_alive(state_file: Path) -> bool:
@@ -101,7 +116,7 @@ def supervise(directory: Path, state_file: Path, ready: int) -> None:
     """Run the submission's scripts; SIGTERM stops the one that runs and cancels the rest."""
     run = Run.open(directory)
     content: dict[str, Any] = json.loads(state_file.read_text(encoding="utf-8"))
-    with publish.lock(state_file.with_suffix(".lock")):
+    with publish.lock(state_file.with_suffix(".lock")) as held:
         content["pid"] = os.getpid()
         publish.write_json(state_file, content)
         os.close(ready)
@@ -110,10 +125,14 @@ def supervise(directory: Path, state_file: Path, ready: int) -> None:
             for job in content["jobs"]:
                 others = {other["stage"]: other["state"] for other in content["jobs"]}
                 ready_to_run = all(others[need] == "COMPLETED" for need in job["needs"])
-                job["state"] = "RUNNING" if ready_to_run else "CANCELLED"
+                if not ready_to_run:
+                    job["state"] = "CANCELLED"
+                    continue
+                with run.log(job["stage"], job["job_id"]).open("ab") as log:
+                    script = _start(run, job["stage"], job["job_id"], log, held)
+                job |= {"state": "RUNNING", "pid": script.pid}
                 publish.write_json(state_file, content)
-                if ready_to_run:
-                    job["state"] = _run_script(run, job["stage"], job["job_id"])
+                job["state"] = _finish(script)
         except KeyboardInterrupt:
             for job in content["jobs"]:
                 if job["state"] in ("PENDING", "RUNNING"):
@@ -121,37 +140,41 @@ def supervise(directory: Path, state_file: Path, ready: int) -> None:
         publish.write_json(state_file, content)
 
 
-def _run_script(run: Run, stage: str, job_id: str) -> str:
+def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
     # as on a node outside any allocation, also when the kit itself runs inside one
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     environment["HYPERPOD_FT_JOB_ID"] = job_id
-    with run.log(stage, job_id).open("ab") as log:
-        script = subprocess.Popen(
-            ["bash", str(run.script(stage))],
-            cwd=run.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        ["bash", str(run.script(stage))],
+        cwd=run.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # the script keeps the lock too: it is seen, and can be stopped, though the supervisor was killed
+        pass_fds=[held],
+    )
+
+
+def _finish(script: "subprocess.Popen[bytes]") -> str:
     try:
         return "COMPLETED" if script.wait() == 0 else "FAILED"
     except KeyboardInterrupt:
-        _stop(script)
+        stop_tree(script.pid)
         raise
 
 
-def _stop(script: "subprocess.Popen[bytes]") -> None:
-    # torchrun's workers lead sessions of their own, so the tree is walked; they get a moment to save a checkpoint
-    tree = [script.pid, *_descendants(script.pid)]
+def stop_tree(root: int) -> None:
+    """End a process and all below it: first asked, so that training may save a checkpoint, then killed."""
+    # torchrun's workers lead sessions of their own, so the tree is walked
+    tree = [root, *_descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_exists(pid) for pid in tree):
-            script.poll()
+        while time.monotonic() < deadline and any(_works(pid) for pid in tree):
             time.sleep(0.05)
 
 
@@ -170,12 +193,10 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _works(pid: int) -> bool:
+    """Whether a process exists and is no zombie, which waits for its parent and does nothing any more."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:1] not in ("", "Z")
 
 
 def _raise_interrupt(*_: object) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from hyperpod_ft.errors import UserError
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file by temporary name, fsync and rename. `mode` is cut by the umask, as for any new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # the process id keeps two writers' temporary files apart; whoever renames last wins, whole
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    # host and process id keep two writers' temporary files apart; whoever renames last wins, whole
+    partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -94,11 +95,11 @@ def _fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[None]:
+def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[int]:
     """Hold `path` exclusively, across nodes when the file system supports flock, until the block or process ends.
 
-    Prints `waiting` when another process holds it. Raises UserError where the volume has no locks, or when after
-    `patience` seconds it is still held.
+    Yields the descriptor that holds it: a child that inherits it holds the lock as well. Prints `waiting` when another
+    process holds it. Raises UserError where the volume has no locks, or when after `patience` seconds it is still held.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
@@ -114,7 +115,7 @@ def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterat
                     f"{path.parent}: this volume has no file locks", "mount Lustre with -o flock"
                 ) from error
             raise
-        yield
+        yield stream.fileno()
 
 
 def _wait(stream: IO[str], path: Path, patience: float | None) -> None:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hyperpod_ft import publish, runfile
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -244,6 +242,10 @@ class Run:
             return [Job(**job) for job in json.loads(self.jobs_path.read_text(encoding="utf-8"))]
         except FileNotFoundError:
             return []
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{self.jobs_path}: is damaged: {error}", "restore it, or see squeue and remove it"
+            ) from error
 
     def add_job(self, job: Job) -> None:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
@@ -262,7 +264,7 @@ class Run:
 
     def yaml(self) -> str:
         """The resolved run file."""
-        return yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+        return runfile.dump(self.config)
 
 
 def utc_now() -> str:

@@ -1,6 +1,7 @@
 """From YAML on disk to a resolved RunConfig: parse, override, validate, resolve."""
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,17 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read back as text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def dump(config: RunConfig) -> str:
+    """A run file that `parse` and `validate` read back as the same config."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
 def find(reference: str) -> Path:
     """A run file by path, or a recipe by name. Raises UserError when it is neither."""
     path = Path(reference)
@@ -99,11 +111,14 @@ def parse(path: Path) -> dict[str, Any]:
 
 def _yaml(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - derives from SafeLoader
+        values = yaml.load(text, _Loader)  # noqa: S506 - derives from SafeLoader
+        json.dumps(values)  # dates, binary and sets are no values of a run file, nor are loops
+        return values
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{where}{line}: {error.problem or error.context}", "correct the YAML") from error
-    except (yaml.YAMLError, ValueError) as error:
+    # PyYAML's constructors of explicit tags raise whatever they come across
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{where}: {error}", "correct the YAML") from error
 
 

@@ -112,7 +112,7 @@ def _status_table(current: RunStatus) -> RenderableType:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
         if stage.stage == "train" and stage.state == "running" and current.progress:
             detail = f"{_progress(current)}  {detail}"
-        table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, detail)
+        table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), table)
 
 
@@ -131,7 +131,7 @@ def _advice(current: RunStatus) -> None:
     if failed := current.failed:
         print(f"\n{failed.stage} failed: {failed.detail}")
         for line in tail(Path(failed.log), 12) if failed.log else []:
-            print(f"  | {line}")
+            print(f"  | {_printable(line)}")
         if failed.log:
             print(f"Whole log: {shown(failed.log)}")
         print(f"When it is mended: hyperpod-ft resume {directory}")
@@ -223,10 +223,14 @@ def results(run: Run) -> None:
 
 
 def _clip(text: str) -> str:
-    """One line of printable text: a model may answer anything, terminal control sequences included."""
-    line = " ".join(text.split())
-    line = "".join(character if character.isprintable() else "?" for character in line)
+    """One line, of a width that fits a table."""
+    line = _printable(" ".join(text.split()))
     return line if len(line) <= _ANSWER_WIDTH else line[: _ANSWER_WIDTH - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    """Models and programs may say anything, sequences that control a terminal included."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def log(run: Run, slurm: Launcher, stage: str | None, follow: bool) -> None:

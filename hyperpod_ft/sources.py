@@ -1,6 +1,7 @@
 """Where a model or dataset comes from: the Hub, S3, a local path, or the kit's own examples."""
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,5 +102,5 @@ def _digest(path: Path) -> str:
         small = status.st_size <= SMALL_FILE_BYTES
         identity = sha256(file) if small else f"{status.st_size} {status.st_mtime_ns}"
         name = file.name if file == path else file.relative_to(path).as_posix()
-        digest.update(f"{name}\0{identity}\n".encode())
+        digest.update(os.fsencode(name) + f"\0{identity}\n".encode())
     return digest.hexdigest()[:16]

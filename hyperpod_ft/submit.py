@@ -1,10 +1,13 @@
 """Submit a run: choose the stages that have to run, write the run directory, hand the chain to a launcher."""
 
+import contextlib
 import getpass
+import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
@@ -13,7 +16,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import active_jobs
 from hyperpod_ft.parallelism import check_model_directory
-from hyperpod_ft.plan import plan
+from hyperpod_ft.plan import StagePlan, plan
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now
 from hyperpod_ft.selection import Selection, choose
@@ -32,21 +35,35 @@ def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) 
             f"{run.directory}: was planned by another version of hyperpod-ft",
             f"go on with that version, or begin a run that shares what it can: hyperpod-ft submit {run.config_path}",
         )
+    with _alone(run, slurm):
+        stages = choose(run, selection)
+        if not stages:
+            return ()
+        _prepare(run)
+        earlier = len(run.jobs())
+        with _set_aside(run, stages if selection.force else ()):
+            launcher.submit(run, stages, run.add_job)
+        return tuple(run.jobs()[earlier:])
+
+
+def prepare(run: Run, slurm: Launcher) -> list[Path]:
+    """Write the run directory, ready for `sbatch`; returns the scripts in order.
+
+    Raises UserError when jobs of the run are still active: they read what this writes.
+    """
+    with _alone(run, slurm):
+        return _prepare(run)
+
+
+@contextlib.contextmanager
+def _alone(run: Run, slurm: Launcher) -> Iterator[None]:
+    """No other submission of the run, and none of its jobs at work."""
     _make(run.logs)
     with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
         if active := active_jobs(run, slurm):
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
             raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
-        stages = choose(run, selection)
-        if not stages:
-            return ()
-        prepare(run)
-        if selection.force:
-            for stage in stages:
-                _discard(run, stage.name)
-        earlier = len(run.jobs())
-        launcher.submit(run, stages, run.add_job)
-        return tuple(run.jobs()[earlier:])
+        yield
 
 
 def check(run: Run) -> None:
@@ -57,16 +74,14 @@ def check(run: Run) -> None:
             return
 
 
-def prepare(run: Run) -> list[Path]:
-    """Write the run directory, ready for `sbatch`; returns the scripts in order."""
+def _prepare(run: Run) -> list[Path]:
     check(run)
-    _make(run.logs)
     kit = Kit(Path(sys.executable), snapshot(run.root))
     run.freeze()
     scripts = render(run, kit)
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
-    moment = utc_now().replace(":", "")
+    moment = _moment()
     publish.write_json(run.provenance / f"submission-{moment}.json", _provenance())
     publish.write_text(run.provenance / f"run-{moment}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
@@ -112,14 +127,35 @@ def _code(package: Path) -> list[Path]:
     ]
 
 
-def _discard(run: Run, stage: str) -> None:
-    """Forget that a stage was done. Checkpoints are set aside, not deleted: training would go on from them."""
-    run.record_path(stage).unlink(missing_ok=True)
-    if stage == "train":
-        moment = utc_now().replace(":", "")
-        for path in (run.checkpoints, run.metrics):
+@contextlib.contextmanager
+def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
+    """Forget that these stages were done, unless what follows fails: then it was never forgotten.
+
+    Checkpoints of a training are not deleted, since it would go on from them, but left under another name.
+    """
+    moved: list[tuple[Path, Path]] = []
+    records = [run.record_path(stage.name) for stage in stages]
+    progress = [run.checkpoints, run.metrics] if any(stage.name == "train" for stage in stages) else []
+    moment = _moment()
+    try:
+        for path in [*records, *progress]:
             if path.exists():
-                path.rename(path.with_name(f"{path.name}.discarded-{moment}"))
+                aside = path.with_name(f"{path.name}.discarded-{moment}")
+                path.rename(aside)
+                moved.append((path, aside))
+        yield
+    except BaseException:
+        for path, aside in moved:
+            aside.rename(path)
+        raise
+    for path, aside in moved:
+        if path in records:
+            aside.unlink()
+
+
+def _moment() -> str:
+    """A part of a name that no other moment or process of this account has."""
+    return f"{utc_now().replace(':', '')}-{os.getpid()}"
 
 
 def _provenance() -> dict[str, object]:

@@ -11,6 +11,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
 
+mkdir -p .quickstart
+exec 9>.quickstart/lock
+if command -v flock >/dev/null && ! flock --nonblock 9; then
+  die "another quickstart is at work in this checkout; wait for it, or stop it with Ctrl-C"
+fi
+
 setup_python --editable '.[torch]'
 kit=.venv/bin/hyperpod-ft
 export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.monitor import status
 from hyperpod_ft.process import Process
 from hyperpod_ft.run import Run
+from hyperpod_ft.selection import Selection
 from hyperpod_ft.slurm import Slurm
-from hyperpod_ft.submit import prepare
+from hyperpod_ft.submit import prepare, submit
 
 MakeRun = Callable[..., Run]
 
@@ -21,7 +23,7 @@ MakeRun = Callable[..., Run]
 def prepared(make_run: MakeRun, **scripts: str) -> Run:
     """A run whose scripts are these few lines."""
     run = make_run()
-    prepare(run)
+    prepare(run, Slurm())
     for name, text in scripts.items():
         run.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
     return run
@@ -87,23 +89,25 @@ def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: Ma
     assert not alive(int(pid_file.read_text()))
 
 
-def test_jobs_of_a_supervisor_that_was_killed_are_not_called_running(make_run: MakeRun) -> None:
-    run = prepared(make_run, env="echo $$ >pid; exec sleep 300")
+def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
+    run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
     Process().submit(run, run.plan.stages[:2], run.add_job)
-    wait((run.directory / "pid").exists)
-    script = int((run.directory / "pid").read_text())
+    pid_file = run.directory / "pid"
+    wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    script = int(pid_file.read_text())
     supervisor = int(Path(f"/proc/{script}/stat").read_text().split()[3])
     os.kill(supervisor, signal.SIGKILL)
-    try:
-        wait(lambda: states(run) == {})
-        current = status(run, Slurm())
-        assert current.stages[0].state == "failed"
-        assert "left no exit status" in current.stages[0].detail
-    finally:
-        os.kill(script, signal.SIGKILL)
+    assert status(run, Slurm()).stages[0].state == "running"
+    with pytest.raises(UserError, match="still at work"):
+        submit(run, Process(), Slurm(), Selection())
+    Process().cancel(run, run.jobs())
+    assert not alive(script)
+    current = status(run, Slurm())
+    assert current.stages[0].state == "failed"
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED"])
 def test_active_states(state: str) -> None:
     assert JobState(state).active
+    assert JobState("A_STATE_OF_A_VERSION_TO_COME").active
     assert not JobState("COMPLETED").active

@@ -43,9 +43,35 @@ def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_frozen_run_file_round_trips(tmp_path: Path) -> None:
-    config = load(tmp_path)
-    text = yaml.safe_dump(config.model_dump(mode="json"))
-    assert runfile.load(write(tmp_path, text)) == config
+    odd = [
+        "1e5",
+        "612e890",
+        "010",
+        "yes",
+        "null",
+        "~",
+        "24:00:00",
+        "",
+        "=",
+        "<<",
+        "- x",
+        "a: b",
+        "#",
+        "1_000",
+        ".5",
+        "0x1",
+    ]
+    values = run_file_values(
+        tmp_path,
+        name="1e5",
+        model__revision="612e890",
+        cluster__account="12e3",
+        dataset__files=odd,
+        cluster__environment={f"A{number}": value for number, value in enumerate(odd)},
+        generate__prompts=[*odd, {"instruction": "1e5", "number": 1e5, "flag": True, "nothing": None}],
+    )
+    config = runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path)
+    assert runfile.load(write(tmp_path, runfile.dump(config))) == config
 
 
 def test_local_data_is_pinned_by_content(tmp_path: Path) -> None:
@@ -111,6 +137,12 @@ def test_time_limits_stay_text(tmp_path: Path) -> None:
         ("", "holds no keys"),
         ("1: 2\n", "key 1 is no text"),
         ("a: !!python/object/apply:os.system ['touch pwned']\n", "run.yaml"),
+        ("a: !!bool maybe\n", "run.yaml"),
+        ("a: !!timestamp foo\n", "run.yaml"),
+        ("a: !!binary aGVsbG8=\n", "run.yaml"),
+        ("a: !!set {x: null}\n", "run.yaml"),
+        ("a: &a [*a]\n", "run.yaml"),
+        ("a: " + "[" * 5000 + "]" * 5000 + "\n", "run.yaml"),
     ],
 )
 def test_bad_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -170,7 +202,30 @@ def test_secrets_are_refused(tmp_path: Path, name: str) -> None:
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("values", [{"A B": "1"}, {"A": "x\ny"}, {"1A": "x"}])
+@pytest.mark.parametrize(
+    "content",
+    ["http://user:hunter2@proxy:3128", "hf_abcdefghijklmnop", "AKIAABCDEFGHIJKLMNOP", "--key sk-abcdefghijk"],
+)
+def test_secrets_under_other_names_are_refused(tmp_path: Path, content: str) -> None:
+    message = refused(tmp_path, cluster__environment={"X": content})
+    assert "looks like a secret" in message
+    assert content not in message
+
+
+@pytest.mark.parametrize("name", ["RUN_DIR", "PYTHONPATH", "python", "SLURM_JOB_ID", "MASTER_PORT", "BASH_ENV", "PATH"])
+def test_names_that_the_scripts_set_are_refused(tmp_path: Path, name: str) -> None:
+    assert "is set by the job scripts" in refused(tmp_path, cluster__environment={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 2**63), ("training__epochs", 1e308), ("cluster__nodes", 10**23), ("dataset__max_length", 10**9)],
+)
+def test_numbers_that_would_overflow_later_are_refused(tmp_path: Path, key: str, value: float) -> None:
+    assert key.replace("__", ".") in refused(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize("values", [{"A B": "1"}, {"A": "x\ny"}, {"1A": "x"}, {"A\n": "x"}])
 def test_environment_names_and_values_are_plain(tmp_path: Path, values: dict[str, str]) -> None:
     assert "cluster.environment" in refused(tmp_path, cluster__environment=values)
 

@@ -153,7 +153,7 @@ def test_the_program_ends_with_2_and_one_line_for_a_users_error(make_run: MakeRu
 
 def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    scripts = prepare(run)
+    scripts = prepare(run, Slurm())
     assert Run.open(run.directory) == run
     assert [script.stem for script in scripts] == [planned.name for planned in run.plan.stages]
     assert json.loads(run.plan_path.read_text())["run_id"] == run.plan.run_id
@@ -194,7 +194,7 @@ def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: Make
 
 def test_status_of_a_run_whose_checkpoints_were_deleted_is_done(make_run: MakeRun) -> None:
     run = make_run()
-    prepare(run)
+    prepare(run, Slurm())
     finish_all(run, but="train")
     current = status(run, Slurm())
     assert current.state == "done"
@@ -206,7 +206,7 @@ def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    prepare(run)
+    prepare(run, Slurm())
     values = json.loads(run.plan_path.read_text())
     for planned in values["stages"]:
         planned["fingerprint"] = f"0123{planned['fingerprint'][4:]}"
@@ -241,8 +241,33 @@ def test_when_slurm_has_forgotten_a_job_its_exit_status_tells(
             return {}
 
     run = make_run()
-    prepare(run)
+    prepare(run, Slurm())
     run.add_job(Job("env", "7", "slurm", ""))
     if marker is not None:
         publish.write_text(run.exit_marker("env", "7"), marker)
     assert status(run, Forgetful()).stages[0].state == state
+
+
+def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
+    class Refusing(Process):
+        def submit(self, run: Run, stages: object, submitted: object) -> None:
+            raise UserError("sbatch train: no such partition")
+
+    run = make_run()
+    finish_all(run)
+    publish.write_text(run.checkpoints / "step-00000001" / "x", "")
+    publish.write_text(run.metrics, "")
+    before = sorted(path for path in run.root.rglob("*") if path.suffix != ".lock")
+    for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
+        with pytest.raises(UserError, match="no such partition"):
+            submit(run, Refusing(), Slurm(), selection)
+        assert choose(run) == ()
+        assert set(before) <= set(run.root.rglob("*"))
+
+
+def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:
+    run = make_run()
+    prepare(run, Slurm())
+    run.jobs_path.write_text('[{"stage": "env", "jo')
+    with pytest.raises(UserError, match="is damaged"):
+        status(run, Slurm())
