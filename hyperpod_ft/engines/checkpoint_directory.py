@@ -3,7 +3,7 @@
 One checkpoint is a directory below `run.checkpoints`:
 
     step-00000400/
-        checkpoint.json       written last; without it, or when a size differs, the checkpoint does not count
+        checkpoint.json       written last; without it, or when a size or digest differs, the checkpoint does not count
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
         __0_0.distcp ...      one file a rank: tensors only, readable with torch.load(weights_only=True)
 
@@ -20,20 +20,23 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
 
 `checkpoint.json`:
 
-    {"format": 1, "engine": "torch", "step": 400,
+    {"format": 2, "engine": "torch", "step": 400,
      "fingerprint": "...",                      of stage train: another value means a foreign checkpoint
      "method": "lora" | "full",
      "base_model": {"source": ..., "revision": ...},
      "lora": {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": [...], "rslora": false} | null,
      "layout": {"world_size": 4, "data_parallel": 2, "tensor_parallel": 2},
      "progress": {...},                         what a restart goes on counting from (`Progress`)
-     "files": {".metadata": 2519, "__0_0.distcp": 66304, ...}}   sizes in bytes
+     "files": {".metadata": 2519, "__0_0.distcp": 66304, ...},   sizes in bytes
+     "sha256": {".metadata": "...", "__0_0.distcp": "...", ...}}  hex digests of the same files
 
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,7 @@ from hyperpod_ft.checkpoint import dcp
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -63,19 +66,25 @@ def directory_of(run: Run, step: int) -> Path:
     return run.checkpoints / f"step-{step:08d}"
 
 
-def newest(run: Run) -> Progress | None:
-    """The progress of the newest complete checkpoint of this run; says why it passes over others. Rank 0 only."""
+def complete(run: Run) -> Iterator[Progress]:
+    """The progress of each complete checkpoint of this run, the newest first; says why it passes over others.
+
+    Rank 0 only. What the files hold is not read: `damaged` does that.
+    """
     for directory in _by_age(run):
         if reason := why_unusable(directory, run.plan["train"].fingerprint) or _why_unreadable(directory):
-            print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
+            tell_ignored(directory, reason)
             continue
         values = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["progress"]
-        return Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
-    return None
+        yield Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
+
+
+def tell_ignored(directory: Path, reason: str) -> None:
+    print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
 
 
 def why_unusable(directory: Path, fingerprint: str) -> str:
-    """Why a checkpoint cannot be gone on from; empty when it can."""
+    """Why a checkpoint is none of this run or not complete, without reading what its files hold; empty when it is."""
     try:
         found = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
@@ -89,10 +98,30 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
             actual = (directory / name).stat().st_size
             if actual != size:
                 return f"{name} has {actual} bytes, was {size}"
+        if found["sha256"].keys() != files.keys():
+            return f"{DESCRIPTION} is damaged"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{DESCRIPTION} is damaged"
+    return ""
+
+
+def damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
+    """Why a complete checkpoint is damaged, by the digests of its files; empty when it is not.
+
+    Ranks share the reading: each takes one of `parts` parts of the files.
+    """
+    recorded = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["sha256"]
+    names = sorted(recorded)[part::parts]
+    with ThreadPoolExecutor() as pool:
+        reading = {name: pool.submit(publish.sha256, directory / name) for name in names}
+    for name, digest in reading.items():
+        try:
+            if digest.result() != recorded[name]:
+                return f"{name} is damaged: its digest is not the one recorded"
+        except OSError as error:  # what a failing disk says
+            return f"{name} is damaged: {error.strerror}"
     return ""
 
 

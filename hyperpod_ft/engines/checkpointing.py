@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.dcp import INDEX
+from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
 from hyperpod_ft.run import Run
 
@@ -22,13 +24,30 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
     final = directory_of(run, progress.step)
     with _partial_directory(final, rank) as partial:
         dcp.save(state, storage_writer=dcp.FileSystemWriter(partial))
+        # DCP has heard from every rank that its file is written and synced
+        digests = _digests(partial, rank)
         if rank == 0:
-            # DCP has heard from every rank that its file is written and synced
-            files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-            publish.write_json(partial / DESCRIPTION, describe(run, progress) | {"files": files})
+            files = {name: (partial / name).stat().st_size for name in digests}
+            publish.write_json(partial / DESCRIPTION, describe(run, progress) | {"files": files, "sha256": digests})
     if rank == 0:
         delete_old(run)
     return final
+
+
+def _digests(directory: Path, rank: int) -> dict[str, str]:
+    """SHA-256 of every file, by name. Each rank reads the files that it wrote, rank 0 the index too. Collective."""
+    own = [path for path in directory.iterdir() if path.name.startswith(f"__{rank}_")]
+    if rank == 0:
+        own.append(directory / INDEX)
+    found = _gather({path.name: publish.sha256(path) for path in own})
+    return {name: digest for part in found for name, digest in sorted(part.items())}
+
+
+def _gather(mine: Any) -> list[Any]:
+    """What every rank gives, by rank. Collective."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    return gathered
 
 
 @contextlib.contextmanager
@@ -41,6 +60,24 @@ def _partial_directory(final: Path, rank: int) -> Iterator[Path]:
     else:
         dist.barrier()
         yield final.with_name(f".{final.name}.partial")
+
+
+def newest(run: Run, rank: int) -> Progress | None:
+    """The progress of the newest checkpoint that is complete and undamaged; says why it passes over others.
+
+    Collective: rank 0 chooses, every rank reads a part of the files.
+    """
+    candidates = checkpoint_directory.complete(run) if rank == 0 else iter(())
+    while True:
+        found: Progress | None = _gather(next(candidates, None))[0]
+        if found is None:
+            return None
+        directory = directory_of(run, found.step)
+        reasons = _gather(checkpoint_directory.damaged(directory, rank, dist.get_world_size()))
+        if not any(reasons):
+            return found
+        if rank == 0:
+            checkpoint_directory.tell_ignored(directory, next(filter(None, reasons)))
 
 
 def load(directory: Path, state: dict[str, Any]) -> None:

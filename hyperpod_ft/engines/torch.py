@@ -161,25 +161,19 @@ class Attempt:
         }
 
     def _resume(self) -> Progress:
-        """Load the newest complete checkpoint, which rank 0 chooses for all; no progress when there is none."""
-        found = None
+        """Load the newest complete checkpoint; no progress when there is none."""
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
-            found = checkpoint_directory.newest(self.run)
-        chosen = torch.tensor(found.step if found else 0, device=self.device)
-        dist.broadcast(chosen, src=0)
-        step = int(chosen)
-        if not step:
+        progress = checkpointing.newest(self.run, self.processes.rank)
+        if progress is None:
             return Progress()
         state = self._state()
-        checkpointing.load(checkpoint_directory.directory_of(self.run, step), state)
-        self.optimizer.set_steps(step)
+        checkpointing.load(checkpoint_directory.directory_of(self.run, progress.step), state)
+        self.optimizer.set_steps(progress.step)
         checkpointing.restore_random_state(state["random"], self.processes.rank, self.device)
-        # rank 0 keeps count for all; the others need the step
-        progress = found or Progress(step=step)
-        if step == self.steps:
+        if progress.step == self.steps:
             return progress
-        return replace(progress, resumed_from=(*progress.resumed_from, step))
+        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _announce(self, progress: Progress) -> None:
         degrees, order = self.run.plan.degrees, self.order

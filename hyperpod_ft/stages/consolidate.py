@@ -16,6 +16,7 @@ from hyperpod_ft.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _PREFIX = "model."
+_REMEDY = "restore it, or remove it and run stage train again, which goes on from the one before"
 
 
 def work(run: Run) -> Result:
@@ -58,10 +59,9 @@ def _newest(run: Run) -> Path:
             f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --from train --force"
         )
     if reason := checkpoint_directory.why_unusable(found[-1], run.plan["train"].fingerprint):
-        raise UserError(
-            f"{found[-1]}: is no complete checkpoint of this run: {reason}",
-            "restore it, or remove it and run stage train again, which goes on from the one before",
-        )
+        raise UserError(f"{found[-1]}: is no complete checkpoint of this run: {reason}", _REMEDY)
+    if reason := checkpoint_directory.damaged(found[-1]):
+        raise UserError(f"{found[-1]}: {reason}", _REMEDY)
     trained = run.record("train")
     if trained is not None and found[-1] != checkpoint_directory.directory_of(run, trained.facts["steps"]):
         raise UserError(

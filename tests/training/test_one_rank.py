@@ -44,12 +44,16 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
 
 
 def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"training.max_steps": 8, "training.save_every_steps": 2, "training.keep_checkpoints": 4}
+    settings = {"training.max_steps": 10, "training.save_every_steps": 2, "training.keep_checkpoints": 5}
     settings |= {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
     run = make_run(settings=settings)
     train_here(run)
     whole = curve(run)
     run.record_path("train").unlink()
+    flipped = run.checkpoints / "step-00000010" / "__0_0.distcp"
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
     cut = run.checkpoints / "step-00000008" / "__0_0.distcp"
     cut.write_bytes(cut.read_bytes()[:-100])
     (run.checkpoints / "step-00000006" / "checkpoint.json").unlink()
@@ -57,19 +61,20 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, caps
     publish.write_json(foreign, json.loads(foreign.read_text()) | {"fingerprint": "other"})
     (run.checkpoints / ".step-00000008.partial").mkdir()
     with run.metrics.open("a") as stream:
-        stream.write('{"step": 9, "los')
+        stream.write('{"step": 11, "los')
     capsys.readouterr()
 
     record = train_here(run)
 
     said = capsys.readouterr().out
+    assert "step-00000010: __0_0.distcp is damaged: its digest is not the one recorded" in said
     assert "ignoring checkpoint step-00000008: __0_0.distcp has" in said
     assert "ignoring checkpoint step-00000006: checkpoint.json is missing" in said
     assert "ignoring checkpoint step-00000004: another configuration wrote it" in said
     assert "going on from step 2" in said
     assert record.facts["resumed_from"] == [2]
     assert curve(run) == whole
-    assert steps_on_disk(run) == [f"step-0000000{step}" for step in (2, 4, 6, 8)]
+    assert steps_on_disk(run) == [f"step-{step:08d}" for step in (2, 4, 6, 8, 10)]
 
 
 def test_killed_between_last_save_and_record(make_run: MakeRun) -> None:

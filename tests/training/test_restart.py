@@ -43,6 +43,20 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     assert f"going on from step {record.facts['resumed_from'][0]}" in said
 
 
+def test_a_file_that_another_rank_wrote_is_damaged(make_run: MakeRun, jobs: Jobs) -> None:
+    run = make_run(settings=TWO_RANKS | {"training.save_every_steps": 2})
+    jobs.train(run)
+    whole = curve(run)
+    run.record_path("train").unlink()
+    file = run.checkpoints / "step-00000004" / "__1_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    said = jobs.train(run)
+    assert said.count("ignoring checkpoint step-00000004: __1_0.distcp is damaged") == 1
+    assert "going on from step 2" in said and curve(run) == whole
+
+
 def test_sigterm_saves_and_the_next_attempt_goes_on(make_run: MakeRun, jobs: Jobs) -> None:
     run = make_run(settings=TWO_RANKS | {"training.max_steps": 60, "training.save_every_steps": 1000})
     job = jobs.start_train(run)

@@ -84,6 +84,11 @@ def test_only_the_last_complete_checkpoint_will_do(
     file.write_bytes(content[:-10])
     with pytest.raises(UserError, match=r"is no complete checkpoint of this run: __0_0\.distcp has"):
         consolidate.work(run)
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(UserError, match=r"__0_0\.distcp is damaged: its digest is not the one recorded; restore it"):
+        consolidate.work(run)
     file.unlink()
     with pytest.raises(UserError, match=r"__0_0\.distcp is missing"):
         consolidate.work(run)

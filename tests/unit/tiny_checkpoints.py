@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft import runfile
+from hyperpod_ft import publish, runfile
 from hyperpod_ft.checkpoint.lora import AdapterConfig
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.run import Run
@@ -153,13 +153,14 @@ def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7)
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
     description = {
-        "format": 1,
+        "format": 2,
         "engine": "torch",
         "step": step,
         "fingerprint": run.plan["train"].fingerprint,
         "method": run.config.training.method,
         "progress": {"step": step, "last_loss": 1.25, "resumed_from": []},
         "files": {path.name: path.stat().st_size for path in sorted(directory.iterdir())},
+        "sha256": {path.name: publish.sha256(path) for path in sorted(directory.iterdir())},
     }
     (directory / "checkpoint.json").write_text(json.dumps(description))
     return directory
