@@ -1,5 +1,6 @@
 """The prepared dataset on disk: packed rows as plain .npy files, sampled examples as text, and the report."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -80,20 +81,15 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[Rows], row_co
     if not row_count:
         return
     (directory / name).mkdir()
-    arrays = {
-        array: np.lib.format.open_memmap(
-            directory / name / f"{array}.npy", mode="w+", dtype=np.int32, shape=(row_count, max_length)
-        )
-        for array in _ARRAYS
-    }
-    written = 0
-    for block in blocks:
-        stop = written + len(block.input_ids)
-        for array in _ARRAYS:
-            arrays[array][written:stop] = getattr(block, array)
-        written = stop
-    for mapped in arrays.values():
-        mapped.flush()
+    header = {"descr": "<i4", "fortran_order": False, "shape": (row_count, max_length)}
+    with contextlib.ExitStack() as stack:
+        # written, not mapped: a full volume fails a write with an error, but a mapping with a signal
+        streams = {array: stack.enter_context((directory / name / f"{array}.npy").open("wb")) for array in _ARRAYS}
+        for stream in streams.values():
+            np.lib.format.write_array_header_1_0(stream, header)
+        for block in blocks:
+            for array, stream in streams.items():
+                stream.write(np.ascontiguousarray(getattr(block, array), "<i4").data)
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.dcp import INDEX
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 
 
@@ -23,7 +25,7 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
     """
     final = directory_of(run, progress.step)
     with _partial_directory(final, rank) as partial:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(partial))
+        _write(state, partial)
         # DCP has heard from every rank that its file is written and synced
         digests = _digests(partial, rank)
         if rank == 0:
@@ -32,6 +34,32 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
     if rank == 0:
         delete_old(run)
     return final
+
+
+def _write(state: dict[str, Any], directory: Path) -> None:
+    try:
+        dcp.save(state, storage_writer=_Writer(directory))
+    except CheckpointException as error:
+        # every rank hears of every rank's failures; a full volume is no bug of any of them
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                raise UserError(
+                    f"{directory.parent}: the checkpoint cannot be written: {failure.strerror}",
+                    "free or repair the volume, then resume",
+                ) from failure
+        raise
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Lets an OSError through that torch.save hides behind a RuntimeError: the other ranks hear of that alone."""
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().write_data(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _digests(directory: Path, rank: int) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """What rank 0 tells about the steps: a row in metrics.jsonl and a line in the job's log."""
 
+import contextlib
 import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -50,7 +52,7 @@ class MetricsLog:
 
     def open(self) -> None:
         """Drop the rows of steps that will be trained again."""
-        kept = [line for line in _complete_lines(self._path) if json.loads(line)["step"] <= self._begun_step]
+        kept = [line for line, step in _lines(self._path) if step <= self._begun_step]
         publish.write_text(self._path, "".join(f"{line}\n" for line in kept))
 
     def advance(self, progress: Progress, loss: float) -> Progress:
@@ -86,13 +88,16 @@ class MetricsLog:
         self._written_at, self._written_step = now, step
 
 
-def _complete_lines(path: Path) -> list[str]:
-    """Lines that were written whole: a kill may have cut the last one short."""
+def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    """Lines that are rows, with their steps: a kill may have cut one short, a failing disk have damaged one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return []
-    return [line for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+        return
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if isinstance(step := json.loads(line)["step"], int):
+                yield line, step
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from hyperpod_ft.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve, metrics
+from tests.unit.small_volume import small_volume
 
 pytestmark = pytest.mark.training
 
@@ -71,6 +72,18 @@ def test_sigterm_saves_and_the_next_attempt_goes_on(make_run: MakeRun, jobs: Job
     assert f"going on from step {stopped}" in jobs.train(run)
     assert [row["step"] for row in metrics(run)] == list(range(1, 61))
     assert jobs.train(run).strip().endswith("train: already done, nothing to do")
+
+
+def test_a_full_volume_is_one_line(make_run: MakeRun, jobs: Jobs) -> None:
+    run = make_run(settings=TWO_RANKS)
+    with small_volume(run.checkpoints, 32 << 10):
+        said = jobs.train(run, expect=1)
+        assert list(run.checkpoints.iterdir()) == []
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
+        f"error: train: {run.checkpoints}: the checkpoint cannot be written: No space left on device;"
+        " free or repair the volume, then resume"
+    ]
+    assert "CheckpointException" not in said
 
 
 def test_errors_are_one_line_and_every_rank_ends(make_run: MakeRun, jobs: Jobs) -> None:

@@ -18,6 +18,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit.small_volume import small_volume
 from tests.unit.stage_runs import finish, finished, make_run, start, tree
 from tests.unit.tiny_tokenizer import make, save
 
@@ -214,6 +215,17 @@ def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no usable tokenizer: ") as refused:
         perform(run, "dataset", stage.work)
     assert "\n" not in str(refused.value)
+
+
+def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "small", 4 << 20):
+        run = prepared_run(tmp_path / "small", dolly(200), packing="none", max_length=4096)
+        status, output = finished("dataset", run)
+        assert status == 2, output
+        assert "No space left on device" in output
+        assert "Traceback" not in output
+        assert not list(run.dataset.parent.glob("*.partial"))
+        assert not run.dataset.exists()
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
