@@ -70,6 +70,8 @@ def _apply(
         )
     except TemplateError as error:  # a template's own raise_exception("roles must alternate")
         raise RowError("chat template refuses the messages", str(error)) from error
+    except Exception as error:  # whatever the template's own expressions raise on this row
+        raise RowError("chat template fails", f"{type(error).__name__}: {error}") from error
     return str(texts[0]), spans[0] if spans else []
 
 

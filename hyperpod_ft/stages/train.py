@@ -11,9 +11,11 @@ stopped it after saving.
 import contextlib
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+from hyperpod_ft import publish
 from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
@@ -51,6 +53,7 @@ def _lead(processes: Processes) -> None:
 
     def work(run: Run) -> stage.Result:
         chosen = engine(run.config.engine)
+        _check_data(run)
         processes.store.set(_VERDICT, "train")
         trained: Trained = chosen.train(run, processes)
         return stage.Result((trained.checkpoint, run.metrics), trained.facts)
@@ -64,6 +67,20 @@ def _lead(processes: Processes) -> None:
         if not processes.store.check([_VERDICT]):
             processes.store.set(_VERDICT, "leave")
         processes.store.set(_REPORTED, "yes")
+
+
+def _check_data(run: Run) -> None:
+    """Refuse rows that are not those that stage dataset recorded: the plan's fingerprints vouch for those alone."""
+    record = run.record("dataset")
+    outputs = record.outputs if record else ()
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(publish.sha256, (run.root / output.path for output in outputs)))
+    for output, digest in zip(outputs, digests, strict=True):
+        if digest != output.sha256:
+            raise UserError(
+                f"{run.root / output.path}: is not what stage dataset wrote",
+                "run: hyperpod-ft submit --only dataset --force",
+            )
 
 
 def _follow(run: Run, processes: Processes) -> None:

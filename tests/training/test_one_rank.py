@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
 from hyperpod_ft.engines.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
-from tests.training.conftest import MakeRun, curve, metrics, train_here
+from tests.training.conftest import Jobs, MakeRun, curve, metrics, train_here
 
 pytestmark = pytest.mark.training
 
@@ -61,7 +62,7 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, caps
     publish.write_json(foreign, json.loads(foreign.read_text()) | {"fingerprint": "other"})
     (run.checkpoints / ".step-00000008.partial").mkdir()
     with run.metrics.open("a") as stream:
-        stream.write('{"step": 11, "los')
+        stream.write('{"step": 11, "loss": }\n[{}]\n{"step": null}\n{"loss": 1}\n{"step": 11, "los')
     capsys.readouterr()
 
     record = train_here(run)
@@ -91,6 +92,20 @@ def test_killed_between_last_save_and_record(make_run: MakeRun) -> None:
 def test_a_damaged_description_is_no_crash(tmp_path: Path, damage: str) -> None:
     (tmp_path / "checkpoint.json").write_text(damage)
     assert checkpoint_directory.why_unusable(tmp_path, "any")
+
+
+def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, jobs: Jobs) -> None:
+    run = make_run(settings={"training.max_steps": 1})
+    recorded = run.record("dataset")
+    assert recorded is not None
+    replace(recorded, outputs=run.describe([run.dataset])).write(run.record_path("dataset"))
+    labels = run.dataset / "train" / "labels.npy"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:-1] + b"\x01")
+    said = jobs.train(run, expect=2)
+    assert f"error: train: {labels}: is not what stage dataset wrote; run: hyperpod-ft submit --only dataset" in said
+    labels.write_bytes(content)
+    jobs.train(run)
 
 
 def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:

@@ -205,3 +205,9 @@ def test_a_chat_template_may_refuse_a_row() -> None:
     strict: Any = make("{% if messages[0]['role'] != 'user' %}{{ raise_exception('start with user') }}{% endif %}")
     with pytest.raises(RowError, match="chat template refuses the messages: start with user"):
         render(dataset(format="chat"), {"messages": TWO_TURNS}, strict)
+
+
+def test_a_chat_template_that_fails_on_a_row_makes_it_a_bad_one() -> None:
+    failing = make(chat_template="{{ messages[0]['content'] + 1 }}")
+    with pytest.raises(RowError, match="chat template fails: TypeError: "):
+        render(dataset(format="chat"), {"messages": TWO_TURNS}, failing)
