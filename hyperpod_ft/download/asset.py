@@ -5,7 +5,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,10 +54,19 @@ class Manifest:
         return sum(self.files.values())
 
 
-def ensure(what: str, where: str, asset: Asset, source: Source, choose: Choice, directory: Path) -> Manifest:
+def ensure(
+    what: str,
+    where: str,
+    asset: Asset,
+    source: Source,
+    choose: Choice,
+    directory: Path,
+    check: Callable[[Path], object] = lambda _: None,
+) -> Manifest:
     """The asset complete in `directory`, fetched unless it is there. `where` is the run file's key, for errors.
 
-    Raises UserError. One process fetches; others that want the same asset wait, and then find it.
+    Raises UserError, as `check` does for what arrived whole and is useless; then nothing is published. One process
+    fetches; others that want the same asset wait, and then find it.
     """
     with publish.lock(
         directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job fetches it; waiting"
@@ -71,10 +80,18 @@ def ensure(what: str, where: str, asset: Asset, source: Source, choose: Choice, 
         if asset.kind == "hub" and not _COMMIT.fullmatch(asset.revision):
             key = where.replace("source", "revision")
             print(f"warning: {what}: {key} {asset.revision!r} may move; pin it to a commit", flush=True)
-        return _fetch(what, where, asset, source, choose, directory)
+        return _fetch(what, where, asset, source, choose, directory, check)
 
 
-def _fetch(what: str, where: str, asset: Asset, source: Source, choose: Choice, directory: Path) -> Manifest:
+def _fetch(
+    what: str,
+    where: str,
+    asset: Asset,
+    source: Source,
+    choose: Choice,
+    directory: Path,
+    check: Callable[[Path], object],
+) -> Manifest:
     offered = source.listing()
     listing = Listing(tuple(choose(offered.files)), offered.commit)
     refuse_unsafe(where, listing.files)
@@ -92,6 +109,7 @@ def _fetch(what: str, where: str, asset: Asset, source: Source, choose: Choice, 
             source.fetch(listing, partial)
         publish.remove(partial / _HUB_STATE)
         _check_complete(where, manifest, partial)
+        check(partial)
         publish.write_json(partial / MANIFEST, asdict(manifest))
     return manifest
 

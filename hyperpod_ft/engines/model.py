@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hyperpod_ft import parallelism
+from hyperpod_ft.checkpoint import pretrained
 from hyperpod_ft.engines import tensor_parallel
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
@@ -74,18 +74,9 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _load(run: Run) -> PreTrainedModel:
     training = run.config.training
-    # it warns, on every rank, that a directory named model@revision is no Python module
-    transformers.logging.set_verbosity_error()
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            run.base_model,
-            local_files_only=True,
-            attn_implementation=run.config.model.attention,
-            dtype=torch.bfloat16 if frozen_in_bf16 else torch.float32,
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run.base_model}: cannot load the model: {error}", "run stage download again") from error
+    dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
+    model = pretrained.load(run.base_model, dtype, run.config.model.attention)
     if training.gradient_checkpointing:
         # the non-reentrant variant works with frozen inputs, and with collectives inside the block
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -6,12 +6,16 @@ Leaves `run.base_model` and `run.raw_dataset`, each with a manifest. The only st
 network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ft.checkpoint.model_directory import read_config
+from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.download.asset import Manifest, ensure
 from hyperpod_ft.download.listing import Source, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.parallelism import check_model_directory
 from hyperpod_ft.run import Run
 from hyperpod_ft.sources import Asset
@@ -29,6 +33,7 @@ def work(run: Run) -> Result:
         _source("model", _MODEL, model),
         model_files(_MODEL, model.source),
         run.base_model,
+        _check_model,
     )
     check_model_directory(run.plan.degrees, run.base_model, run.config.engine)
     fetched_dataset = ensure(
@@ -42,6 +47,15 @@ def work(run: Run) -> Result:
     return Result(
         [run.base_model, run.raw_dataset], {"model": _facts(fetched_model), "dataset": _facts(fetched_dataset)}
     )
+
+
+def _check_model(directory: Path) -> None:
+    """Refuse a damaged model for what its headers tell in a second, before accelerators are asked for."""
+    try:
+        read_config(directory)
+        read_model(directory)
+    except UserError as error:
+        raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
 
 
 def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> Source:

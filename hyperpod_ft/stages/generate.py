@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint import pretrained
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
@@ -115,13 +116,8 @@ def _hear(
 
 def _load(directory: Path, attention: str, device: torch.device) -> PreTrainedModel:
     print(f"generate: {directory} on {device}", flush=True)
-    try:
-        # "auto" is the dtype that config.json gives, which is that of the stored weights
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory, dtype="auto", attn_implementation=attention, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory}: cannot be loaded: {error}", "make or download the model again") from error
+    # the dtype that config.json gives is that of the stored weights
+    model = pretrained.load(directory, "auto", attention)
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     model.eval()  # type: ignore[no-untyped-call]
     return model

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save
+
 from hyperpod_ft import publish, runfile
 from hyperpod_ft.run import Record, Run, utc_now
 
@@ -25,6 +28,11 @@ def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | No
     run.freeze()
     finish(run, "env")
     return run
+
+
+def weights(**tensors: bytes) -> bytes:
+    """A safetensors file with these bytes as tensors."""
+    return bytes(save({name: np.frombuffer(content, np.uint8) for name, content in tensors.items()}))
 
 
 def finish(run: Run, stage: str) -> None:

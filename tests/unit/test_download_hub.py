@@ -12,14 +12,15 @@ import pytest
 
 from hyperpod_ft.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
-from tests.unit.stage_runs import finished, make_run, start, tree
+from tests.unit.stage_runs import finished, make_run, start, tree, weights
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
+SHARDS = {"first": "model-00001-of-00002.safetensors", "second": "model-00002-of-00002.safetensors"}
 MODEL = {
     "config.json": b'{"model_type": "llama"}',
-    "model-00001-of-00002.safetensors": b"first" * 1000,
-    "model-00002-of-00002.safetensors": b"second" * 1000,
-    "model.safetensors.index.json": b"{}",
+    "model-00001-of-00002.safetensors": weights(first=b"first" * 1000),
+    "model-00002-of-00002.safetensors": weights(second=b"second" * 1000),
+    "model.safetensors.index.json": json.dumps({"weight_map": SHARDS}).encode(),
     "generation_config.json": b"{}",
     "tokenizer.json": b"{}",
     "tokenizer.model": b"sentencepiece",
@@ -191,7 +192,7 @@ def test_a_file_of_the_wrong_size_is_never_published(tmp_path: Path, hub: Hub) -
 
 
 def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
-    large = os.urandom(1 << 20) * 25  # huggingface_hub writes 10 MB at a time
+    large = weights(second=os.urandom(1 << 20) * 25)  # huggingface_hub writes 10 MB at a time
     repository = hub.repositories["org/tiny"]
     name = "model-00002-of-00002.safetensors"
     repository.files[name] = large

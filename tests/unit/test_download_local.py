@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,19 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
-from tests.unit.stage_runs import finished, make_run, tree
+from tests.unit.stage_runs import finished, make_run, tree, weights
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
+WEIGHTS = weights(norm=b"1234")
 
 
-def local_run(tmp_path: Path) -> Run:
+def local_run(tmp_path: Path, changed: Mapping[str, bytes] = {}) -> Run:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "optimizer.pt", "pytorch_model.bin"):
-        (model / name).write_text("{}" if name == "config.json" else name)
+    for name in ("tokenizer.json", "optimizer.pt", "pytorch_model.bin"):
+        (model / name).write_text(name)
+    for name, content in {"config.json": b"{}", "model.safetensors": WEIGHTS, **changed}.items():
+        (model / name).write_bytes(content)
     (tmp_path / "rows.txt.jsonl").write_bytes(ROWS)
     return make_run(tmp_path, str(model), {"source": str(tmp_path / "rows.txt.jsonl"), "format": "dolly"})
 
@@ -44,19 +48,19 @@ def test_copies_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", 0)
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
-    assert (run.base_model / "model.safetensors").read_text() == "model.safetensors"
+    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
     assert not (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
 
 
 def test_links_in_the_source_become_files(tmp_path: Path) -> None:
     run = local_run(tmp_path)
     model = tmp_path / "model"
-    (tmp_path / "blob").write_text("model.safetensors")
+    (tmp_path / "blob").write_bytes(WEIGHTS)
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
     perform(run, "download", stage.work)
     assert not (run.base_model / "model.safetensors").is_symlink()
-    assert (run.base_model / "model.safetensors").read_text() == "model.safetensors"
+    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_source_that_changed_since_planning_is_refused(tmp_path: Path) -> None:
@@ -81,6 +85,25 @@ def test_no_weights_in_safetensors(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(ROWS)
     run = make_run(tmp_path, "./model", {"source": "./rows.jsonl", "format": "dolly"})
     with pytest.raises(UserError, match=r"has no safetensors weights \(model\.safetensors\); choose a model"):
+        perform(run, "download", stage.work)
+    assert not run.base_model.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"[]", "config.json: holds no JSON object"),
+        ("config.json", b'{"model_', "config.json: cannot be read"),
+        ("model.safetensors", WEIGHTS[:-1], "model.safetensors: is truncated"),
+        ("model.safetensors", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100), "model.safetensors: is no safetensors file"),
+        ("model.safetensors.index.json", b'{"weight_map": {"norm": "model-2.safetensors"}}', "-2.safetensors: is miss"),
+    ],
+)
+def test_a_damaged_model_is_refused_before_it_is_published(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    run = local_run(tmp_path, {name: content})
+    with pytest.raises(UserError, match=rf"model\.source: the model is damaged: \S+{message}"):
         perform(run, "download", stage.work)
     assert not run.base_model.exists()
 

@@ -15,9 +15,9 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
-from tests.unit.stage_runs import make_run, tree
+from tests.unit.stage_runs import make_run, tree, weights
 
-LARGE = os.urandom(1 << 20) * 20  # several ranges
+LARGE = weights(a=os.urandom(1 << 20) * 20)  # several ranges
 MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": LARGE}
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 

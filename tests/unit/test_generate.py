@@ -1,12 +1,14 @@
 """Stage generate: both models' answers and losses, and the failure that says that nothing was learned."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hyperpod_ft.data import tokenizer as tokenizers
@@ -153,6 +155,19 @@ def test_without_validation_the_loss_is_null(base: Path, other: Path, tmp_path: 
     run = prepared_run(tmp_path, base, other, validation=False)
     generate.work(run)
     assert json.loads(run.samples.read_text())["validation_loss"] is None
+
+
+def test_a_model_without_one_of_its_tensors_is_not_filled_with_random_numbers(base: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(base, damaged)
+    tensors = load_file(damaged / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+    run = prepared_run(tmp_path, base, damaged, prompts=["plain text"])
+    with pytest.raises(
+        UserError, match=r"merged: 1 of the model's tensors are missing: model\.layers\.0\.mlp\.up_proj"
+    ):
+        generate.work(run)
 
 
 def test_a_row_that_is_none_is_named(base: Path, other: Path, tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""A model directory loaded with transformers: all of it, or a user's error."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from hyperpod_ft.errors import UserError
+
+_REMEDY = "make or download the model again"
+
+
+def load(directory: Path, dtype: torch.dtype | str, attention: str) -> PreTrainedModel:
+    """The causal language model in `directory`, on the CPU; `dtype` "auto" is that of config.json.
+
+    Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged, or a weight is missing,
+    which transformers would fill with random numbers.
+    """
+    # it warns, on every rank, that a directory named model@revision is no Python module
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        # annotated as the model alone
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            attn_implementation=attention,
+            dtype=dtype,
+        )
+    except Exception as error:  # a damaged file makes transformers raise whatever it stumbles over first
+        raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {error}", _REMEDY) from error
+    model: PreTrainedModel
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"{directory}: {len(missing)} of the model's tensors are missing: {missing[0]}", _REMEDY)
+    return model
