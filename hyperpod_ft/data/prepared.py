@@ -42,6 +42,19 @@ class Split:
     labels: NDArray[np.int32]
     position_ids: NDArray[np.int32]
 
+    @classmethod
+    def open(cls, directory: Path) -> "Split":
+        """Raises UserError when the arrays are missing, damaged or of different shapes."""
+        remedy = "run: hyperpod-ft submit --only dataset --force"
+        try:
+            arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS]
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
+        shapes = {array.shape for array in arrays}
+        if len(shapes) != 1 or arrays[0].ndim != 2:
+            raise UserError(f"{directory}: arrays of different shapes {sorted(shapes)}", remedy)
+        return cls(*arrays)
+
     def __len__(self) -> int:
         return len(self.input_ids)
 
@@ -60,10 +73,10 @@ class Prepared:
         return cls(directory)
 
     def split(self, name: SplitName) -> Split | None:
-        """The rows of a split; None when it has none."""
+        """The rows of a split; None when it has none. Raises UserError when they are damaged."""
         if not (self.directory / name).is_dir():
             return None
-        return Split(*(np.load(self.directory / name / f"{array}.npy", mmap_mode="r") for array in _ARRAYS))
+        return Split.open(self.directory / name)
 
     def samples(self, split: SplitName) -> list[Sample]:
         """Examples of a split in an order drawn once: the first k are a random sample of k."""

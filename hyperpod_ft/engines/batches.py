@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.data.prepared import Split
 from hyperpod_ft.errors import UserError
 
 
@@ -28,39 +29,28 @@ class Batch:
 
 
 class Rows:
-    """The tokenized training rows: three int32 arrays [rows, max_length], mapped, not read into memory."""
+    """The tokenized training rows, as batches: mapped, not read into memory."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises UserError when the arrays are missing, empty or of different shapes."""
-        try:
-            self._input_ids, self._labels, self._position_ids = (
-                np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-                for name in ("input_ids", "labels", "position_ids")
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{directory}: cannot read the training rows: {error}", "run stage dataset again"
-            ) from error
-        shapes = {array.shape for array in (self._input_ids, self._labels, self._position_ids)}
-        if len(shapes) != 1 or self._input_ids.ndim != 2:
-            raise UserError(f"{directory}: arrays of different shapes {sorted(shapes)}", "run stage dataset again")
+        """Raises UserError when the split in `directory` is damaged or empty."""
+        self._split = Split.open(directory)
         if not len(self):
             raise UserError(f"{directory}: holds no training rows", "give the run more data or a longer max_length")
 
     def __len__(self) -> int:
-        return int(self._input_ids.shape[0])
+        return len(self._split)
 
     @property
     def max_length(self) -> int:
-        return int(self._input_ids.shape[1])
+        return int(self._split.input_ids.shape[1])
 
     def batch(self, rows: NDArray[np.int64], device: torch.device) -> Batch:
-        arrays = (self._input_ids, self._labels, self._position_ids)
+        arrays = (self._split.input_ids, self._split.labels, self._split.position_ids)
         return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """Tokens of these rows that count in the loss: the first of a row has nothing that predicts it."""
-        return int(np.count_nonzero(self._labels[rows, 1:] != IGNORED))
+        return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
 
 
 @dataclass(frozen=True)

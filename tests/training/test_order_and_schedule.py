@@ -72,7 +72,11 @@ def test_schedules() -> None:
 
 
 def test_rows_refuses_what_cannot_be_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot read the training rows"):
+    with pytest.raises(UserError, match="cannot read the rows"):
+        Rows(tmp_path)
+    write_rows(tmp_path, 3, 16)
+    (tmp_path / "labels.npy").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read the rows"):
         Rows(tmp_path)
     write_rows(tmp_path, 3, 16)
     rows = Rows(tmp_path)
