@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_local, runfile, show
+from hyperpod_ft import __version__, cli_local, publish, runfile, show
 from hyperpod_ft import submit as submission
-from hyperpod_ft.config import RunConfig
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
 from hyperpod_ft.launcher import Launcher
@@ -96,7 +95,7 @@ def render_command(
     """Write the run's sbatch scripts without submitting them. Into the run directory, they are ready for sbatch."""
     run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
     if output is None:
-        scripts = submission.prepare(run, _slurm(run.config))
+        scripts = submission.prepare(run, _slurm(run))
     else:
         output.mkdir(parents=True, exist_ok=True)
         scripts = []
@@ -121,7 +120,7 @@ def submit(
 ) -> None:
     """Submit what has to run, as a chain of jobs. What is done already is skipped."""
     run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
-    _submit(run, _launcher(launcher, run.config), Selection(start, only, force), watch)
+    _submit(run, _launcher(launcher, run), Selection(start, only, force), watch, run_file)
 
 
 @app.command()
@@ -136,14 +135,14 @@ def resume(
     """Submit what is left of a run that failed, was cancelled or was cut short. Training continues where it was."""
     opened = _open(run, overrides)
     before = next((job.launcher for job in reversed(opened.jobs())), "slurm")
-    _submit(opened, _launcher(launcher or before, opened.config), Selection(), watch)
+    _submit(opened, _launcher(launcher or before, opened), Selection(), watch)
 
 
 @app.command(name="status")
 def status_command(run: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show what each stage of a run is doing; exit code 1 when a stage has failed."""
     opened = _open(run, overrides)
-    current = status(opened, _slurm(opened.config))
+    current = status(opened, _slurm(opened))
     if as_json:
         print(json.dumps(current.as_dict(), indent=2))
     else:
@@ -159,19 +158,21 @@ def logs(
 ) -> None:
     """Print the log of a stage."""
     opened = _open(run, None)
-    show.log(opened, _slurm(opened.config), stage, follow)
+    show.log(opened, _slurm(opened), stage, follow)
 
 
 @app.command()
 def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
     """Cancel the jobs of a run. `resume` goes on from where they were."""
     opened = _open(run, overrides)
-    slurm = _slurm(opened.config)
+    slurm = _slurm(opened)
     jobs = active_jobs(opened, slurm)
     for launcher in (slurm, Process()):
         if mine := [job for job in jobs if job.launcher == launcher.name]:
             launcher.cancel(opened, mine)
     for job in jobs:
+        opened.cancel_marker(job.stage, job.job_id).parent.mkdir(exist_ok=True)
+        opened.cancel_marker(job.stage, job.job_id).touch()
         print(f"cancelled {job.stage} (job {job.job_id})")
     if not jobs:
         print("nothing to cancel: no job of this run is active")
@@ -184,16 +185,19 @@ def list_command(
 ) -> None:
     """List the runs below a root, newest first."""
     chosen = root or last_run().root
-    statuses = [status(run, _slurm(run.config)) for run in all_runs(chosen)]
+    statuses = [status(run, _slurm(run)) for run in all_runs(chosen)]
     if as_json:
         print(json.dumps([current.as_dict() for current in statuses], indent=2))
     else:
         show.runs(chosen, statuses)
 
 
-def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool) -> None:
-    slurm = _slurm(run.config)
+def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, run_file: str = "") -> None:
+    slurm = _slurm(run)
     jobs = submission.submit(run, launcher, slurm, selection)
+    if run_file:
+        path = Path(run_file)
+        publish.write_text(run.origin, str(path.resolve()) if path.is_file() else run_file)
     remember(run)
     show.submitted(run, jobs)
     if watch and not show.watch(run, slurm):
@@ -205,24 +209,40 @@ def _open(reference: str | None, overrides: list[str] | None) -> Run:
         if overrides:
             raise UserError("--set: a run directory is frozen", "give the run file that it was submitted with")
         return last_run() if reference is None else Run.open(Path(reference))
+    if found := _named(reference):
+        return found
     run = Run.of(runfile.load(runfile.find(reference), overrides or ()))
     if not latest_jobs(run):
         raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
     return run
 
 
-def _launcher(name: str, config: RunConfig) -> Launcher:
+def _named(reference: str) -> Run | None:
+    """The run `name/id` below the root of the last run, as `submit` and `list` print it."""
+    if len(Path(reference).parts) != 2 or Path(reference).exists():
+        return None
+    directory = last_run().root / "runs" / reference
+    return Run.open(directory) if directory.is_dir() else None
+
+
+def _launcher(name: str, run: Run) -> Launcher:
     if name == "process":
         return Process()
     if name == "slurm":
-        return _slurm(config)
+        return _slurm(run)
     raise UserError(f"--launcher {name}: unknown", "known: slurm, process")
 
 
-def _slurm(config: RunConfig) -> Slurm:
-    """The Slurm of a run: for instance type `local` the local cluster, when it is up and SLURM_CONF names no other."""
+def _slurm(run: Run) -> Slurm:
+    """The Slurm of a run: the one it was submitted to while that exists.
+
+    Before, for instance type `local`, the local cluster when it is up and SLURM_CONF names no other.
+    """
+    for job in reversed(run.jobs()):
+        if job.slurm_conf and not job.cluster_is_gone:
+            return Slurm({"SLURM_CONF": job.slurm_conf})
     cluster = LocalCluster(default_directory())
-    if config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
+    if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
         return Slurm(cluster.environment())
     return Slurm()
 

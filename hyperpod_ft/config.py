@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jinja2 import Environment, TemplateSyntaxError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,9 +24,28 @@ from hyperpod_ft.instances import CATALOGUE
 
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
+
+def _matches(pattern: str, words: str) -> AfterValidator:
+    """Refuses other text, in words a person understands."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return AfterValidator(check)
+
+
 # What may stand on an `#SBATCH` line: nothing a shell or sbatch could read as more than one plain word.
-SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}$")]
-TimeLimit = Annotated[str, StringConstraints(pattern=r"^(\d+-\d{1,2}|\d+-\d{1,2}:\d{2}(:\d{2})?|\d+(:\d{2}){0,2})$")]
+SlurmWord = Annotated[
+    str, _matches(r"[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}", "one word of letters, digits and . _ , + -, at most 128 long")
+]
+TimeLimit = Annotated[
+    str,
+    _matches(
+        r"\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){0,2}", "a Slurm time limit, [days-]hours:minutes:seconds, as 08:00:00"
+    ),
+]
 
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
@@ -62,7 +82,7 @@ def _no_control_characters(value: str) -> str:
 
 PlainPath = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain_path)]
 Source = Annotated[str, StringConstraints(min_length=1), AfterValidator(_no_control_characters)]
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+Revision = Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a commit, tag or branch")]
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -119,7 +139,7 @@ class Cluster(Section):
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory each stage without accelerators asks for, in GB; Slurm's default when left out."
     )
-    mail_user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}$")] | None = Field(
+    mail_user: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an address")] | None = Field(
         None, description="Whom Slurm tells when a job fails, runs out of time, or can never start."
     )
     environment: dict[str, str] = Field(
@@ -150,7 +170,7 @@ class Cluster(Section):
         return value
 
 
-class Environment(Section):
+class PythonEnvironment(Section):
     """The Python environment of the stages that need torch."""
 
     python: PlainPath | None = Field(
@@ -220,6 +240,11 @@ class Dataset(Section):
             raise ValueError("format template needs completion_template (and usually prompt_template)")
         if self.format != "template" and given:
             raise ValueError(f"prompt_template and completion_template belong to format template, not {self.format}")
+        for key in ("prompt_template", "completion_template"):
+            try:
+                Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
+            except TemplateSyntaxError as error:
+                raise ValueError(f"{key}: line {error.lineno}: {error.message}") from error
         return self
 
 
@@ -304,13 +329,13 @@ class Generate(Section):
 class RunConfig(Section):
     """One run file."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
-        description="Name of the run; part of paths and of Slurm job names."
-    )
+    name: Annotated[
+        str, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, dots, underscores and hyphens, at most 64")
+    ] = Field(description="Name of the run; part of paths and of Slurm job names.")
     engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1).")
     seed: NonNegativeInt = Field(42, description="Seed of data order, adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
-    env: Environment = Field(default_factory=Environment)
+    env: PythonEnvironment = Field(default_factory=PythonEnvironment)
     model: Model
     dataset: Dataset
     lora: Lora = Field(default_factory=Lora)

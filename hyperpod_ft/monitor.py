@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,11 +12,11 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState, Launcher
 from hyperpod_ft.process import Process
-from hyperpod_ft.run import Job, Run
+from hyperpod_ft.run import ISO_UTC, Job, Run
 from hyperpod_ft.schedule import rows_per_step, total_steps
 from hyperpod_ft.selection import choose
 
-State = Literal["done", "running", "pending", "failed", "cancelled", "not run"]
+State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class RunStatus:
     model: str  # where the tuned model is, or will be
     state: State
     stages: tuple[StageStatus, ...]
+    submitted: str = ""  # first, ISO 8601, UTC
+    origin: str = ""  # the run file or recipe
     progress: Progress | None = None
+    note: str = ""  # why states are unknown
 
     @property
     def failed(self) -> StageStatus | None:
@@ -70,7 +74,11 @@ def latest_jobs(run: Run) -> dict[str, Job]:
 
 def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
     """What the launchers say about the newest job of each stage that has not finished, by job id."""
-    open_jobs = [job for stage, job in latest_jobs(run).items() if stage in run.plan and not run.is_done(stage)]
+    open_jobs = [
+        job
+        for stage, job in latest_jobs(run).items()
+        if stage in run.plan and not run.is_done(stage) and not job.cluster_is_gone
+    ]
     states: dict[str, JobState] = {}
     for launcher in (slurm, Process()):
         if jobs := [job for job in open_jobs if job.launcher == launcher.name]:
@@ -78,12 +86,16 @@ def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
     return states
 
 
-def active_jobs(run: Run, slurm: Launcher) -> list[Job]:
-    """Jobs of this run that wait or work, written down if a submission that was killed could not."""
+def active_jobs(run: Run, slurm: Launcher, also: Launcher | None = None) -> list[Job]:
+    """Jobs of this run that wait or work, written down if a submission that was killed could not.
+
+    Asks the launchers that the run has used, and `also` one that it has perhaps.
+    """
     known = run.jobs()
     active: list[Job] = []
     for launcher in (slurm, Process()):
-        if jobs := [job for job in known if job.launcher == launcher.name]:
+        jobs = [job for job in known if job.launcher == launcher.name and not job.cluster_is_gone]
+        if jobs or (also is not None and also.name == launcher.name):
             active += launcher.active(run, jobs)
     for job in active:
         if job not in known:
@@ -92,18 +104,33 @@ def active_jobs(run: Run, slurm: Launcher) -> list[Job]:
 
 
 def status(run: Run, slurm: Launcher) -> RunStatus:
-    """The state of every stage and of the run."""
-    jobs, states = latest_jobs(run), job_states(run, slurm)
+    """The state of every stage and of the run; what no launcher answers for is `unknown`, with the reason as note."""
+    jobs, note = latest_jobs(run), ""
+    states: Mapping[str, JobState] | None = None
+    try:
+        states = job_states(run, slurm)
+    except UserError as error:
+        note = str(error)
     needed = {stage.name for stage in choose(run)}
     stages = tuple(
         _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
     )
     return RunStatus(
-        run.config.name, str(run.directory), str(run.tuned_model), _overall(stages), stages, _progress(run, stages)
+        name=run.config.name,
+        directory=str(run.directory),
+        model=str(run.tuned_model),
+        state=_overall(stages),
+        stages=stages,
+        submitted=min((job.submitted for job in run.jobs()), default=""),
+        origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
+        progress=_progress(run, stages),
+        note=note,
     )
 
 
-def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, JobState], needed: bool) -> StageStatus:
+def _stage_status(
+    run: Run, stage: str, job: Job | None, states: Mapping[str, JobState] | None, needed: bool
+) -> StageStatus:
     reason = run.why_not_done(stage)
     job_id = job.job_id if job else ""
     log = run.log(stage, job_id)
@@ -112,10 +139,12 @@ def _stage_status(run: Run, stage: str, job: Job | None, states: Mapping[str, Jo
         record = run.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
         return StageStatus(stage, "done", done_elsewhere, job_id, record.seconds if record else None, log_path)
-    if not needed and not (job_id in states and states[job_id].active):
+    if not needed and not (states and job_id in states and states[job_id].active):
         return StageStatus(stage, "done", f"{reason}, and nothing needs it", job_id, None, log_path)
     if job is None:
         return StageStatus(stage, "not run", "" if reason == "has not run" else reason)
+    if states is None:
+        return StageStatus(stage, "unknown", "", job_id, None, log_path)
     state, detail = _job_state(run, job, states.get(job_id))
     if state == "not run":
         detail = reason
@@ -127,7 +156,7 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
         if known.state == "PENDING":
             return "pending", known.reason
         return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
-    if known is not None and known.state == "CANCELLED":
+    if (known is not None and known.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
         return "cancelled", ""
     exit_status = _exit_status(run.exit_marker(job.stage, job.job_id))
     if exit_status not in (None, "0"):
@@ -135,6 +164,8 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
     if known is not None and known.state != "COMPLETED":
         return "failed", known.state.lower()
     if known is None and exit_status is None:
+        if not run.log(job.stage, job.job_id).exists():
+            return "not run", ""  # it never began
         return "failed", "the job is gone and left no exit status"
     return "not run", ""  # it succeeded, and its outputs are out of date or gone since
 
@@ -148,23 +179,26 @@ def _exit_status(marker: Path) -> str | None:
 
 def _overall(stages: tuple[StageStatus, ...]) -> State:
     states = {stage.state for stage in stages}
-    order: tuple[State, ...] = ("failed", "running", "pending", "cancelled", "not run")
+    order: tuple[State, ...] = ("failed", "running", "pending", "unknown", "cancelled", "not run")
     return next((state for state in order if state in states), "done")
 
 
 def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
-    if training is None or training.state == "done":
+    job = latest_jobs(run).get("train")
+    if training is None or training.state == "done" or job is None or not run.metrics.exists():
+        return None
+    # rows of an attempt before this one say nothing about it
+    if time.strftime(ISO_UTC, time.gmtime(run.metrics.stat().st_mtime)) < job.submitted:
         return None
     rows = tail(run.metrics, 1)
     try:
-        row = json.loads(rows[0]) if rows else None
-    except ValueError:  # the last line is being written
-        return None
-    if row is None:
+        row = json.loads(rows[0])
+        step, loss, rate = row["step"], row["loss"], row["tokens_per_second"]
+    except (IndexError, ValueError, TypeError, KeyError):  # the last line is being written, or damaged
         return None
     known = steps(run)
-    return Progress(row["step"], known.total if known else None, row["loss"], row.get("tokens_per_second"))
+    return Progress(step, known.total if known else None, loss, rate)
 
 
 def steps(run: Run) -> Steps | None:

@@ -69,7 +69,10 @@ def check_model_directory(wanted: Degrees, directory: Path, engine: str) -> None
     try:
         model_config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{directory / 'config.json'}: {error}", "is this a Hugging Face model?") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"model.source: {directory / 'config.json'}: {reason}", "it has to be a Hugging Face model's directory"
+        ) from error
     if isinstance(model_config, dict) and {"num_attention_heads", "num_hidden_layers"} <= model_config.keys():
         check_model(wanted, model_config, engine)
 

@@ -13,6 +13,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.plan import Plan, plan
 from hyperpod_ft.sources import Asset
 
+ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -48,7 +50,7 @@ class Record:
             values = json.loads(path.read_text(encoding="utf-8"))
             outputs = tuple(Output(**output) for output in values.pop("outputs"))
             return cls(outputs=outputs, **values)
-        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def write(self, path: Path) -> None:
@@ -63,6 +65,12 @@ class Job:
     job_id: str
     launcher: str
     submitted: str  # ISO 8601, UTC
+    slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
+
+    @property
+    def cluster_is_gone(self) -> bool:
+        """A local cluster's slurm.conf exists while the cluster does."""
+        return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,15 @@ class Run:
         """Holds the exit status that the script's trap wrote."""
         return self.directory / "exits" / f"{stage}_{job_id}"
 
+    def cancel_marker(self, stage: str, job_id: str) -> Path:
+        """There when the job was cancelled on purpose."""
+        return self.exit_marker(stage, job_id).with_suffix(".cancelled")
+
+    @property
+    def origin(self) -> Path:
+        """Holds the run file or recipe that was submitted, as a person would name it."""
+        return self.provenance / "run-file"
+
     # What runs share
 
     @property
@@ -240,7 +257,7 @@ class Run:
         """Every submission so far, oldest first."""
         try:
             return [Job(**job) for job in json.loads(self.jobs_path.read_text(encoding="utf-8"))]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except (ValueError, TypeError) as error:
             raise UserError(
@@ -269,4 +286,4 @@ class Run:
 
 def utc_now() -> str:
     """The time as records give it: ISO 8601, UTC, whole seconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return time.strftime(ISO_UTC, time.gmtime())

@@ -95,7 +95,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _override(values, override)
     base = Path.cwd() if path.resolve().parent == RECIPES else path.resolve().parent
-    return resolve(validate(values, str(path)), base)
+    where = f"{path} with --set" if overrides else str(path)
+    return resolve(validate(values, where), base)
 
 
 def parse(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperpod_ft.engines import can_train
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
@@ -29,7 +30,14 @@ _SLURM_ATTEMPTS = 20
 _SLURM_RETRY_SECONDS = 15.0
 _ANSWERS_SHOWN = 8
 _ANSWER_WIDTH = 90
-_STYLES = {"done": "green", "running": "cyan", "failed": "bold red", "cancelled": "yellow", "pending": "dim"}
+_STYLES = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "bold red",
+    "cancelled": "yellow",
+    "pending": "dim",
+    "unknown": "yellow",
+}
 
 
 def shown(path: Path | str) -> str:
@@ -60,6 +68,8 @@ def plan(run: Run) -> None:
     layout = run.plan.degrees
     training = run.config.training
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
+    if not can_train(run.config.engine):
+        print(f"note      this version plans and renders engine {run.config.engine}, and cannot train with it yet")
     print(f"engine    {run.config.engine}, {run.config.training.method}, {training.precision}")
     print(
         f"ranks     {layout.nodes} x {run.config.cluster.instance_type}, {layout.ranks_per_node} a node"
@@ -93,10 +103,10 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
         print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
         print(f"Model: {shown(run.tuned_model)}")
         return
-    skipped = [stage.name for stage in run.plan.stages if stage.name not in {job.stage for job in jobs}]
+    skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
     print(f"Submitted {run.config.name}/{run.plan.run_id}: " + ", ".join(f"{j.stage} {j.job_id}" for j in jobs))
     if skipped:
-        print(f"Skipped: {', '.join(skipped)}")
+        print(f"Skipped, since done: {', '.join(skipped)}")
     print(f"Run directory: {shown(run.directory)}")
     print("Follow it: hyperpod-ft status, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
 
@@ -128,17 +138,32 @@ def _progress(current: RunStatus) -> str:
 def _advice(current: RunStatus) -> None:
     """For a failed run its last words, and in any case how to go on."""
     directory = shown(current.directory)
+    if current.note:
+        print(current.note)
     if failed := current.failed:
         print(f"\n{failed.stage} failed: {failed.detail}")
-        for line in tail(Path(failed.log), 12) if failed.log else []:
+        for line in _last_words(failed):
             print(f"  | {_printable(line)}")
         if failed.log:
             print(f"Whole log: {shown(failed.log)}")
-        print(f"When it is mended: hyperpod-ft resume {directory}")
+        print(f"Run file or data corrected: hyperpod-ft submit {_origin(current)}")
+        print(f"To try again unchanged:     hyperpod-ft resume {directory}")
     elif current.state in ("cancelled", "not run"):
         print(f"Go on: hyperpod-ft resume {directory}")
     elif current.state == "done":
         print(f"Model: {shown(current.model)}")
+
+
+def _last_words(failed: StageStatus) -> list[str]:
+    """What a failed stage says was wrong, in its own words if it has any, or else the end of its log."""
+    lines = tail(Path(failed.log), 400) if failed.log else []
+    begun = max((number for number, line in enumerate(lines) if line.startswith("== ")), default=0)
+    errors = [line for line in lines[begun:] if line.startswith("error: ")]
+    return list(dict.fromkeys(errors)) or lines[-12:]
+
+
+def _origin(current: RunStatus) -> str:
+    return shown(current.origin) if current.origin.startswith("/") else current.origin or "RUN_FILE"
 
 
 def watch(run: Run, slurm: Launcher) -> bool:
@@ -146,7 +171,7 @@ def watch(run: Run, slurm: Launcher) -> bool:
     try:
         current = _watch_terminal(run, slurm) if sys.stdout.isatty() else _watch_lines(run, slurm)
     except KeyboardInterrupt:
-        print(f"\nThe run goes on. Stop it: hyperpod-ft cancel {shown(run.directory)}")
+        print(f"\nNo longer watching. Stop the run: hyperpod-ft cancel {shown(run.directory)}")
         raise SystemExit(130) from None
     if current.state == "done":
         results(run)
@@ -164,13 +189,13 @@ def _ended(current: RunStatus) -> bool:
 
 def _patient_status(run: Run, slurm: Launcher) -> RunStatus:
     """The status; a Slurm that does not answer for a while does not end the watching."""
-    for _ in range(_SLURM_ATTEMPTS - 1):
-        try:
-            return status_of(run, slurm)
-        except UserError as error:
-            print(f"{_clock()}  {error}", file=sys.stderr, flush=True)
-            time.sleep(_SLURM_RETRY_SECONDS)
-    return status_of(run, slurm)
+    for _ in range(_SLURM_ATTEMPTS):
+        current = status_of(run, slurm)
+        if not current.note:
+            return current
+        print(f"{_clock()}  {current.note}", file=sys.stderr, flush=True)
+        time.sleep(_SLURM_RETRY_SECONDS)
+    raise UserError(current.note, f"later: hyperpod-ft status {shown(run.directory)}")
 
 
 def _watch_terminal(run: Run, slurm: Launcher) -> RunStatus:
@@ -272,11 +297,14 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
     if not statuses:
         print(f"no runs below {root}")
         return
-    table = _table("run", "state", "directory")
+    table = _table("run", "state", "submitted", "directory")
     for current in statuses:
         run_id = Path(current.directory).name
         table.add_row(
-            f"{current.name}/{run_id}", Text(current.state, _STYLES.get(current.state, "")), shown(current.directory)
+            f"{current.name}/{run_id}",
+            Text(current.state, _STYLES.get(current.state, "")),
+            current.submitted,
+            shown(current.directory),
         )
     _console().print(table)
 

@@ -25,6 +25,10 @@ class Slurm:
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
 
+    @property
+    def _conf(self) -> str:
+        return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
+
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
         """One sbatch a stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
 
@@ -34,7 +38,9 @@ class Slurm:
         try:
             for stage in stages:
                 parents = [jobs[need].job_id for need in stage.needs if need in jobs]
-                jobs[stage.name] = Job(stage.name, self._sbatch(run, stage.name, parents), self.name, utc_now())
+                jobs[stage.name] = Job(
+                    stage.name, self._sbatch(run, stage.name, parents), self.name, utc_now(), self._conf
+                )
                 submitted(jobs[stage.name])
         except BaseException:
             # asks Slurm too: an sbatch that was interrupted may have made a job without saying so
@@ -52,7 +58,7 @@ class Slurm:
             if job_id in known and (name == run.job_name(known[job_id].stage) or comment == run.plan.run_id):
                 found.append(known[job_id])
             elif ours:
-                found.append(Job(stages[name], job_id, self.name, utc_now()))
+                found.append(Job(stages[name], job_id, self.name, utc_now(), self._conf))
         return found
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:

@@ -57,6 +57,10 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
         source = str(_example(where, source))
     kind = kind_of(source)
     if kind == "hub":
+        if (base / source).is_file() or source.endswith((".jsonl", ".json", ".parquet")):
+            raise UserError(
+                f"{where}: {source!r} is taken for a Hub id", f"a local path begins with ./ or /: ./{source}"
+            )
         if not _HUB_ID.match(source) or ".." in source:
             raise UserError(
                 f"{where}: {source!r} is no Hub id, s3:// URI or path",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.data.formats import check_prompt
 from hyperpod_ft.engines import require_engine
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
@@ -35,7 +36,7 @@ def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) 
             f"{run.directory}: was planned by another version of hyperpod-ft",
             f"go on with that version, or begin a run that shares what it can: hyperpod-ft submit {run.config_path}",
         )
-    with _alone(run, slurm):
+    with _alone(run, slurm, launcher):
         stages = choose(run, selection)
         if not stages:
             return ()
@@ -51,23 +52,32 @@ def prepare(run: Run, slurm: Launcher) -> list[Path]:
 
     Raises UserError when jobs of the run are still active: they read what this writes.
     """
-    with _alone(run, slurm):
+    with _alone(run, slurm, None):
         return _prepare(run)
 
 
 @contextlib.contextmanager
-def _alone(run: Run, slurm: Launcher) -> Iterator[None]:
+def _alone(run: Run, slurm: Launcher, launcher: Launcher | None) -> Iterator[None]:
     """No other submission of the run, and none of its jobs at work."""
     _make(run.logs)
     with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
-        if active := active_jobs(run, slurm):
+        if active := active_jobs(run, slurm, also=launcher):
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
             raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
         yield
 
 
 def check(run: Run) -> None:
-    """Refuse what the model cannot be divided by, when the model is here already; `download` does it otherwise."""
+    """Refuse what would fail later, where that can be seen now.
+
+    Prompts that are no rows of the dataset's format, an interpreter that is not there, and, when the model is here
+    already, degrees that it cannot be divided by (`download` does that otherwise).
+    """
+    for number, prompt in enumerate(run.config.generate.prompts):
+        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
+            check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
+    if run.config.env.python and not Path(run.config.env.python).exists():
+        raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
     for directory in (run.base_model, Path(run.config.model.source)):
         if directory.is_absolute() and directory.is_dir():
             check_model_directory(run.plan.degrees, directory, run.config.engine)

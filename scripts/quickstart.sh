@@ -33,7 +33,11 @@ stop() {
   local status=$?
   trap '' INT TERM
   if [[ $status -ne 0 ]]; then "$kit" cancel quickstart >/dev/null 2>&1 || true; fi
-  if [[ $launcher == slurm ]]; then "$kit" local down || true; fi
+  if [[ $launcher == slurm ]]; then "$kit" local down >/dev/null || true; fi
+  case $status in
+    0) say "Done, and the private Slurm is stopped. Next: . .venv/bin/activate, and docs/your-own-data.md" ;;
+    130 | 143) say "Stopped: no job is left. ./scripts/quickstart.sh goes on from here" ;;
+  esac
   exit "$status"
 }
 trap stop EXIT
@@ -43,7 +47,7 @@ trap 'exit 143' TERM
 if [[ $launcher == slurm ]]; then
   say "Starting a private Slurm: two nodes on this machine"
   # it also stops by itself should this script be killed
-  "$kit" local up --nodes 2 --cpus 4 --die-with $$
+  "$kit" local up --nodes 2 --cpus 4 --die-with $$ >/dev/null
 fi
 say "Submitting the quickstart recipe"
 "$kit" submit quickstart --launcher "$launcher" --watch

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, UndefinedError
+from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -55,6 +55,16 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
         prompt = _PROMPTS[dataset.format](dataset, row)
     _check_unicode(prompt)
     return prompt
+
+
+def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
+    """Raise UserError when `prompt_of` could not render the row; for every format but chat, which needs a tokenizer."""
+    try:
+        _check_unicode(text_field(row, "text") if dataset.format == "text" else _PROMPTS[dataset.format](dataset, row))
+    except RowError as error:
+        raise UserError(
+            f"{where}: {error}", f"write it as a row of format {dataset.format}, or as plain text"
+        ) from error
 
 
 def _joined(prompt: str, completion: str, *, prompt_trained: bool) -> Example:
@@ -120,17 +130,14 @@ _COMPLETIONS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
 
 
 @lru_cache(maxsize=16)
-def _compile(key: str, source: str) -> Template:
+def _compile(source: str) -> Template:
     # The run file may come from someone else: the sandbox keeps its templates from Python's internals.
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise UserError(f"dataset.{key}: line {error.lineno}: {error.message}", "correct the template") from error
+    return environment.from_string(source)
 
 
 def _fill(key: str, source: str, row: Mapping[str, Any]) -> str:
-    template = _compile(key, source)
+    template = _compile(source)
     try:
         return template.render(dict(row))
     except SecurityError as error:

@@ -37,9 +37,14 @@ class Engine(Protocol):
         """
 
 
+def can_train(name: str) -> bool:
+    """Whether this version can train with the engine."""
+    return name in _MODULES
+
+
 def require_engine(name: str) -> None:
     """Raise UserError when this version cannot train with the engine."""
-    if name not in _MODULES:
+    if not can_train(name):
         raise UserError(
             f"engine: this version of hyperpod-ft plans and renders {name} runs, but cannot train them yet",
             "use `plan` and `render`, or engine: torch",

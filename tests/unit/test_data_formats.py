@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from hyperpod_ft.config import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
-from hyperpod_ft.data.formats import prompt_of, render
+from hyperpod_ft.data.formats import check_prompt, prompt_of, render
 from hyperpod_ft.errors import UserError
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, make
 
@@ -115,9 +116,15 @@ def test_templates_may_not_change_the_row_or_loop_for_ever() -> None:
 
 
 def test_template_syntax_error_names_the_key_and_line() -> None:
-    config = dataset(format="template", completion_template="one\n{% if %}")
-    with pytest.raises(UserError, match=r"dataset\.completion_template: line 2: "):
-        render(config, {}, TOKENIZER)
+    with pytest.raises(ValidationError, match=r"completion_template: line 2: "):
+        dataset(format="template", completion_template="one\n{% if %}")
+
+
+def test_prompts_are_checked_without_a_tokenizer() -> None:
+    config = dataset(format="template", prompt_template="{{ city }}?", completion_template="{{ size }}")
+    check_prompt(config, {"city": "Bern"}, "generate.prompts.0")
+    with pytest.raises(UserError, match=r"generate\.prompts\.0: .*'city' is undefined.*write it as a row of format"):
+        check_prompt(config, {"instruction": "x"}, "generate.prompts.0")
 
 
 @pytest.mark.parametrize(

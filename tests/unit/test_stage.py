@@ -232,9 +232,12 @@ def test_a_second_training_job_does_not_sit_on_its_nodes(make_run: MakeRun, monk
         stage.perform(run, "train", lambda run: stage.Result())
 
 
-@pytest.mark.parametrize(("marker", "state"), [("143\n", "failed"), ("0\n", "not run"), (None, "failed")])
+@pytest.mark.parametrize(
+    ("marker", "log", "state"),
+    [("143\n", True, "failed"), ("0\n", True, "not run"), (None, True, "failed"), (None, False, "not run")],
+)
 def test_when_slurm_has_forgotten_a_job_its_exit_status_tells(
-    make_run: MakeRun, marker: str | None, state: str
+    make_run: MakeRun, marker: str | None, log: bool, state: str
 ) -> None:
     class Forgetful(Slurm):
         def states(self, run: Run, jobs: object) -> dict[str, JobState]:
@@ -245,7 +248,42 @@ def test_when_slurm_has_forgotten_a_job_its_exit_status_tells(
     run.add_job(Job("env", "7", "slurm", ""))
     if marker is not None:
         publish.write_text(run.exit_marker("env", "7"), marker)
+    if log:
+        publish.write_text(run.log("env", "7"), "")
     assert status(run, Forgetful()).stages[0].state == state
+
+
+def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
+    class Silent(Slurm):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            raise UserError("squeue: no answer in 60 s")
+
+    run = make_run()
+    prepare(run, Slurm())
+    finish(run, "download")
+    for name in ("env", "download"):
+        run.add_job(Job(name, "7", "slurm", ""))
+    current = status(run, Silent())
+    assert {entry.stage: entry.state for entry in current.stages[:3]} == {
+        "env": "unknown",
+        "download": "done",
+        "dataset": "not run",
+    }
+    assert "no answer" in current.note
+
+
+def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path: Path) -> None:
+    class Other(Slurm):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            raise AssertionError("another cluster is not asked")
+
+    run = make_run()
+    prepare(run, Slurm())
+    run.add_job(Job("env", "7", "slurm", "", str(tmp_path / "gone" / "slurm.conf")))
+    assert status(run, Other()).stages[0].state == "not run"
+    run.cancel_marker("env", "7").parent.mkdir()
+    run.cancel_marker("env", "7").touch()
+    assert status(run, Other()).stages[0].state == "cancelled"
 
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
