@@ -268,10 +268,11 @@ class Run:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
 
     def describe(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
-        """Outputs for a record: every file at or below `paths`, with size and digest."""
+        """Outputs for a record: every file at or below `paths`, with size and, if wanted, digest."""
         files = [file for path in paths for file in publish.files_below(path)]
         return tuple(
-            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file)) for file in files
+            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file) if digests else "")
+            for file in files
         )
 
     def freeze(self) -> None:

@@ -61,7 +61,8 @@ def _alone(run: Run, slurm: Launcher, launcher: Launcher | None) -> Iterator[Non
     """No other submission of the run, and none of its jobs at work."""
     _make(run.logs)
     with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
-        if active := active_jobs(run, slurm, also=launcher):
+        # a job that has left its record is only tidying up
+        if active := [job for job in active_jobs(run, slurm, also=launcher) if not run.is_done(job.stage)]:
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
             raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
         yield
