@@ -36,7 +36,7 @@ def values(root: Path, **training: Any) -> dict[str, Any]:
         "env": {"python": sys.executable},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "validation_share": 0.05},
-        "training": {"precision": "fp32", "max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-3} | training,
+        "training": {"precision": "fp32", "max_steps": 6, "save_every_steps": 2, "learning_rate": 2e-2} | training,
         "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
         "generate": {
             "max_new_tokens": 4,
