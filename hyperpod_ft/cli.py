@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
-from hyperpod_ft.monitor import active_jobs, all_runs, latest_jobs, status
+from hyperpod_ft.monitor import all_runs, latest_jobs, status
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
@@ -120,7 +121,9 @@ def submit(
 ) -> None:
     """Submit what has to run, as a chain of jobs. What is done already is skipped."""
     run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
-    _submit(run, _launcher(launcher, run), Selection(start, only, force), watch, run_file)
+    found = Path(run_file)
+    origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
+    _submit(run, _launcher(launcher, run), Selection(start, only, force), watch, shlex.join(origin))
 
 
 @app.command()
@@ -165,14 +168,8 @@ def logs(
 def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
     """Cancel the jobs of a run. `resume` goes on from where they were."""
     opened = _open(run, overrides)
-    slurm = _slurm(opened)
-    jobs = active_jobs(opened, slurm)
-    for launcher in (slurm, Process()):
-        if mine := [job for job in jobs if job.launcher == launcher.name]:
-            launcher.cancel(opened, mine)
+    jobs = submission.cancel(opened, _slurm(opened))
     for job in jobs:
-        opened.cancel_marker(job.stage, job.job_id).parent.mkdir(exist_ok=True)
-        opened.cancel_marker(job.stage, job.job_id).touch()
         print(f"cancelled {job.stage} (job {job.job_id})")
     if not jobs:
         print("nothing to cancel: no job of this run is active")
@@ -192,12 +189,11 @@ def list_command(
         show.runs(chosen, statuses)
 
 
-def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, run_file: str = "") -> None:
+def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, origin: str = "") -> None:
     slurm = _slurm(run)
     jobs = submission.submit(run, launcher, slurm, selection)
-    if run_file:
-        path = Path(run_file)
-        publish.write_text(run.origin, str(path.resolve()) if path.is_file() else run_file)
+    if origin:
+        publish.write_text(run.origin, origin)
     remember(run)
     show.submitted(run, jobs)
     if watch and not show.watch(run, slurm):

@@ -55,7 +55,7 @@ class RunStatus:
     state: State
     stages: tuple[StageStatus, ...]
     submitted: str = ""  # first, ISO 8601, UTC
-    origin: str = ""  # the run file or recipe
+    origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     progress: Progress | None = None
     note: str = ""  # why states are unknown
 

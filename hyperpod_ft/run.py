@@ -180,7 +180,7 @@ class Run:
 
     @property
     def origin(self) -> Path:
-        """Holds the run file or recipe that was submitted, as a person would name it."""
+        """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
         return self.provenance / "run-file"
 
     # What runs share

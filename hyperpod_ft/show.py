@@ -146,7 +146,7 @@ def _advice(current: RunStatus) -> None:
             print(f"  | {_printable(line)}")
         if failed.log:
             print(f"Whole log: {shown(failed.log)}")
-        print(f"Run file or data corrected: hyperpod-ft submit {_origin(current)}")
+        print(f"Run file or data corrected: hyperpod-ft submit {current.origin or 'RUN_FILE'}")
         print(f"To try again unchanged:     hyperpod-ft resume {directory}")
     elif current.state in ("cancelled", "not run"):
         print(f"Go on: hyperpod-ft resume {directory}")
@@ -160,10 +160,6 @@ def _last_words(failed: StageStatus) -> list[str]:
     begun = max((number for number, line in enumerate(lines) if line.startswith("== ")), default=0)
     errors = [line for line in lines[begun:] if line.startswith("error: ")]
     return list(dict.fromkeys(errors)) or lines[-12:]
-
-
-def _origin(current: RunStatus) -> str:
-    return shown(current.origin) if current.origin.startswith("/") else current.origin or "RUN_FILE"
 
 
 def watch(run: Run, slurm: Launcher) -> bool:

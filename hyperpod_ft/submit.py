@@ -18,6 +18,7 @@ from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import active_jobs
 from hyperpod_ft.parallelism import check_model_directory
 from hyperpod_ft.plan import StagePlan, plan
+from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now
 from hyperpod_ft.selection import Selection, choose
@@ -54,6 +55,17 @@ def prepare(run: Run, slurm: Launcher) -> list[Path]:
     """
     with _alone(run, slurm, None):
         return _prepare(run)
+
+
+def cancel(run: Run, slurm: Launcher) -> tuple[Job, ...]:
+    """Stop the run's jobs, whichever launcher has them, and remember that it was on purpose."""
+    jobs = active_jobs(run, slurm)
+    for launcher in (slurm, Process()):
+        if mine := [job for job in jobs if job.launcher == launcher.name]:
+            launcher.cancel(run, mine)
+    for job in jobs:
+        publish.write_text(run.cancel_marker(job.stage, job.job_id), "")
+    return tuple(jobs)
 
 
 @contextlib.contextmanager
