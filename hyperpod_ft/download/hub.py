@@ -48,6 +48,7 @@ class Hub:
 
     def fetch(self, listing: Listing, directory: Path) -> None:
         disable_progress_bars()  # a log is no terminal; progress.py prints lines
+        _drop_torn_metadata(directory)
         with self._explained():
             snapshot_download(
                 self.asset.source,
@@ -115,3 +116,12 @@ class Hub:
             "check network and proxy (HTTPS_PROXY), then run the stage again: it goes on where it stopped; without"
             " network give a local path or s3:// URI",
         )
+
+
+def _drop_torn_metadata(directory: Path) -> None:
+    # A kill while huggingface_hub writes one of these (commit, etag, time: a line each) leaves it torn, and 0.36 then
+    # fails with an UnboundLocalError (_local_folder.read_download_metadata). Without it the file is fetched again.
+    for file in directory.glob(".cache/huggingface/download/**/*.metadata"):
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        if len(lines) < 4 or not all(lines[:3]):
+            file.unlink()

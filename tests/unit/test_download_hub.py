@@ -203,7 +203,7 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     deadline = time.monotonic() + 60
     while not (
         any(file.stat().st_size >= 20_000_000 for file in partial.rglob("*.incomplete"))
-        and (partial / "tokenizer.model").exists()
+        and _noted(partial, "tokenizer.model")
         and len(hub.fetched()) == len(MODEL)
     ):
         assert process.poll() is None, process.communicate()
@@ -222,6 +222,25 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     assert int(again[name].removeprefix("bytes=").rstrip("-")) >= 20_000_000
     assert "tokenizer.model" not in again, "what was complete is not fetched again"
     assert not list(run.base_model.rglob("*.incomplete"))
+
+
+def _noted(partial: Path, name: str) -> bool:
+    """Whether huggingface_hub has written down that it has the whole file."""
+    file = partial / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+    return file.exists() and file.read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("torn", ["", "c0ffee", 'c0ffee\n"etag"\n', 'c0ffee\n"etag"\n17'])
+def test_a_note_torn_by_a_kill_does_not_stop_the_next_attempt(tmp_path: Path, hub: Hub, torn: str) -> None:
+    run = hub_run(tmp_path)
+    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    note = partial / ".cache" / "huggingface" / "download" / "LICENSE.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text(torn)
+    (partial / "LICENSE").write_text("half")
+    status, output = finished("download", run, **environment(hub, tmp_path))
+    assert status == 0, output
+    assert (run.base_model / "LICENSE").read_bytes() == hub.repositories["org/tiny"].files["LICENSE"]
 
 
 def test_two_runs_that_want_the_same_model_fetch_it_once(tmp_path: Path, hub: Hub) -> None:
