@@ -129,7 +129,10 @@ class Jobs:
                 [sys.executable, "-m", *torchrun, *module],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)},
+                # torchrun leaves a directory in the temporary one
+                env=os.environ
+                | ENVIRONMENT
+                | {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(self.directory)},
                 text=True,
             )
         job = Launched(process, output)
