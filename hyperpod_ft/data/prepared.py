@@ -99,7 +99,7 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[Rows], row_co
         # written, not mapped: a full volume fails a write with an error, but a mapping with a signal
         streams = {array: stack.enter_context((directory / name / f"{array}.npy").open("wb")) for array in _ARRAYS}
         for stream in streams.values():
-            np.lib.format.write_array_header_1_0(stream, header)
+            np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call,unused-ignore]  # typed since numpy 2.3
         for block in blocks:
             for array, stream in streams.items():
                 stream.write(np.ascontiguousarray(getattr(block, array), "<i4").data)
