@@ -61,12 +61,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """One tensor under its final name, whole, wherever its pieces lie."""
+    """One tensor under its final name, whole, wherever its pieces lie.
+
+    `replicas` are further copies of parts of it, which other ranks hold and which have to be equal.
+    """
 
     name: str
     dtype: str  # safetensors' name
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    replicas: tuple[Piece, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -86,10 +90,13 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
-    """Raise UserError unless the pieces of every tensor lie inside their files and cover it exactly once."""
+    """Raise UserError unless the pieces of every tensor lie inside their files and cover it exactly once.
+
+    Replicas have to lie inside their files too; they may cover any part, any number of times.
+    """
     size_of = _file_sizes()
     for tensor in tensors:
-        for piece in tensor.pieces:
+        for piece in (*tensor.pieces, *tensor.replicas):
             _check_piece(tensor, piece, size_of, where)
         held = sum(math.prod(piece.shape) for piece in tensor.pieces)
         if held != tensor.elements or _overlap(tensor.pieces):
