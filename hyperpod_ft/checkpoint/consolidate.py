@@ -1,26 +1,25 @@
-"""Sharded checkpoint to one PEFT adapter, or to one Hugging Face model."""
+"""Sharded checkpoint to PEFT adapters, or to one Hugging Face model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from hyperpod_ft import publish
+from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint import lora, model_directory
-from hyperpod_ft.checkpoint.layout import LogicalTensor
+from hyperpod_ft.checkpoint.copying import checked_copy, refuse_divergence, same_values
+from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
-from hyperpod_ft.checkpoint.reading import TORCH_DTYPE, Reader, refuse_nonfinite
-from hyperpod_ft.checkpoint.safetensors_file import read_file, read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_file, write_model
-from hyperpod_ft.checkpoint.verify import differing, verify_model
+from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, new_directory, write_files, write_model
+from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
 from hyperpod_ft.errors import UserError
 
-# PEFT's name of an adapter in a live model, which its files leave out.
-_ADAPTER_NAME = ".default.weight"
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_BROKEN = "training diverged or the checkpoint is damaged: use an earlier one, or lower training.learning_rate"
+# PEFT's name of the adapter whose files lie at the top; others get a directory each (PeftModel.save_pretrained).
+_DEFAULT_ADAPTER = "default"
 
 
 @dataclass(frozen=True)
@@ -31,83 +30,99 @@ class Consolidated:
     nbytes: int
 
 
-def consolidate_adapter(
-    where: Path,
-    checkpoint: Sequence[LogicalTensor],
-    base: Path,
-    config: lora.AdapterConfig,
-    target: Path,
-    *,
-    base_name: str,
-    base_revision: str | None,
-    dropout: float,
-) -> Consolidated:
-    """Write a checkpoint's LoRA tensors (PEFT's live names) as the PEFT adapter directory `target`.
+def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None = None) -> Consolidated:
+    """Write a checkpoint's adapters as PEFT directories: a single one, or the one named `default`, is `target` itself.
 
-    `where` names the checkpoint in errors. Raises UserError when a tensor is no LoRA factor, does not fit the base, is
-    missing for a targeted module, or holds NaN or Inf; nothing is published then.
+    With the base model's directory given, every factor has to fit it. Raises UserError when it does not, a replica
+    differs between ranks, or a value is NaN or Inf; nothing is published then.
     """
-    adapter = [tensor.renamed(_saved_name(where, tensor.name)) for tensor in checkpoint]
-    weights = {tensor.name: tensor for tensor in read_model(base)}
-    matched = lora.pairs(where, adapter, weights, config.r, model_directory.is_tied(base))
-    lora.refuse_gaps(where, matched, weights, config.target_modules)
-    adapter.sort(key=lambda tensor: tensor.name)
-    nbytes = sum(tensor.nbytes for tensor in adapter)
-    with Reader() as reader, publish.new_directory(target) as partial_directory:
-        outgoing = [
-            Outgoing(tensor.name, tensor.dtype, tensor.shape, partial(_finite, reader, tensor, where))
-            for tensor in adapter
-        ]
-        file = partial_directory / lora.WEIGHTS
-        write_file(file, outgoing, Progress("consolidate", nbytes))
-        publish.write_json(partial_directory / lora.CONFIG, config.as_peft(base_name, base_revision, dropout))
-        _compare(reader, file, adapter)
-    return Consolidated(len(adapter), nbytes)
+    where = checkpoint.directory
+    if base is not None:
+        weights = {tensor.name: tensor for tensor in read_model(base)}
+        for adapter in checkpoint.adapters:
+            lora.check_fit(where, adapter.config, adapter.tensors, weights, model_directory.is_tied(base))
+    tensors = [tensor for adapter in checkpoint.adapters for tensor in adapter.tensors]
+    with Reader() as reader:
+        refuse_divergence(reader, tensors, where)
+        with new_directory(target, _identity(tensors)) as directory:
+            files: dict[str, Sequence[Outgoing]] = {}
+            for adapter in checkpoint.adapters:
+                below = _place(adapter, alone=len(checkpoint.adapters) == 1)
+                (directory / below).mkdir(exist_ok=True)
+                publish.write_json(directory / below / lora.CONFIG, adapter.config)
+                named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
+                files[str(Path(below, lora.WEIGHTS))] = [checked_copy(reader, one, one.dtype, where) for one in named]
+            with Progress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
+                written = write_files(directory, files, progress)
+    return Consolidated(written.tensors, written.nbytes)
 
 
 def consolidate_model(
-    where: Path, checkpoint: Sequence[LogicalTensor], base: Path, target: Path, max_shard_bytes: int, card: str
+    checkpoint: Sharded,
+    target: Path,
+    *,
+    base: Path | None = None,
+    dtype: str = "base",
+    max_shard_bytes: int = 5_000_000_000,
+    card: str | None = None,
 ) -> Consolidated:
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
-    Names and dtypes are the base's: each tensor is rounded once to the dtype that it has there, and tied weights stay
-    one tensor. Raises UserError when names or shapes differ from the base, a value is NaN or Inf, or nothing was
-    learned; nothing is published then.
+    With the base model's directory given, names and shapes have to be the base's, and configuration, tokenizer and
+    licence come from it; else from the checkpoint, where it has them. `dtype`: torch's name of the floating dtype to
+    write, or `base`: each tensor's own in the base model, without one as it is stored. Each value is rounded once; tied
+    weights stay one tensor.
+
+    Raises UserError when names or shapes differ from the base, a replica differs between ranks, a value is NaN or Inf,
+    or nothing was learned; nothing is published then.
     """
-    weights = {tensor.name: tensor for tensor in read_model(base)}
-    sources = _match(where, checkpoint, weights, model_directory.is_tied(base))
-    form = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
-    nbytes = sum(tensor.nbytes for tensor in weights.values())
-    with Reader() as reader, publish.new_directory(target) as partial_directory:
-        outgoing = [
-            Outgoing(name, dtype, shape, partial(_converted, reader, sources[name], dtype, where))
-            for name, (dtype, shape) in form.items()
-        ]
-        write_model(partial_directory, outgoing, max_shard_bytes, Progress("consolidate", nbytes))
-        model_directory.copy_files(base, partial_directory)
-        publish.write_text(partial_directory / "README.md", card)
-        written = verify_model(partial_directory, form)
-        if not differing(written, weights, form):
+    where = checkpoint.directory
+    beside = base or checkpoint.files
+    if beside is None:
+        raise UserError(f"{where}: holds no config.json", "name the model it was trained from with --base")
+    tensors: Mapping[str, LogicalTensor] = {tensor.name: tensor for tensor in checkpoint.model}
+    written_as = {name: tensor.dtype for name, tensor in tensors.items()}
+    weights = {tensor.name: tensor for tensor in read_model(base)} if base else {}
+    if base is not None:
+        tensors = _match(where, tensors, weights, model_directory.is_tied(base))
+        written_as = {name: weights[name].dtype for name in tensors}
+    if dtype != "base":
+        written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in FLOATING else old for n, old in written_as.items()}
+    identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "card": card}
+    with Reader() as reader:
+        refuse_divergence(reader, checkpoint.model, where)
+        if weights and not _learned(reader, tensors, weights):
             raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
-    return Consolidated(len(form), nbytes)
+        with new_directory(target, identity) as directory:
+            outgoing = [checked_copy(reader, tensor, written_as[name], where) for name, tensor in tensors.items()]
+            with Progress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
+                written = write_model(directory, outgoing, max_shard_bytes, progress)
+            _write_beside(directory, beside, set(written_as.values()), card)
+    return Consolidated(written.tensors, written.nbytes)
 
 
-def _saved_name(where: Path, live: str) -> str:
-    if not live.endswith(_ADAPTER_NAME):
-        raise UserError(f"{where}: tensor {live} is no LoRA factor of the adapter `default`", "was it method lora?")
-    return live.removesuffix(_ADAPTER_NAME) + ".weight"
+def _place(adapter: Adapter, *, alone: bool) -> str:
+    return "" if alone or adapter.name == _DEFAULT_ADAPTER else adapter.name
+
+
+def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
+    """All that decides what is written from these tensors: their description, and the files they lie in."""
+    files = {piece.file for tensor in tensors for piece in tensor.pieces}
+    states = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    description = repr((states, sorted(tensors, key=lambda tensor: tensor.name)))
+    return {"kit": __version__, "tensors": sha256(description.encode()).hexdigest()}
 
 
 def _match(
-    where: Path, checkpoint: Sequence[LogicalTensor], base: dict[str, LogicalTensor], tied: bool
+    where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
 ) -> dict[str, LogicalTensor]:
-    """For each name of the base the tensor to write there."""
-    trained = {tensor.name: tensor for tensor in checkpoint}
+    """For each name of the base the tensor to write there, in the base's order."""
     if tied:
         # one parameter under two names: a checkpoint may hold either, the base's files too
         either = trained.get(_EMBEDDING) or trained.get(_OUTPUT)
         if either is not None:
-            trained |= {name: either for name in (_EMBEDDING, _OUTPUT) if name in base or name in trained}
+            both = {name: either.renamed(name) for name in (_EMBEDDING, _OUTPUT) if name in base or name in trained}
+            trained = {**trained, **both}
     sources = {}
     for name, tensor in base.items():
         # buffers that old checkpoints carry, computed anew by every model
@@ -126,19 +141,15 @@ def _match(
     return sources
 
 
-def _finite(reader: Reader, tensor: LogicalTensor, where: Path) -> Iterator[torch.Tensor]:
-    for block in reader.blocks(tensor):
-        yield refuse_nonfinite(block, tensor.name, str(where), _BROKEN)
+def _learned(reader: Reader, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> bool:
+    """Whether any value differs from the base's once it is rounded to the base's dtype; looks no further than that."""
+    return any(not same_values(reader, tensor, base[name]) for name, tensor in trained.items())
 
 
-def _converted(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Iterator[torch.Tensor]:
-    for block in _finite(reader, tensor, where):
-        yield refuse_nonfinite(block.to(TORCH_DTYPE[dtype]), tensor.name, f"{where} as {dtype}", _BROKEN)
-
-
-def _compare(reader: Reader, file: Path, expected: Sequence[LogicalTensor]) -> None:
-    """The written adapter, read back, is the checkpoint's."""
-    written = {tensor.name: tensor for tensor in read_file(file)}
-    for tensor in expected:
-        if not torch.equal(reader.tensor(written[tensor.name]), reader.tensor(tensor)):
-            raise UserError(f"{file}: after writing, tensor {tensor.name} reads back otherwise", "check the volume")
+def _write_beside(directory: Path, source: Path, dtypes: set[str], card: str | None) -> None:
+    model_directory.copy_files(source, directory)
+    floating = dtypes & FLOATING
+    if len(floating) == 1:
+        model_directory.set_dtype(directory, TORCH_NAME_OF_DTYPE[floating.pop()])
+    if card is not None:
+        publish.write_text(directory / "README.md", card)

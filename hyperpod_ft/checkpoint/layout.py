@@ -20,6 +20,9 @@ DTYPE_BYTES = {
     "I32": 4,
     "I16": 2,
     "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
     "U8": 1,
     "BOOL": 1,
 }
@@ -35,9 +38,13 @@ DTYPE_OF_TORCH_NAME = {
     "int32": "I32",
     "int16": "I16",
     "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
 }
+TORCH_NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPE_OF_TORCH_NAME.items()}
 FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 

@@ -1,122 +1,145 @@
-"""From descriptions to data: blocks of rows of logical tensors, so that no tensor need be in memory whole."""
+"""From descriptions to data: any range of a logical tensor's elements, so that no tensor need be in memory whole."""
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
-import torch
+import numpy as np
 
-from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, contiguous_strides
+from hyperpod_ft.checkpoint.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, nonfinite, widen
+from hyperpod_ft.checkpoint.layout import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
-TORCH_DTYPE: dict[str, torch.dtype] = {dtype: getattr(torch, name) for name, dtype in DTYPE_OF_TORCH_NAME.items()}
-BLOCK_BYTES = 16 << 20
+# A checkpoint may be thousands of files; as many as these stay open between two reads.
+_IDLE_SOURCES = 64
 
 
 class Reader:
-    """Reads logical tensors; keeps each file open until it is closed."""
+    """Reads logical tensors, from any number of threads."""
 
     def __init__(self) -> None:
-        self._open = ExitStack()
-        self._descriptors: dict[Path, int] = {}
+        self._idle: list[Source] = []  # the least recently used first
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "Reader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-        self._descriptors.clear()
+    def __exit__(self, *_: object) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
-    def blocks(self, tensor: LogicalTensor, block_bytes: int = BLOCK_BYTES) -> Iterator[torch.Tensor]:
-        """The tensor's rows in order, as many at a time as make `block_bytes` (at least one).
+    def fill(self, tensor: LogicalTensor, begin: int, end: int, out: Stored) -> None:
+        """Elements [begin, end) in row-major order into `out`, 1-D, of the stored dtype (`elements.STORED`).
 
-        Each block has shape (rows, *tensor.shape[1:]), a tensor without dimensions is one block. Raises UserError
-        when a file ends early.
+        Raises UserError when a file ends early or cannot be read.
         """
-        if not tensor.shape:
-            yield self.rows(tensor, 0, 1)
+        row = int(np.prod(tensor.shape[1:], dtype=np.int64))
+        if all(_holds_whole_rows(piece, tensor) for piece in tensor.pieces):
+            for piece in tensor.pieces:
+                first = piece.start[0] * row if tensor.shape else 0
+                low, high = max(begin, first), min(end, first + int(np.prod(piece.shape, dtype=np.int64)))
+                if low < high:
+                    offset = piece.offset + (low - first) * out.itemsize
+                    self._read(piece.file, offset, out[low - begin : high - begin])
             return
-        for first, last in row_ranges(tensor.shape, DTYPE_BYTES[tensor.dtype], block_bytes):
-            yield self.rows(tensor, first, last)
+        first_row, last_row = begin // row, -(-end // row)
+        aligned = (first_row * row, last_row * row) == (begin, end)
+        rows = out if aligned else np.empty((last_row - first_row) * row, out.dtype)
+        self._gather(tensor, first_row, last_row, rows.reshape(last_row - first_row, *tensor.shape[1:]))
+        if not aligned:
+            out[:] = rows[begin - first_row * row : end - first_row * row]
 
-    def tensor(self, tensor: LogicalTensor) -> torch.Tensor:
-        """The whole tensor."""
-        return self.rows(tensor, 0, tensor.shape[0] if tensor.shape else 1)
+    def stored(self, tensor: LogicalTensor) -> Stored:
+        """The whole tensor in its stored form, in its shape."""
+        whole = np.empty(tensor.elements, STORED[tensor.dtype])
+        self.fill(tensor, 0, tensor.elements, whole)
+        return whole.reshape(tensor.shape)
 
-    def rows(self, tensor: LogicalTensor, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last), contiguous, in the tensor's dtype. Raises UserError when a file ends early."""
-        dtype = TORCH_DTYPE[tensor.dtype]
-        if not tensor.shape:
-            return self._box(tensor.pieces[0], dtype, ())
-        shape = (last - first, *tensor.shape[1:])
-        parts = [piece for piece in tensor.pieces if piece.start[0] < last and first < piece.start[0] + piece.shape[0]]
-        if len(parts) == 1 and parts[0].shape[1:] == tensor.shape[1:]:
-            return self._rows_of(parts[0], dtype, first, last).contiguous()
-        whole = torch.empty(shape, dtype=dtype)
-        for part in parts:
-            begin, end = max(first, part.start[0]), min(last, part.start[0] + part.shape[0])
-            across = zip(part.start[1:], part.shape[1:], strict=True)
-            target = (slice(begin - first, end - first), *(slice(start, start + size) for start, size in across))
-            whole[target] = self._rows_of(part, dtype, begin, end)
-        return whole
+    def floats(self, tensor: LogicalTensor) -> Floats:
+        """The whole tensor's values, in its shape: float32, or float64 of F64."""
+        return widen(self.stored(tensor), tensor.dtype)
 
-    def _rows_of(self, piece: Piece, dtype: torch.dtype, first: int, last: int) -> torch.Tensor:
-        """Rows of the logical tensor that `piece` holds all of."""
-        skipped = (first - piece.start[0]) * piece.strides[0] * dtype.itemsize
-        shape = (last - first, *piece.shape[1:])
-        return self._box(Piece(piece.file, piece.offset + skipped, piece.start, shape, piece.strides), dtype, shape)
+    def blocks(self, tensor: LogicalTensor, block_bytes: int = BLOCK_BYTES) -> Iterator[Stored]:
+        """All elements in order, 1-D, `block_bytes` at a time; each block is overwritten by the next."""
+        dtype = STORED[tensor.dtype]
+        buffer = np.empty(min(tensor.elements, max(1, block_bytes // dtype.itemsize)), dtype)
+        for begin in range(0, tensor.elements, max(1, buffer.size)):
+            end = min(begin + buffer.size, tensor.elements)
+            self.fill(tensor, begin, end, buffer[: end - begin])
+            yield buffer[: end - begin]
 
-    def _box(self, piece: Piece, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        extent = piece.extent
-        if extent == 0:
-            return torch.empty(shape, dtype=dtype)
-        content = torch.frombuffer(self._read(piece.file, piece.offset, extent * dtype.itemsize), dtype=dtype)
-        if piece.strides == contiguous_strides(shape):
-            return content.reshape(shape)
-        return content.as_strided(shape, piece.strides)
+    def box(self, piece: Piece, dtype: str) -> Stored:
+        """One piece by itself, in its shape."""
+        alone = LogicalTensor("", dtype, piece.shape, (_at_origin(piece),))
+        return self.stored(alone)
 
-    def _read(self, file: Path, offset: int, length: int) -> bytearray:
-        content = bytearray(length)
-        view = memoryview(content)
-        while view:
-            got = os.preadv(self._descriptor(file), [view], offset)
-            if got == 0:
-                raise UserError(f"{file}: ended early, at byte {offset}", "it is truncated")
-            view, offset = view[got:], offset + got
-        return content
+    def _gather(self, tensor: LogicalTensor, first: int, last: int, rows: Stored) -> None:
+        """Rows [first, last) of a tensor whose pieces do not all hold whole, contiguous rows."""
+        parts = [cut for piece in tensor.pieces if (cut := _rows_of(piece, first, last, rows.itemsize)) is not None]
+        for together in _shared_extents(parts, rows.itemsize):
+            low = together[0].offset
+            high = max(part.offset + part.extent * rows.itemsize for part in together)
+            content = np.empty(high - low, np.uint8)
+            self._read(together[0].file, low, content)
+            for part in together:
+                strides = tuple(stride * rows.itemsize for stride in part.strides)
+                box: Stored = np.ndarray(part.shape, rows.dtype, content.data, part.offset - low, strides)
+                begins = (part.start[0] - first, *part.start[1:])
+                rows[tuple(slice(begin, begin + size) for begin, size in zip(begins, part.shape, strict=True))] = box
 
-    def _descriptor(self, file: Path) -> int:
-        if file not in self._descriptors:
-            try:
-                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
-            self._open.callback(os.close, descriptor)
-            self._descriptors[file] = descriptor
-        return self._descriptors[file]
+    def _read(self, file: Path, offset: int, out: Stored) -> None:
+        source = self._take(file) or Source(file)
+        try:
+            source.read(offset, out)
+        finally:
+            with self._lock:
+                self._idle.append(source)
+                spare = self._idle.pop(0) if len(self._idle) > _IDLE_SOURCES else None
+            if spare:
+                spare.close()
 
-
-def row_ranges(shape: tuple[int, ...], itemsize: int, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of each block of rows that makes at most `block_bytes`, but at least one row."""
-    row = itemsize
-    for size in shape[1:]:
-        row *= size
-    step = max(1, block_bytes // max(1, row))
-    for first in range(0, shape[0], step):
-        yield first, min(first + step, shape[0])
+    def _take(self, file: Path) -> Source | None:
+        """An idle source of the file: while it is in use nobody else has it, so nobody closes it."""
+        with self._lock:
+            for index in range(len(self._idle) - 1, -1, -1):
+                if self._idle[index].path == file:
+                    return self._idle.pop(index)
+        return None
 
 
-def refuse_nonfinite(block: torch.Tensor, name: str, where: str, remedy: str) -> torch.Tensor:
-    """The block itself. Raises UserError when it holds a NaN or an infinity."""
-    if not block.dtype.is_floating_point:
-        return block
-    # torch has no isfinite for the 8-bit formats
-    probe = block.float() if block.dtype.itemsize == 1 else block
-    if not bool(torch.isfinite(probe).all()):
-        kind = "NaN" if bool(torch.isnan(probe).any()) else "Inf"
+def refuse_nonfinite(stored: Stored, dtype: str, name: str, where: str, remedy: str) -> None:
+    """Raise UserError when `stored` holds a NaN or an infinity."""
+    if kind := nonfinite(stored, dtype):
         raise UserError(f"{where}: tensor {name} holds {kind}", remedy)
-    return block
+
+
+def _holds_whole_rows(piece: Piece, tensor: LogicalTensor) -> bool:
+    return piece.shape[1:] == tensor.shape[1:] and piece.strides == contiguous_strides(piece.shape)
+
+
+def _at_origin(piece: Piece) -> Piece:
+    return Piece(piece.file, piece.offset, (0,) * len(piece.shape), piece.shape, piece.strides)
+
+
+def _rows_of(piece: Piece, first: int, last: int, itemsize: int) -> Piece | None:
+    """What `piece` holds of rows [first, last) of its tensor."""
+    low, high = max(first, piece.start[0]), min(last, piece.start[0] + piece.shape[0])
+    if low >= high or 0 in piece.shape:
+        return None
+    offset = piece.offset + (low - piece.start[0]) * piece.strides[0] * itemsize
+    return Piece(piece.file, offset, (low, *piece.start[1:]), (high - low, *piece.shape[1:]), piece.strides)
+
+
+def _shared_extents(parts: Sequence[Piece], itemsize: int) -> Iterator[list[Piece]]:
+    """Groups of pieces whose bytes overlap in one file, as columns of one matrix do: each is read at once."""
+    group: list[Piece] = []
+    end = 0
+    for part in sorted(parts, key=lambda part: (str(part.file), part.offset)):
+        if group and (part.file != group[0].file or part.offset >= end):
+            yield group
+            group, end = [], 0
+        group.append(part)
+        end = max(end, part.offset + part.extent * itemsize)
+    if group:
+        yield group

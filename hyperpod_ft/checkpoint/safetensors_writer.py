@@ -1,43 +1,71 @@
-"""The writer: streams blocks of rows into safetensors shards, header first, in bounded memory.
+"""The writer: streams tensors into safetensors shards, header first, from several threads in bounded memory.
 
-It writes into a directory that `publish.new_directory` hands out, which syncs it and gives it its name when all is
-there. Files get their mode from the umask; safetensors' own writer leaves 0600, which shuts others out of a shared
-volume.
+A shard is cut into blocks of 8 MiB of the file, which threads fill and write in any order; a block may end one tensor
+and begin the next. Writes go past the page cache where the file system allows: buffered writing of tens of gigabytes
+copies every byte once more and stalls whenever the kernel decides to write back. Files get their mode from the umask;
+safetensors' own writer leaves 0600, which shuts others out of a shared volume.
+
+A shard gets its name when it is whole and on disk, and `JOURNAL` then names it with its digest, so that an attempt
+after a kill goes on with the next one.
 """
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+import xxhash
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint import direct
+from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
+from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
-from hyperpod_ft.checkpoint.reading import TORCH_DTYPE
 from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
 from hyperpod_ft.errors import UserError
 
+JOURNAL = ".finished.json"
+# In xxhsum's own format: whoever gets the model can check it without this kit. XXH3 finds any damage, and costs a
+# tenth of what SHA-256 does; it is no proof against forgery.
+CHECKSUMS = "XXH128SUMS"
 # What a tensor's entry in the header takes at most, besides its name.
 _ENTRY_BYTES = 200
-_HEADER_ALIGNMENT = 64
+# More than cores: some wait for the disk while others compute.
+_THREADS = min(8, 2 + (os.cpu_count() or 1))
+
+Fill = Callable[[int, int, Stored], None]
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A tensor to write. `blocks` makes it: rows in order, in `dtype`, together `shape`; called once."""
+    """A tensor to write.
+
+    `fill(begin, end, out)` puts its elements [begin, end), row-major, into `out`, 1-D of the stored dtype
+    (`elements.STORED`). It is called from several threads, in any order, once for each element.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    blocks: Callable[[], Iterable[torch.Tensor]]
+    fill: Fill
+
+    @property
+    def elements(self) -> int:
+        return LogicalTensor(self.name, self.dtype, self.shape, ()).elements
 
     @property
     def nbytes(self) -> int:
-        return LogicalTensor(self.name, self.dtype, self.shape, ()).nbytes
+        return self.elements * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -49,8 +77,40 @@ class Written:
     nbytes: int
 
 
+@contextlib.contextmanager
+def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+    """A directory to write a model into, published as `target` when all went well.
+
+    What a killed attempt at the same `identity` (a JSON object: all that decides the content) left is handed on; any
+    other leftover is removed, and so is everything when the attempt fails. An interrupt leaves it, as a kill would.
+    """
+    text = json.dumps(identity, sort_keys=True)
+    with publish.new_directory(target, keep_partial=True) as partial:
+        journal = _journal(partial)
+        if journal.get("identity") != text:
+            publish.remove(partial)
+            partial.mkdir()
+            publish.write_json(partial / JOURNAL, {"identity": text, "finished": {}})
+        try:
+            yield partial
+        except Exception:
+            publish.remove(partial)
+            raise
+        finished: dict[str, str] = _journal(partial)["finished"]
+        publish.write_text(partial / CHECKSUMS, "".join(f"{finished[name]}  {name}\n" for name in sorted(finished)))
+        (partial / JOURNAL).unlink()
+
+
+def _journal(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / JOURNAL).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: Progress) -> Written:
-    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index, into a `new_directory`.
 
     A tensor that is larger on its own gets a shard of its own. Raises UserError when the disk is full.
     """
@@ -59,51 +119,125 @@ def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: i
         names = [SINGLE]
     else:
         names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        write_file(directory / name, shard, progress)
-    total = sum(tensor.nbytes for tensor in tensors)
+    written = write_files(directory, dict(zip(names, shards, strict=True)), progress)
     if len(shards) > 1:
         placed = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+        index = {"metadata": {"total_size": written.nbytes}, "weight_map": dict(sorted(placed.items()))}
         publish.write_json(directory / INDEX, index)
-    return Written(tuple(names), len(tensors), total)
+    return written
 
 
-def write_file(file: Path, tensors: Sequence[Outgoing], progress: Progress) -> None:
-    """Write one safetensors file. Raises UserError when the disk is full."""
-    # widest dtype first, as safetensors itself does, so that every tensor starts at a multiple of its element size
-    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])
-    try:
-        with file.open("wb", buffering=0) as stream:
-            _write_all(stream.fileno(), _header(ordered))
-            for tensor in ordered:
-                written = 0
-                for block in tensor.blocks():
-                    assert block.dtype == TORCH_DTYPE[tensor.dtype], (tensor.name, block.dtype)
-                    content = block.contiguous().reshape(-1).view(torch.uint8).numpy().data
-                    _write_all(stream.fileno(), content)
-                    written += len(content)
-                    progress.add(len(content))
-                assert written == tensor.nbytes, (tensor.name, written, tensor.nbytes)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"{file.parent}: {error.strerror}", "free space on the volume and run the stage again"
-            ) from (error)
-        raise
+def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: Progress) -> Written:
+    """Write safetensors files, by name, into a `new_directory`. Raises UserError when the disk is full."""
+    journal = _journal(directory)
+    finished: dict[str, str] = journal["finished"]
+    left = {name: tensors for name, tensors in files.items() if name not in finished}
+    for name, tensors in files.items():
+        if name not in left:
+            progress.add(sum(tensor.nbytes for tensor in tensors))
+    _check_space(directory, sum(tensor.nbytes for tensors in left.values() for tensor in tensors))
+    with ThreadPoolExecutor(_THREADS, "writer") as pool:
+        for name, tensors in left.items():
+            try:
+                finished[name] = _write_file(directory / name, tensors, pool, progress)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise UserError(
+                        f"{directory.parent}: {error.strerror}", "free space on the volume and run it again"
+                    ) from error
+                raise
+            publish.write_json(directory / JOURNAL, journal)
+    count = sum(len(tensors) for tensors in files.values())
+    nbytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
+    return Written(tuple(files), count, nbytes)
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise UserError(
+            f"{directory.parent}: {needed / 1e9:.2f} GB to write, {free / 1e9:.2f} GB free",
+            "free space on the volume and run it again",
+        )
 
 
 def _shards(tensors: Sequence[Outgoing], max_bytes: int) -> Iterator[list[Outgoing]]:
     shard: list[Outgoing] = []
-    size = 0
+    size = ALIGNMENT
     for tensor in tensors:
         cost = tensor.nbytes + len(tensor.name.encode()) + _ENTRY_BYTES
         if shard and size + cost > max_bytes:
             yield shard
-            shard, size = [], 0
+            shard, size = [], ALIGNMENT
         shard.append(tensor)
         size += cost
     yield shard
+
+
+def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecutor, progress: Progress) -> str:
+    """Write one file under another name, sync it, rename it. Returns its XXH3 (128 bits) as hex."""
+    # widest dtype first, as safetensors itself does, so that every tensor starts at a multiple of its element size
+    ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])
+    content = _Content(_header(ordered), ordered)
+    partial = final.with_name(f".{final.name}.partial")
+    digest = _InOrder()
+
+    def write_block(file: Target, begin: int) -> None:
+        with digest.turn():
+            end = min(begin + BLOCK_BYTES, content.size)
+            whole = direct.buffer("write")[:BLOCK_BYTES]
+            block, padding = whole[: end - begin], whole[end - begin :]
+            content.fill(begin, end, block)
+            padding[:] = 0
+            file.write(whole[: block.size + -block.size % ALIGNMENT], begin)
+            digest.update(begin, block)
+        progress.add(block.size)
+
+    with Target(partial) as file:
+        futures = [pool.submit(write_block, file, begin) for begin in content.blocks()]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            # none may still write when the file is closed
+            for future in futures:
+                future.cancel()
+            wait(futures)
+        if digest.failure:
+            raise digest.failure
+        file.finish(content.size)
+    partial.rename(final)
+    publish.fsync_directory(final.parent)
+    return digest.hexdigest()
+
+
+class _Content:
+    """The bytes of a safetensors file: any range of them."""
+
+    def __init__(self, header: bytes, tensors: Sequence[Outgoing]) -> None:
+        self._header = np.frombuffer(header, np.uint8)
+        self._tensors = tensors
+        self._begins = [len(header)]
+        for tensor in tensors:
+            self._begins.append(self._begins[-1] + tensor.nbytes)
+        self.size = self._begins[-1]
+
+    def blocks(self) -> range:
+        """Where each block begins."""
+        return range(0, self.size, BLOCK_BYTES)
+
+    def fill(self, begin: int, end: int, out: Stored) -> None:
+        """Bytes [begin, end) into `out`, uint8."""
+        header = self._header[begin:end]
+        out[: len(header)] = header
+        for index in range(max(0, bisect_right(self._begins, begin) - 1), len(self._tensors)):
+            tensor, first, last = self._tensors[index], self._begins[index], self._begins[index + 1]
+            low, high = max(begin, first), min(end, last)
+            if first >= end:
+                break
+            if low < high:
+                width = DTYPE_BYTES[tensor.dtype]
+                target = out[low - begin : high - begin].view(STORED[tensor.dtype])
+                tensor.fill((low - first) // width, (high - first) // width, target)
 
 
 def _header(tensors: Sequence[Outgoing]) -> bytes:
@@ -114,12 +248,41 @@ def _header(tensors: Sequence[Outgoing]) -> bytes:
         entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    # the format allows trailing spaces, so that the data starts aligned
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
+    # the format allows trailing spaces: the data starts on a page, ready for direct reading and for mapping
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_all(descriptor: int, content: bytes | memoryview) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+class _InOrder:
+    """The XXH3 of blocks that threads finish in any order. Blocks have to be begun in order, or all would wait."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._position = 0
+        self.failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around all that is done for a block: when it fails, `failure` says why, and those who wait for it give up."""
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                self.failure = self.failure or error
+                self._changed.notify_all()
+            raise
+
+    def update(self, begin: int, block: Stored) -> None:
+        """Take in the bytes from position `begin`, after all those before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._position == begin)
+            if self._position != begin:
+                raise InterruptedError("another block failed")
+        self._hash.update(block.data)
+        with self._changed:
+            self._position += block.size
+            self._changed.notify_all()
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()

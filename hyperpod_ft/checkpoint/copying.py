@@ -1,0 +1,102 @@
+"""Tensors that are written as they were read, or rounded to another dtype; and the proof that their copies agree."""
+
+from collections.abc import Iterable
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from hyperpod_ft.checkpoint.direct import BLOCK_BYTES
+from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert, nonfinite, widen
+from hyperpod_ft.checkpoint.layout import LogicalTensor, Piece
+from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.safetensors_writer import Outgoing
+from hyperpod_ft.errors import UserError
+
+_DIVERGED = "training diverged or the checkpoint is damaged: use an earlier one, or lower training.learning_rate"
+
+
+def checked_copy(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
+    """The tensor as `dtype`, rounded once. Writing it raises UserError at a NaN or an infinity."""
+    return Outgoing(tensor.name, dtype, tensor.shape, partial(_fill, reader, tensor, dtype, where))
+
+
+def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin: int, end: int, out: Stored) -> None:
+    if tensor.dtype == dtype:
+        reader.fill(tensor, begin, end, out)
+        refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
+        return
+    stored = np.empty(end - begin, STORED[tensor.dtype])
+    reader.fill(tensor, begin, end, stored)
+    refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)
+    convert(stored, tensor.dtype, dtype, out)
+    # what is too large for the narrower dtype
+    refuse_nonfinite(out, dtype, tensor.name, f"{where} as {dtype}", _DIVERGED)
+
+
+def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> bool:
+    """Whether a tensor, rounded to the other's dtype, equals the other of the same shape bit for bit."""
+    width = STORED[tensor.dtype].itemsize
+    rounded = np.empty(BLOCK_BYTES // width, STORED[other.dtype])
+    blocks = zip(reader.blocks(tensor), reader.blocks(other, rounded.nbytes), strict=True)
+    for ours, theirs in blocks:
+        convert(ours, tensor.dtype, other.dtype, rounded[: ours.size])
+        if rounded[: ours.size].tobytes() != theirs.tobytes():
+            return False
+    return True
+
+
+def refuse_divergence(reader: Reader, tensors: Iterable[LogicalTensor], where: Path) -> None:
+    """Raise UserError when a tensor's replicas, which other ranks hold, are not equal to it, bit for bit.
+
+    Ranks that train on from different values are no one model: nothing can say which copy is right.
+    """
+    differing = [(name, by) for name, by in ((tensor.name, _divergence(reader, tensor)) for tensor in tensors) if by]
+    if differing:
+        name, largest = max(differing, key=lambda pair: pair[1])
+        raise UserError(
+            f"{where}: {len(differing)} tensor(s) that every rank should hold alike differ between ranks, most {name}:"
+            f" largest difference {largest:.6g}",
+            "the ranks trained different models (sequence parallelism without summed gradients does that): train again",
+        )
+
+
+def _divergence(reader: Reader, tensor: LogicalTensor) -> float:
+    """The largest absolute difference of any replica; infinite where NaNs or no numbers differ."""
+    return max((_difference(reader, tensor, replica) for replica in tensor.replicas), default=0.0)
+
+
+def _difference(reader: Reader, tensor: LogicalTensor, replica: Piece) -> float:
+    counterpart = _box(tensor, replica)
+    copy = LogicalTensor(tensor.name, tensor.dtype, replica.shape, (_at_origin(replica),))
+    largest = 0.0
+    for ours, theirs in zip(reader.blocks(counterpart), reader.blocks(copy), strict=True):
+        if ours.tobytes() == theirs.tobytes():
+            continue
+        if tensor.dtype not in ARITHMETIC or nonfinite(ours, tensor.dtype) or nonfinite(theirs, tensor.dtype):
+            return float("inf")
+        largest = max(largest, float(np.abs(widen(ours, tensor.dtype) - widen(theirs, tensor.dtype)).max()))
+        # equal numbers in other bits, 0 and -0, are no divergence
+    return largest
+
+
+def _at_origin(piece: Piece) -> Piece:
+    return Piece(piece.file, piece.offset, (0,) * len(piece.shape), piece.shape, piece.strides)
+
+
+def _box(tensor: LogicalTensor, box: Piece) -> LogicalTensor:
+    """The part of a tensor that `box` covers, as a tensor of its own."""
+    width = STORED[tensor.dtype].itemsize
+    pieces = []
+    for piece in tensor.pieces:
+        low = [max(a, b) for a, b in zip(piece.start, box.start, strict=True)]
+        high = [min(a + n, b + m) for a, n, b, m in zip(piece.start, piece.shape, box.start, box.shape, strict=True)]
+        shape = tuple(h - l for l, h in zip(low, high, strict=True))
+        if shape and min(shape) <= 0:
+            continue
+        skipped = sum((l - s) * stride for l, s, stride in zip(low, piece.start, piece.strides, strict=True))
+        start = tuple(l - b for l, b in zip(low, box.start, strict=True))
+        pieces.append(Piece(piece.file, piece.offset + skipped * width, start, shape, piece.strides))
+    assert sum(prod(piece.shape) for piece in pieces) == prod(box.shape), tensor.name
+    return LogicalTensor(tensor.name, tensor.dtype, box.shape, tuple(pieces))
