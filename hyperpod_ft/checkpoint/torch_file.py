@@ -5,12 +5,15 @@ torch.save writes a zip archive, uncompressed: `data.pkl` with the objects, and 
 """
 
 import io
+import os
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from hyperpod_ft.checkpoint import safe_pickle
@@ -31,6 +34,18 @@ _STORAGES = {
     "BoolStorage": "BOOL",
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+# What reading a torn, overwritten or foreign archive was seen to raise.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,
+)
 _MAX_INDEX_BYTES = 1 << 28
 
 
@@ -51,23 +66,28 @@ class _Storage:
     elements: int
 
 
-def describe(file: Path, offset: int, length: int) -> Any:
-    """The object saved in bytes [offset, offset + length) of a file, each tensor as a StoredTensor.
+def describe(
+    file: Path, offset: int = 0, length: int | None = None, names: safe_pickle.Names = MappingProxyType({})
+) -> Any:
+    """The object saved in bytes [offset, offset + length) of a file, or in all of it, each tensor as a StoredTensor.
 
-    Raises UserError when the range is no such archive, or its pickle names anything but tensors.
+    Raises UserError when there is no such archive, or its pickle names anything but tensors and `names`.
     """
     try:
-        with file.open("rb") as stream, zipfile.ZipFile(_Window(stream, offset, length)) as archive:
-            return _describe(file, offset, archive)
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size - offset if length is None else length
+            with zipfile.ZipFile(_Window(stream, offset, size)) as archive:
+                return _describe(file, offset, archive, {**_NAMES, **names})
     except FileNotFoundError as error:
         raise UserError(f"{file}: is missing", "the checkpoint is incomplete: use another") from error
-    except (zipfile.BadZipFile, OSError, KeyError, ValueError, struct.error, NotImplementedError) as error:
+    except _DAMAGED as error:
+        place = "" if length is None else f" bytes {offset} to {offset + length}"
         raise UserError(
-            f"{file}: bytes {offset} to {offset + length} hold no tensor: {error}", "it is truncated or damaged"
+            f"{file}:{place} cannot be read as torch.save writes: {error}", "it is truncated or damaged"
         ) from error
 
 
-def _describe(file: Path, window: int, archive: zipfile.ZipFile) -> Any:
+def _describe(file: Path, window: int, archive: zipfile.ZipFile, names: safe_pickle.Names) -> Any:
     index = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
     if index is None:
         raise ValueError("no data.pkl")
@@ -86,7 +106,7 @@ def _describe(file: Path, window: int, archive: zipfile.ZipFile) -> Any:
             raise ValueError(f"record {key} is too short")
         return _Storage(dtype, window + _data_offset(archive, record), elements)
 
-    return safe_pickle.loads(archive.read(index), _NAMES, file, storage)
+    return safe_pickle.loads(archive.read(index), names, file, storage)
 
 
 def _data_offset(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
