@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
@@ -149,11 +148,26 @@ def _check_piece(tensor: LogicalTensor, piece: Piece, size_of: Callable[[Path], 
 
 
 def _overlap(pieces: tuple[Piece, ...]) -> bool:
-    return any(
-        all(
-            left.start[axis] < right.start[axis] + right.shape[axis]
-            and right.start[axis] < left.start[axis] + left.shape[axis]
-            for axis in range(len(left.start))
-        )
-        for left, right in combinations(pieces, 2)
+    """Whether two pieces share an element. Compares only neighbours along the dimension that cuts most."""
+    boxes = [piece for piece in pieces if 0 not in piece.shape]
+    if len(boxes) < 2:
+        return False
+    axis = max(range(len(boxes[0].start)), key=lambda axis: len({box.start[axis] for box in boxes}), default=None)
+    if axis is None:
+        return True
+    boxes.sort(key=lambda box: box.start[axis])
+    for index, left in enumerate(boxes):
+        for other in range(index + 1, len(boxes)):
+            if boxes[other].start[axis] >= left.start[axis] + left.shape[axis]:
+                break
+            if _intersect(left, boxes[other]):
+                return True
+    return False
+
+
+def _intersect(left: Piece, right: Piece) -> bool:
+    return all(
+        left.start[axis] < right.start[axis] + right.shape[axis]
+        and right.start[axis] < left.start[axis] + left.shape[axis]
+        for axis in range(len(left.start))
     )

@@ -22,13 +22,13 @@ that differ between ranks or from the index. Tensors that ranks share differ bet
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata, peft_names
 from hyperpod_ft.checkpoint.layout import LogicalTensor, check
-from hyperpod_ft.checkpoint.nxd_files import RankFile, Shard
+from hyperpod_ft.checkpoint.nxd_files import RankFile
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage
 from hyperpod_ft.checkpoint.nxd_transformations import logical
 from hyperpod_ft.errors import UserError
@@ -135,25 +135,20 @@ def _read(shards: Path, stages: Sequence[Stage], adapter: str | None) -> list[Lo
     found: dict[str, LogicalTensor] = {}
     for stage, parameters, row in zip(stages, saved, files, strict=True):
         ranks = nxd_files.read_all(row)
-        names = _names(ranks)
+        names = [name for name in _names(ranks) if adapter is None or not peft_names.is_frozen_base(name)]
         if missing := [name for name in _needed(stage, adapter) if name not in names]:
             raise UserError(f"{row[0]}: {missing[0]} is missing", _INCOMPLETE)
-        # tensors of other stages, and in a LoRA checkpoint of other adapters, are there too, and mean nothing here
-        wanted = {name: name for name in names if name in parameters}
+        described = {name: name for name in names if name in parameters}
         for name in names:
+            # tensors of other stages, and in a LoRA checkpoint of other adapters, are there too, and mean nothing here
             if name not in everywhere and name not in live:
-                wanted[name] = _tied_to(row[0], name, everywhere)
-        parts = nxd_files.shards(
-            ranks,
-            [
-                name
-                for name, described in wanted.items()
-                if described in parameters and not (adapter and peft_names.is_frozen_base(name))
-            ],
-        )
-        for tensor in _logical(stage, parameters, wanted, parts):
-            earlier = found.get(tensor.name)
-            found[tensor.name] = tensor if earlier is None else _with_copy(row[0], earlier, tensor)
+                tied = _tied_to(row[0], name, everywhere)
+                described |= {name: tied} if tied in parameters else {}
+        for name, parts in nxd_files.shards(ranks, described).items():
+            known = described[name]
+            for tensor in logical(stage.file, name, parts, parameters[known], stage.transformations):
+                final = tensor if name == known else tensor.renamed(known)
+                found[final.name] = _with_copy(row[0], found[final.name], final) if final.name in found else final
     tensors = list(found.values())
     check(tensors, shards)
     return tensors
@@ -205,18 +200,6 @@ def _tied_to(file: Path, name: str, described: set[str]) -> str:
             "a pipeline stage's metadata is missing, or files of different checkpoints are mixed: use another",
         )
     return embedding
-
-
-def _logical(
-    stage: Stage,
-    parameters: Mapping[str, int | None],
-    wanted: Mapping[str, str],
-    parts: Mapping[str, Sequence[Shard]],
-) -> Iterator[LogicalTensor]:
-    for name, shards in parts.items():
-        described = wanted[name]
-        for tensor in logical(stage.file, name, shards, parameters[described], stage.transformations):
-            yield tensor if name == described else tensor.renamed(described)
 
 
 def _with_copy(file: Path, tensor: LogicalTensor, copy: LogicalTensor) -> LogicalTensor:

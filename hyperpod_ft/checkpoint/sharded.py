@@ -91,10 +91,9 @@ def _own(directory: Path) -> Sharded:
     tensors = tuple(dcp.read(directory, _PARAMETERS))
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
-        lora = description.get("lora") if description["method"] == "lora" else None
         if description["method"] == "full":
             return Sharded(directory, (), tensors, None)
-        base = description["base_model"]
+        lora, base = description["lora"], description["base_model"]
         config = AdapterConfig(lora["r"], lora["alpha"], lora["rslora"], tuple(lora["target_modules"]))
         values = config.as_peft(base["source"], base["revision"], lora["dropout"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
