@@ -1,0 +1,89 @@
+"""What the benchmark commands share: their options, the peers' environments, the results file, the verdict."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environments, goals, machine
+from benchmarks.goals import KIT
+from benchmarks.measure import CommandError
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_SCRATCH = ROOT / ".bench"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Whom the kit is compared with: its environment, its driver in `peers/`, the packages whose versions matter."""
+
+    environment: str
+    driver: str
+    packages: tuple[str, ...]
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--rounds", type=int, default=3, help="how often each contender runs; default 3")
+    options.add_argument("--peers", default="all", help="`all`, `none`, or names with commas between")
+    options.add_argument("--work", type=Path, default=_SCRATCH / "work", help="where data is written, then removed")
+    options.add_argument("--environments", type=Path, default=_SCRATCH, help="where the peers are installed")
+    options.add_argument("--results", type=Path, default=RESULTS, help="where the results file lies")
+    return options
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Interpreters of the peers that are there, why others are not, and the versions of all, the kit's included."""
+
+    pythons: dict[str, Path]
+    missing: dict[str, str]
+    versions: dict[str, dict[str, str]]
+
+
+def install(names: str, peers: Mapping[str, Peer], directory: Path, kit_packages: tuple[str, ...]) -> Installed:
+    """Make the environments of the peers that `--peers` names, as far as possible."""
+    wanted = {"all": list(peers), "none": []}.get(names, names.split(","))
+    if unknown := set(wanted) - set(peers):
+        sys.exit(f"--peers: unknown: {', '.join(sorted(unknown))}; known: {', '.join(peers)}")
+    installed = Installed({}, {}, {KIT: environments.versions(Path(sys.executable), kit_packages)})
+    for name in wanted:
+        try:
+            python = environments.python_of(peers[name].environment, directory)
+            installed.versions[name] = environments.versions(python, peers[name].packages)
+            installed.pythons[name] = python
+        except CommandError as error:
+            print(f"{name} cannot be measured: {error}", flush=True)
+            installed.missing[name] = str(error)
+    return installed
+
+
+def typed(module: str, options: argparse.Namespace, *arguments: str) -> str:
+    """The command line again, without places on this machine."""
+    peers = () if options.peers == "all" else ("--peers", options.peers)
+    return " ".join(("python -m", module, *arguments, "--rounds", str(options.rounds), *peers))
+
+
+def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any]) -> bool:
+    """Put an entry into its results file, print how it stands to the goals, and return whether it reaches them."""
+    file = directory / f"{benchmark}.json"
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = (json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}) | {size: entry}
+    file.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {file}")
+    concerned = {goal: value for goal, value in goals.reached({benchmark: entries}).items() if size in goal.sizes}
+    for goal, value in concerned.items():
+        print(
+            f"{'ok    ' if goal.met(value) else 'MISSED'} {goal.what}: {goal.form.format(value)}"
+            f" (must reach {goal.form.format(goal.must)})"
+        )
+    return all(goal.met(value) for goal, value in concerned.items())
+
+
+def facts(work: Path, command: str, installed: Installed) -> dict[str, Any]:
+    """The part of an entry that says where and how it was measured."""
+    return {"command": command, "machine": machine.facts(work), "versions": installed.versions}

@@ -1,0 +1,133 @@
+"""What preparing a dataset takes: rows per CPU second, labels included, memory, and the slots that packing leaves.
+
+python -m benchmarks.datasets
+
+Each contender prepares the text once and, so that what it needs to start can be taken off, the text repeated. The
+kit's stage runs as its jobs run it, alone; the stages before it have been done by the kit as well. Writes
+benchmarks/results/dataset.json; `python -m benchmarks.table` brings it into the documentation. Exits with 1 when a
+goal is missed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, environments, rounds
+from benchmarks.command import Peer
+from benchmarks.goals import KIT, REPEATED, TEXT
+from benchmarks.rounds import Contender
+
+PEERS = {
+    "trl 0.24": Peer("optimum-neuron", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
+    "trl 1.16": Peer("current", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
+}
+KIT_PACKAGES = ("hyperpod-ft", "transformers", "tokenizers", "numpy")
+# real instruction data beside the checkout
+ROWS = command.ROOT.parent / "shared" / "data" / "gsm8k-train.jsonl"
+MAX_LENGTH = 2048
+
+
+def main() -> None:
+    parser = command.parser("Benchmark the preparation of a dataset.")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="JSON lines with question and answer")
+    parser.add_argument("--copies", type=int, default=8, help="how often the repeated text has each row; default 8")
+    options = parser.parse_args()
+    installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
+    options.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.work) as name:
+        directory = Path(name).resolve()
+        inputs = directory / "inputs"
+        write = [sys.executable, "-m", "benchmarks.text", str(options.rows), str(options.copies), str(inputs)]
+        subprocess.run(write, cwd=command.ROOT, check=True)
+        alone = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(directory / "home"), "XDG_STATE_HOME": str(directory / "state")}
+        contenders = []
+        for form, rows in (("{}", inputs / "once.jsonl"), (REPEATED, inputs / "repeated.jsonl")):
+            contenders.append(_kit(form.format(KIT), directory / f"root-{rows.stem}", inputs / "model", rows, alone))
+            contenders += [
+                _peer(form.format(peer), python, PEERS[peer], inputs / "model", rows, directory)
+                for peer, python in installed.pythons.items()
+            ]
+        measured, failed = rounds.run(contenders, options.rounds, directory, alone, directory / "log.txt")
+        once = measured[KIT]["output"]
+        entry = {
+            **command.facts(
+                options.work, command.typed("benchmarks.datasets", options, "--copies", str(options.copies)), installed
+            ),
+            "text": options.rows.name,
+            "rows": once["rows"],
+            "tokens_per_row": round(once["tokens"] / once["rows"], 1),
+            "max_length": MAX_LENGTH,
+            "copies": options.copies,
+            "contenders": measured,
+            "not_measured": installed.missing | failed,
+        }
+    sys.exit(0 if command.record(options.results, "dataset", TEXT, entry) else 1)
+
+
+def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, str]) -> Contender:
+    """The stage program on a run whose earlier stages are done."""
+    run_file = root.with_suffix(".json")  # JSON is YAML
+    run_file.write_text(json.dumps(_run(root, model, rows)), encoding="utf-8")
+    _do(["-m", "hyperpod_ft", "render", str(run_file)], environment)
+    (run,) = (root / "runs" / "benchmark").iterdir()
+    for stage in ("env", "download"):
+        _do(["-m", f"hyperpod_ft.stages.{stage}", str(run)], environment)
+
+    def outputs() -> list[Path]:
+        prepared = [path for path in (root / "datasets").iterdir() if path.name != "raw"]
+        return [*prepared, *(root / "records").glob("dataset-*.json")]
+
+    def inspect() -> dict[str, Any]:
+        (report,) = root.glob("datasets/*/report.json")
+        facts = json.loads(report.read_text(encoding="utf-8"))
+        return {"rows": facts["rows_read"], "packed_rows": facts["train_rows"], "tokens": facts["tokens"]}
+
+    return Contender(name, [sys.executable, "-m", "hyperpod_ft.stages.dataset", str(run)], outputs, inspect)
+
+
+def _do(arguments: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
+
+
+def _run(root: Path, model: Path, rows: Path) -> dict[str, Any]:
+    """A run file that packs all rows for training."""
+    return {
+        "name": "benchmark",
+        "engine": "torch",
+        "cluster": {"root": str(root), "instance_type": "local"},
+        "parallelism": {"ranks_per_node": 1},
+        "env": {"python": "current"},
+        "model": {"source": str(model)},
+        "dataset": {
+            "source": str(rows),
+            "format": "prompt-completion",
+            "max_length": MAX_LENGTH,
+            "packing": "bfd",
+            "validation_share": 0.0,
+        },
+    }
+
+
+def _peer(name: str, python: Path, peer: Peer, model: Path, rows: Path, directory: Path) -> Contender:
+    output = directory / "outputs" / name.replace(" ", "-")
+    driver = environments.PEERS / peer.driver
+    arguments = [str(python), str(driver), str(model), str(rows), str(MAX_LENGTH), str(output)]
+
+    def inspect() -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads((output / "facts.json").read_text(encoding="utf-8"))
+        return facts
+
+    # its caches lie in HF_HOME: kept, the next round would find everything done
+    return Contender(name, arguments, lambda: [output, directory / "home"], inspect, is_peer=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The goals, and how far recorded results reach them. Pure: results in, figures out.
+
+Results are what `benchmarks/results/` holds: for each benchmark (`merge`) and size (layers, or the text's name) an
+entry, with the contenders and their rounds.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Entry = Mapping[str, Any]
+Results = Mapping[str, Mapping[str, Entry]]
+
+KIT, COPY = "hyperpod-ft", "cp -r"
+SMALL, LARGE = "8", "24"  # layers
+TEXT = "text"
+REPEATED = "{}, repeated"  # a contender of `dataset` on the text many times over
+
+
+def rounds(entry: Entry, name: str) -> list[Mapping[str, float]]:
+    """The measurements of a contender, round by round."""
+    found: list[Mapping[str, float]] = entry["contenders"][name]["rounds"]
+    return found
+
+
+def ratios(entry: Entry, name: str, to: str = COPY) -> list[float]:
+    """Wall time of a contender over another's, round by round."""
+    both = zip(rounds(entry, name), rounds(entry, to), strict=True)
+    return [one["wall"] / other["wall"] for one, other in both]
+
+
+def wall_ratio(entry: Entry) -> float:
+    return statistics.median(ratios(entry, KIT))
+
+
+def median(entry: Entry, name: str, what: str) -> float:
+    """Over the rounds of a contender."""
+    return statistics.median(one[what] for one in rounds(entry, name))
+
+
+def peak_mb(entry: Entry, name: str = KIT) -> float:
+    """The largest of all rounds, in 1e6 bytes."""
+    return max(one["peak"] for one in rounds(entry, name)) / 1e6
+
+
+def growth(small: Entry, large: Entry) -> float:
+    return peak_mb(large) / peak_mb(small)
+
+
+def cpu_per_gb(entry: Entry, name: str = KIT) -> float:
+    """CPU seconds per 1e9 bytes of the model."""
+    nbytes: int = entry["model_bytes"]
+    return median(entry, name, "cpu") / (nbytes / 1e9)
+
+
+def rates(entry: Entry, name: str = KIT) -> list[float]:
+    """Rows per CPU second, round by round: the text repeated against the text once, so that no start-up counts."""
+    rows: int = entry["rows"] * (entry["copies"] - 1)
+    both = zip(rounds(entry, name), rounds(entry, REPEATED.format(name)), strict=True)
+    return [rows / (repeated["cpu"] - once["cpu"]) for once, repeated in both]
+
+
+def rows_per_cpu_second(entry: Entry) -> float:
+    return statistics.median(rates(entry))
+
+
+def unfilled_percent(entry: Entry, name: str = KIT) -> float:
+    """Of the slots of all packed rows, on the text once."""
+    output = entry["contenders"][name]["output"]
+    filled: float = output["tokens"] / (output["packed_rows"] * entry["max_length"])
+    return 100 * (1 - filled)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`value` makes the figure of the entries `sizes`; `must` and `aim` are in its unit, upper bounds unless a rate."""
+
+    what: str
+    benchmark: str
+    sizes: tuple[str, ...]
+    value: Callable[..., float]
+    form: str
+    must: float
+    aim: float | None = None
+    is_rate: bool = False
+
+    def met(self, value: float) -> bool:
+        return value >= self.must if self.is_rate else value <= self.must
+
+
+def _checkpoint_goals(operation: str, aim_wall: float, must_peak: float, aim_peak: float) -> tuple[Goal, ...]:
+    wall = "{:.2f}x"
+    return (
+        Goal(f"{operation}, wall against `cp -r`", operation, (SMALL,), wall_ratio, wall, 1.5, aim_wall),
+        *(
+            Goal(
+                f"{operation}, peak memory, {size} layers",
+                operation,
+                (size,),
+                peak_mb,
+                "{:.0f} MB",
+                must_peak,
+                aim_peak,
+            )
+            for size in (SMALL, LARGE)
+        ),
+        # more than the spread between two runs of the same would be growth
+        Goal(
+            f"{operation}, peak memory, {LARGE} layers against {SMALL}",
+            operation,
+            (SMALL, LARGE),
+            growth,
+            "{:.2f}x",
+            1.1,
+        ),
+    )
+
+
+GOALS = (
+    *_checkpoint_goals("merge", 1.15, 400, 150),
+    Goal("merge, CPU seconds per GB", "merge", (SMALL,), cpu_per_gb, "{:.2f}", 1.3, 1.0),
+    *_checkpoint_goals("consolidate", 1.2, 300, 200),
+    Goal("dataset, rows per CPU second", "dataset", (TEXT,), rows_per_cpu_second, "{:,.0f}", 4000, 12000, is_rate=True),
+    Goal("dataset, peak memory", "dataset", (TEXT,), peak_mb, "{:.0f} MB", 150),
+    Goal("dataset, unfilled slots of best-fit packing", "dataset", (TEXT,), unfilled_percent, "{:.2f} %", 0.2),
+)
+
+
+def reached(results: Results) -> dict[Goal, float]:
+    """The figure of each goal whose entries are there."""
+    return {
+        goal: goal.value(*(results[goal.benchmark][size] for size in goal.sizes))
+        for goal in GOALS
+        if set(goal.sizes) <= set(results.get(goal.benchmark, {}))
+    }

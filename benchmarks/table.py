@@ -1,0 +1,118 @@
+"""The recorded results as tables, written into docs/performance.md between its markers.
+
+python -m benchmarks.table
+"""
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import goals
+from benchmarks.command import RESULTS, ROOT
+from benchmarks.goals import COPY, GOALS, KIT, LARGE, REPEATED, SMALL, TEXT, Entry, Results
+
+DOCUMENT = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
+_MISSING = "not measured"
+
+
+def load(directory: Path = RESULTS) -> Results:
+    """The results files by benchmark."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(directory.glob("*.json"))}
+
+
+def document(text: str, results: Results) -> str:
+    """A document with what lies between its markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    tables = "\n".join(_lines(results))
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def _lines(results: Results) -> Iterator[str]:
+    yield from _goal_table(results)
+    for operation in ("merge", "consolidate"):
+        for size in (SMALL, LARGE):
+            if entry := results.get(operation, {}).get(size):
+                yield from ("", f"### {operation}, {size} layers, {entry['model_bytes'] / 1e9:.1f} GB", "")
+                yield from _checkpoint_table(entry)
+                yield from _circumstances(entry)
+    if entry := results.get("dataset", {}).get(TEXT):
+        yield from ("", f"### dataset, {entry['rows']:,} rows of {entry['tokens_per_row']:.0f} tokens", "")
+        yield from _dataset_table(entry)
+        yield from _circumstances(entry)
+
+
+def _goal_table(results: Results) -> Iterator[str]:
+    reached = goals.reached(results)
+    yield _row("path", "must reach", "aim for", "reached")
+    yield "|---|---|---|---|"
+    for goal in GOALS:
+        aim = "" if goal.aim is None else goal.form.format(goal.aim)
+        value = goal.form.format(reached[goal]) if goal in reached else _MISSING
+        yield _row(goal.what, goal.form.format(goal.must), aim, value)
+
+
+def _checkpoint_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "wall", f"against `{COPY}`", "CPU s per GB", "peak memory", "written", "same tensors")
+    yield "|---|---|---|---|---|---|---|"
+    contenders = entry["contenders"]
+    for name, contender in contenders.items():
+        same = contender["output"]["tensors"] == contenders[KIT]["output"]["tensors"]
+        yield _row(
+            name,
+            f"{goals.median(entry, name, 'wall'):.1f} s",
+            _spread(goals.ratios(entry, name), "{:.2f}x"),
+            f"{goals.cpu_per_gb(entry, name):.2f}",
+            f"{goals.peak_mb(entry, name):,.0f} MB",
+            f"{goals.median(entry, name, 'written') / 1e9:.1f} GB",
+            "" if name in (COPY, KIT) else "yes" if same else "no",
+        )
+    yield from (f"| {name} | {_MISSING}: {reason} | | | | | |" for name, reason in entry["not_measured"].items())
+
+
+def _dataset_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "rows per CPU second", "the kit's rate over it", "whole CPU time", "peak memory", "unfilled slots")
+    yield "|---|---|---|---|---|---|"
+    kit = goals.rates(entry, KIT)
+    for name in entry["contenders"]:
+        if REPEATED.format(name) in entry["contenders"]:
+            rates = goals.rates(entry, name)
+            yield _row(
+                name,
+                _spread(rates, "{:,.0f}"),
+                "" if name == KIT else _spread([one / other for one, other in zip(kit, rates, strict=True)], "{:.1f}x"),
+                f"{goals.median(entry, name, 'cpu'):.1f} s",
+                f"{goals.peak_mb(entry, name):,.0f} MB",
+                f"{goals.unfilled_percent(entry, name):.2f} %",
+            )
+    yield from (f"| {name} | {_MISSING}: {reason} | | | | |" for name, reason in entry["not_measured"].items())
+
+
+def _circumstances(entry: Entry) -> Iterator[str]:
+    machine = entry["machine"]
+    yield ""
+    yield (
+        f"`{entry['command']}` on {machine['date']}: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_gb']:.0f} GB of memory, Linux {machine['kernel']}, {machine['file_system']}, "
+        f"Python {machine['python']}."
+    )
+    versions = (
+        f"{name}: {', '.join(f'{package} {version}' for package, version in packages.items())}"
+        for name, packages in entry["versions"].items()
+    )
+    yield f"Versions: {'; '.join(versions)}."
+
+
+def _spread(values: list[float], form: str) -> str:
+    """The median, and between which values."""
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))}–{form.format(max(values))})"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8"), load()), encoding="utf-8")

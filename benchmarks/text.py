@@ -1,0 +1,67 @@
+"""Real rows, and a model directory to tokenize them with: what the dataset benchmark reads.
+
+python -m benchmarks.text ROWS COPIES DIRECTORY
+
+ROWS has one JSON object a line with `question` and `answer`. DIRECTORY gets `once.jsonl` and `repeated.jsonl` (COPIES
+times the same) with `prompt` and `completion`, and `model/`: a tiny random Llama with a tokenizer of Llama 3's kind
+(byte-level BPE, its splitting of text, ids in the order of merges, special tokens last), learned from the rows
+themselves, since Llama 3's own may not be handed on. Its vocabulary is small, so that a row has the 162 tokens or so
+that larger texts leave.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.synthetic import Geometry, write_base
+
+VOCABULARY = 7400
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+# how Llama 3's tokenizer.json splits text before the merges
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def prepare(rows: Path, copies: int, directory: Path) -> None:
+    """Write the rows and the model into `directory`."""
+    directory.mkdir(parents=True)
+    lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n") if line]
+    pairs = [(f"{line['question']}\n", str(line["answer"])) for line in lines]
+    text = "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in pairs)
+    (directory / "once.jsonl").write_text(text, encoding="utf-8")
+    with (directory / "repeated.jsonl").open("w", encoding="utf-8") as stream:
+        for _ in range(copies):
+            stream.write(text)
+    tokenizer = learn([part for pair in pairs for part in pair])
+    model = directory / "model"
+    write_base(model, Geometry(1, hidden=64, intermediate=128, heads=4, kv_heads=4, vocabulary=len(tokenizer)))
+    tokenizer.save_pretrained(model)
+
+
+def learn(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most VOCABULARY ids and two special tokens; it begins a text with BOS."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([BOS, EOS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
