@@ -32,7 +32,7 @@ PEERS = {
         ),
     },
 }
-INPUTS = {"merge": ("base", "adapter"), "consolidate": ("checkpoint",)}
+INPUTS = {"merge": ("base", "adapter"), "consolidate": ("checkpoint-1",)}
 KIT_PACKAGES = ("hyperpod-ft", "torch", "numpy", "safetensors")
 
 
@@ -49,8 +49,8 @@ def main() -> None:
         directory = Path(name).resolve()
         inputs = [directory / "inputs" / what for what in INPUTS[operation]]
         for path in inputs:
-            write = [sys.executable, "-m", "benchmarks.synthetic", path.name, str(path), "--layers", layers]
-            subprocess.run(write, cwd=command.ROOT, check=True)
+            write = [sys.executable, "-m", "benchmarks.synthetic", path.name.removesuffix("-1"), str(path)]
+            subprocess.run([*write, "--layers", layers], cwd=command.ROOT, check=True)
         (directory / "outputs").mkdir()
         contenders = [
             _contender(COPY, ["cp", "-r", str(inputs[0])], directory),
