@@ -1,87 +1,167 @@
 """Reader of safetensors: one file, or a Hugging Face model directory with or without an index.
 
-The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes, row-major
-(https://huggingface.co/docs/safetensors, "Format").
+The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes, row-major, without
+gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). What does not keep to it is refused.
 """
 
 import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor, Piece, check, contiguous_strides
+from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_REMEDY = "make or download it again"
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `model.safetensors.index.json` tells: the file of each tensor, and the bytes of all tensors if it does."""
+
+    weight_map: Mapping[str, str]
+    total_size: object = None
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(set(self.weight_map.values()))
+
+    def disagreements(self, held: Mapping[str, Sequence[LogicalTensor]]) -> Iterator[str]:
+        """A line for each tensor that does not lie where the index says; `held`: the tensors of each file, by name.
+
+        Tensors whose named file is not in `held` are left out.
+        """
+        place: dict[str, str] = {}
+        for file, tensors in held.items():
+            for tensor in tensors:
+                if tensor.name in place:
+                    yield f"tensor {tensor.name} is in {place[tensor.name]} and in {file}"
+                elif tensor.name not in self.weight_map:
+                    yield f"tensor {tensor.name} of {file} is not named"
+                elif self.weight_map[tensor.name] != file:
+                    yield f"tensor {tensor.name} is in {file}, not in {self.weight_map[tensor.name]}"
+                place[tensor.name] = file
+        for name, file in self.weight_map.items():
+            if file in held and name not in place:
+                yield f"tensor {name} is not in {file}"
 
 
 def read_model(directory: Path) -> list[LogicalTensor]:
     """Every tensor of a model directory, file by file in the order of their bytes.
 
-    Raises UserError when there are no safetensors weights, a shard is missing or truncated, or the index and the
-    shards disagree.
+    Raises UserError when there are no safetensors weights, a file is missing or damaged, or the index and the files
+    disagree.
     """
-    if (directory / INDEX).is_file():
-        weight_map = _json_object(directory / INDEX, (directory / INDEX).read_bytes()).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise UserError(f"{directory / INDEX}: has no weight_map", "download the model again")
-        names = sorted(set(weight_map.values()))
-        if outside := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{directory / INDEX}: names a file outside its directory: {outside[0]}", "do not trust it")
-        tensors = [tensor for name in names for tensor in read_file(directory / name)]
-        held = {tensor.name: tensor.pieces[0].file.name for tensor in tensors}
-        if len(held) != len(tensors) or held != weight_map:
-            wrong = sorted(name for name, _ in held.items() ^ weight_map.items())
-            raise UserError(
-                f"{directory / INDEX}: does not match its shards: {wrong[0] if wrong else 'a tensor stands twice'}",
-                "download it again",
-            )
-        return tensors
-    if (directory / SINGLE).is_file():
+    index = read_index(directory)
+    if index is None:
         return read_file(directory / SINGLE)
-    raise UserError(
-        f"{directory}: holds neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
-    )
+    held = {name: read_file(directory / name) for name in index.files}
+    for line in index.disagreements(held):
+        raise UserError(f"{directory / INDEX}: does not match its files: {line}", "download it again")
+    return [tensor for tensors in held.values() for tensor in tensors]
+
+
+def read_index(directory: Path) -> Index | None:
+    """The index of a model directory; None when all its weights are in one file.
+
+    Raises UserError when the index is damaged, names files outside the directory, or there are no safetensors weights.
+    """
+    file = directory / INDEX
+    if not file.is_file():
+        if not (directory / SINGLE).is_file():
+            raise UserError(
+                f"{directory}: holds neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
+            )
+        return None
+    values = _json_object(file, file.read_bytes())
+    weight_map, metadata = values.get("weight_map"), values.get("metadata")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{file}: has no weight_map", "download the model again")
+    index = Index(weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None)
+    if outside := [name for name in index.files if Path(name).name != name]:
+        raise UserError(f"{file}: names a file outside its directory: {outside[0]}", "do not trust it")
+    return index
 
 
 def read_file(file: Path) -> list[LogicalTensor]:
     """Every tensor of one file, in the order of their bytes. Raises UserError when it is missing or damaged."""
     try:
         with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
-            if length > _MAX_HEADER_BYTES:
-                raise UserError(f"{file}: is no safetensors file", "it is damaged; make or download it again")
-            header = _json_object(file, stream.read(length))
+            if length > _MAX_HEADER_BYTES or size < 8:
+                raise UserError(f"{file}: is no safetensors file", f"it is damaged: {_REMEDY}")
+            if 8 + length > size:
+                raise UserError(f"{file}: is truncated: {size} bytes, its header ends at {8 + length}", _REMEDY)
+            text = stream.read(length)
     except FileNotFoundError as error:
-        raise UserError(f"{file}: is missing", "make or download it again") from error
-    header.pop("__metadata__", None)
+        raise UserError(f"{file}: is missing", _REMEDY) from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
+    header = _json_object(file, text)
     try:
+        _check_metadata(header.pop("__metadata__", {}))
         tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.items()]
+        # an empty tensor comes before the one that begins where it does
+        tensors.sort(key=lambda tensor: (tensor.pieces[0].offset, tensor.nbytes))
+        end = _end(tensors, 8 + length)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file}: its header is damaged: {error!r}", "make or download it again") from error
-    tensors.sort(key=lambda tensor: tensor.pieces[0].offset)
-    check(tensors, file)
+        raise UserError(f"{file}: its header is damaged: {error!r}", _REMEDY) from error
+    if end > size:
+        raise UserError(f"{file}: is truncated: {size} bytes, its tensors end at {end}", _REMEDY)
+    if end < size:
+        raise UserError(f"{file}: {size - end} bytes follow its tensors", _REMEDY)
     return tensors
+
+
+def _check_metadata(values: Any) -> None:
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise ValueError("__metadata__ holds more than strings")
 
 
 def _tensor(file: Path, name: str, entry: Any, data: int) -> LogicalTensor:
     if entry["dtype"] not in DTYPE_BYTES:
         raise UserError(f"{file}: tensor {name} has dtype {entry['dtype']}", "this kit does not know it")
-    shape = tuple(int(size) for size in entry["shape"])
-    begin, end = entry["data_offsets"]
-    piece = Piece(file, data + int(begin), (0,) * len(shape), shape, contiguous_strides(shape))
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError(f"{name}: shape and data_offsets are no natural numbers")
+    piece = Piece(file, data + begin, (0,) * len(shape), shape, contiguous_strides(shape))
     tensor = LogicalTensor(name, entry["dtype"], shape, (piece,))
-    if min(shape, default=0) < 0 or end - begin != tensor.nbytes:
+    if end - begin != tensor.nbytes:
         raise ValueError(f"{name}: data_offsets and shape disagree")
     return tensor
 
 
+def _end(tensors: Sequence[LogicalTensor], begin: int) -> int:
+    """Where the last tensor ends; each has to begin where the one before ends."""
+    for tensor in tensors:
+        if (offset := tensor.pieces[0].offset) != begin:
+            raise ValueError(
+                f"{tensor.name}: {'a gap lies before' if offset > begin else 'overlaps the tensor before'}"
+            )
+        begin += tensor.nbytes
+    return begin
+
+
 def _json_object(file: Path, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content)
-    except ValueError as error:
-        raise UserError(f"{file}: is damaged: {error}", "make or download it again") from error
+        value = json.loads(content, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is damaged: {error}", _REMEDY) from error
     if not isinstance(value, dict):
-        raise UserError(f"{file}: is damaged: no JSON object", "make or download it again")
+        raise UserError(f"{file}: is damaged: no JSON object", _REMEDY)
     return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json would keep the last one and drop the others
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands twice")
+    return values

@@ -1,52 +1,191 @@
-"""What a written model is checked for before it gets its name."""
+"""Whether a model or adapter directory is whole, holds what it should, and answers as it should.
 
-from collections.abc import Iterable, Mapping
+Its files are read once, by several threads, in bounded memory. Only the comparison of logits needs torch.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from hyperpod_ft.checkpoint.checksums import recorded
+from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.reading import BLOCK_BYTES, TORCH_DTYPE, Reader, refuse_nonfinite, row_ranges
-from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.progress import Progress
+from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.safetensors_writer import CHECKSUMS
+from hyperpod_ft.checkpoint.scanning import Scanner
+from hyperpod_ft.checkpoint.values import Difference, Values
 from hyperpod_ft.errors import UserError
 
-Form = tuple[str, tuple[int, ...]]  # dtype and shape
+if TYPE_CHECKING:
+    from hyperpod_ft.checkpoint.logits import Logits
+
+_DIFFERENCES_SHOWN = 10
+
+Tensors = Mapping[str, LogicalTensor]
 
 
-def verify_model(directory: Path, expected: Mapping[str, Form]) -> dict[str, LogicalTensor]:
-    """Read a written model back: exactly the expected names, dtypes and shapes, every value finite.
+@dataclass(frozen=True)
+class Comparison:
+    """Against the expected tensors: how many have the same name, dtype, shape and values, and how many do not."""
 
-    Returns its tensors by name. Raises UserError with the first difference.
+    against: str
+    tolerance: float
+    equal: int
+    different: int
+    largest_difference: float  # of all values, tolerated ones too; NaN where one is no number
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found. `findings`: one line for all that is wrong."""
+
+    directory: str
+    kind: str  # `model` or `adapter`
+    files: int
+    tensors: int
+    nbytes: int
+    checksums: str  # `match`, `differ` or `none recorded`
+    comparison: Comparison | None
+    logits: "Logits | None"
+    findings: tuple[str, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN and no infinity: null in their place."""
+        return {"ok": self.ok} | asdict(self, dict_factory=_finite)
+
+
+def _finite(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in items}
+
+
+def verify(
+    directory: Path,
+    *,
+    against: Path | None = None,
+    tolerance: float = 0.0,
+    adapter: Path | None = None,
+    base: Path | None = None,
+) -> Verification:
+    """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values, and configuration.
+
+    With `against`, also that it holds that directory's tensors, values within `tolerance` (absolute; 0: the same bits).
+    With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
+
+    Raises UserError when there is nothing to check, or one of the others cannot be read.
     """
-    written = {tensor.name: tensor for tensor in read_model(directory)}
-    if different := sorted(written.keys() ^ expected.keys()):
-        state = "is missing" if different[0] in expected else "should not be there"
-        raise UserError(f"{directory}: after writing, tensor {different[0]} {state}", "check the volume, run again")
+    clock = time.monotonic()
+    if not 0 <= tolerance < math.inf:
+        raise UserError(f"--tolerance {tolerance}: is no distance", "give a number from 0 on")
+    if (adapter is None) != (base is None):
+        raise UserError("--adapter and --base: one is given without the other", "give both, or neither")
+    contents = read_contents(directory)
+    if adapter and contents.is_adapter:
+        raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
+    expected = read_tensors(against) if against else {}
+
+    findings = list(contents.findings)
+    digests = attempt(findings, partial(recorded, directory)) or {}
     with Reader() as reader:
-        for name, tensor in written.items():
-            if (tensor.dtype, tensor.shape) != expected[name]:
-                raise UserError(
-                    f"{directory}: after writing, tensor {name} is {tensor.dtype} {list(tensor.shape)}, should be"
-                    f" {expected[name][0]} {list(expected[name][1])}",
-                    "check the volume, run again",
-                )
-            for block in reader.blocks(tensor):
-                refuse_nonfinite(block, name, str(directory), "check the volume, run again")
-    return written
-
-
-def differing(
-    left: Mapping[str, LogicalTensor], right: Mapping[str, LogicalTensor], names: Iterable[str]
-) -> tuple[str, ...]:
-    """Of `names`, those whose values differ between two models; compared in the wider of both dtypes."""
-    with Reader() as reader:
-        return tuple(name for name in names if _differ(reader, left[name], right[name]))
-
-
-def _differ(reader: Reader, left: LogicalTensor, right: LogicalTensor) -> bool:
-    # by the widest dtype's rows, so that both are cut alike
-    ranges = row_ranges(left.shape or (1,), 8, BLOCK_BYTES)
-    wider = torch.promote_types(TORCH_DTYPE[left.dtype], TORCH_DTYPE[right.dtype])
-    return any(
-        not torch.equal(reader.rows(left, *rows).to(wider), reader.rows(right, *rows).to(wider)) for rows in ranges
+        values = Values(reader, _of_same_shape(contents.tensors, expected), tolerance)
+        unequal = list(_scan(directory, contents, digests, values))
+    findings += unequal
+    findings += (f"{directory}: tensor {name} holds {kind}" for name, kind in values.nonfinite.items())
+    comparison = logits = None
+    if against:
+        differences = list(_differences(contents.tensors, expected, values.differences))
+        comparison = _comparison(against, tolerance, contents.tensors, expected, values, len(differences))
+        findings += _shortened(f"{directory}, against {against}", differences)
+    if adapter and base and contents.is_whole:
+        logits = attempt(findings, partial(_logits, directory, adapter, base))
+        findings += logits.findings(directory) if logits else ()
+    return Verification(
+        directory=str(directory),
+        kind="adapter" if contents.is_adapter else "model",
+        files=len(contents.files),
+        tensors=len(contents.tensors),
+        nbytes=sum(tensor.nbytes for tensor in contents.tensors.values()),
+        checksums="none recorded" if not digests else "differ" if unequal else "match",
+        comparison=comparison,
+        logits=logits,
+        findings=tuple(findings),
+        seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
+    return {
+        name: tensor for name, tensor in expected.items() if name in tensors and tensors[name].shape == tensor.shape
+    }
+
+
+def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: Values) -> Iterator[str]:
+    """Show `values` all that the files hold, and tell those whose content is not the recorded one."""
+    there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
+    total = sum((directory / name).stat().st_size for name in there)
+    with Progress("verify", total) as progress, Scanner(progress) as scanner:
+        for name in there:
+            failed: list[str] = []
+            scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)
+            digest = attempt(failed, scan)
+            yield from failed
+            if digests and name not in digests:
+                yield f"{directory / CHECKSUMS}: does not name {name}"
+            elif digests and digest is not None and digest != digests[name]:
+                yield f"{directory / name}: its checksum differs from {CHECKSUMS}: it is not what was written"
+    for name in sorted(digests.keys() - set(there)):
+        yield f"{directory / CHECKSUMS}: names {name}, which is missing"
+
+
+def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> Iterator[str]:
+    """A line for each tensor that is not as expected."""
+    for name in sorted(tensors.keys() | expected.keys()):
+        if name not in tensors or name not in expected:
+            yield f"tensor {name} is missing" if name in expected else f"tensor {name} should not be there"
+            continue
+        left, right = tensors[name], expected[name]
+        if left.shape != right.shape:
+            yield f"tensor {name} is {list(left.shape)}, should be {list(right.shape)}"
+            continue
+        parts = []
+        if left.dtype != right.dtype:
+            parts.append(f"is {left.dtype}, should be {right.dtype}")
+        if name in found and found[name].elements:
+            count, largest = found[name].elements, found[name].largest
+            parts.append(f"{count} of {left.elements} values differ, by {largest:.6g} at most")
+        if parts:
+            yield f"tensor {name}: {'; '.join(parts)}"
+
+
+def _comparison(
+    against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: Values, different: int
+) -> Comparison:
+    largest = reduce(add, values.differences.values(), Difference()).largest
+    equal = len(tensors.keys() | expected.keys()) - different
+    return Comparison(str(against), tolerance, equal, different, largest)
+
+
+def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:
+    yield from (f"{where}: {line}" for line in lines[:_DIFFERENCES_SHOWN])
+    if len(lines) > _DIFFERENCES_SHOWN:
+        yield f"{where}: {len(lines) - _DIFFERENCES_SHOWN} more tensors differ"
+
+
+def _logits(directory: Path, adapter: Path, base: Path) -> "Logits":
+    try:
+        from hyperpod_ft.checkpoint.logits import compare  # noqa: PLC0415 - all else runs without torch
+    except ImportError as error:
+        raise UserError(
+            f"--adapter and --base: {error.name} is not installed here", "pip install 'hyperpod-ft[torch]'"
+        ) from error
+    return compare(directory, adapter, base)
