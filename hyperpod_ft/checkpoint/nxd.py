@@ -22,7 +22,7 @@ that differ between ranks or from the index. Tensors that ranks share differ bet
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ def read_model(directory: Path) -> list[LogicalTensor]:
     Raises UserError when anything is missing, damaged, or contradicts the rest.
     """
     check_step(directory)
-    stages = _stages(directory / SHARDS)
-    _check_degrees(directory / "trn_config.json", stages)
-    return _read(directory / SHARDS, stages, None)
+    stages, tensor_parallel = _stages(directory / SHARDS)
+    _check_degrees(directory / "trn_config.json", tensor_parallel, len(stages))
+    return _read(directory / SHARDS, stages, tensor_parallel, None)
 
 
 def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
@@ -87,8 +87,8 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
     check_step(directory.parent)
     file = directory / nxd_adapter.CONFIG
     values = nxd_adapter.read_config(file)
-    stages = _stages(directory / ADAPTER_SHARDS)
-    tensors = _read(directory / ADAPTER_SHARDS, stages, adapter_name(directory))
+    stages, tensor_parallel = _stages(directory / ADAPTER_SHARDS)
+    tensors = _read(directory / ADAPTER_SHARDS, stages, tensor_parallel, adapter_name(directory))
     trained_as = {
         linear: module
         for stage in stages
@@ -110,27 +110,27 @@ def check_step(directory: Path) -> None:
         raise UserError(f"{file}: is of step {step}", "files of different checkpoints are mixed: use another")
 
 
-def _stages(shards: Path) -> list[Stage]:
+def _stages(shards: Path) -> tuple[list[Stage], int]:
     if not (shards / "done").is_file():
         raise UserError(f"{shards}: no file `done` in it: it was not written to the end", "use another checkpoint")
     return nxd_metadata.read_stages(shards)
 
 
-def _check_degrees(file: Path, stages: Sequence[Stage]) -> None:
+def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> None:
     """trn_config.json is the only file that tells how many stages there were when the last is missing altogether."""
     if not file.is_file():
         return
     values = _json(file)
-    found = {"tensor_parallel_size": stages[0].tensor_parallel, "pipeline_parallel_size": len(stages)}
+    found = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
     for key, degree in found.items():
         if values.get(key, degree) != degree:
             raise UserError(f"{file}: {key} is {values[key]}, the shards have {degree}", _INCOMPLETE)
 
 
-def _read(shards: Path, stages: Sequence[Stage], adapter: str | None) -> list[LogicalTensor]:
-    files = nxd_files.rank_files(shards / "model", stages[0].tensor_parallel, len(stages))
+def _read(shards: Path, stages: Sequence[Stage], tensor_parallel: int, adapter: str | None) -> list[LogicalTensor]:
+    files = nxd_files.rank_files(shards / "model", tensor_parallel, len(stages))
     saved = [_saved_parameters(stage, adapter) for stage in stages]
-    everywhere = set().union(*saved)
+    everywhere = {name: dim for parameters in saved for name, dim in parameters.items()}
     live = {name for stage in stages for name in stage.parameters}
     found: dict[str, LogicalTensor] = {}
     for stage, parameters, row in zip(stages, saved, files, strict=True):
@@ -143,10 +143,11 @@ def _read(shards: Path, stages: Sequence[Stage], adapter: str | None) -> list[Lo
             # tensors of other stages, and in a LoRA checkpoint of other adapters, are there too, and mean nothing here
             if name not in everywhere and name not in live:
                 tied = _tied_to(row[0], name, everywhere)
-                described |= {name: tied} if tied in parameters else {}
+                # the embedding's stage and the output layer's hold what was trained; those between may hold anything
+                described |= {name: tied} if tied in parameters or stage is stages[-1] else {}
         for name, parts in nxd_files.shards(ranks, described).items():
             known = described[name]
-            for tensor in logical(stage.file, name, parts, parameters[known], stage.transformations):
+            for tensor in logical(stage.file, name, parts, everywhere[known], stage.transformations):
                 final = tensor if name == known else tensor.renamed(known)
                 found[final.name] = _with_copy(row[0], found[final.name], final) if final.name in found else final
     tensors = list(found.values())
@@ -188,7 +189,7 @@ def _names(ranks: Sequence[RankFile]) -> list[str]:
     return list(first.contents)
 
 
-def _tied_to(file: Path, name: str, described: set[str]) -> str:
+def _tied_to(file: Path, name: str, described: Collection[str]) -> str:
     """The described name of the parameter that an undescribed one is tied to.
 
     Metadata names a parameter once (`named_parameters`), files under each of its names (`state_dict`).

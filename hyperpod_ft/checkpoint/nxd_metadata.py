@@ -56,17 +56,17 @@ Transformation = FusedLinears | GroupedQueries | GroupedOutput
 class Stage:
     """One pipeline stage. `parameters`: by live name, the dimension that is cut, or None where ranks have all of it.
 
-    `transformations`: by name of the module that the training had.
+    `transformations`: by name of the module that the training had. `degrees`: tensor parallel sizes that it names.
     """
 
     file: Path
     parameters: Mapping[str, int | None]
     transformations: Mapping[str, Transformation]
-    tensor_parallel: int
+    degrees: frozenset[int]
 
 
-def read_stages(directory: Path) -> list[Stage]:
-    """Every stage, in order. Raises UserError when one is missing or damaged, or they disagree."""
+def read_stages(directory: Path) -> tuple[list[Stage], int]:
+    """Every stage, in order, and the tensor parallel size. Raises UserError when any is missing or they disagree."""
     found = {_rank(path): path for path in directory.glob("mp_metadata_pp_rank_*.json")}
     if not found:
         raise UserError(
@@ -78,11 +78,15 @@ def read_stages(directory: Path) -> list[Stage]:
                 f"{directory}: mp_metadata_pp_rank_{rank}.json is missing", "the checkpoint is incomplete: use another"
             )
     stages = [_read(found[rank]) for rank in sorted(found)]
-    degrees = {stage.tensor_parallel: stage.file.name for stage in stages}
-    if len(degrees) > 1:
+    # a last stage may hold nothing that is cut, and say nothing
+    degrees = {degree: stage.file.name for stage in stages for degree in stage.degrees}
+    if len(degrees) != 1 or min(degrees) < 1:
         says = ", ".join(f"{name} says {degree}" for degree, name in sorted(degrees.items()))
-        raise UserError(f"{directory}: tensor parallel size: {says}", "files of different checkpoints are mixed")
-    return stages
+        raise UserError(
+            f"{directory}: tensor parallel size: {says or 'no metadata says it'}",
+            "files of different checkpoints are mixed: use another",
+        )
+    return stages, next(iter(degrees))
 
 
 def _rank(file: Path) -> int:
@@ -104,9 +108,7 @@ def _read(file: Path) -> Stage:
                 degrees.add(int(spec["tp_size"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file}: does not describe a pipeline stage: {error!r}", _DAMAGED) from error
-    if len(degrees) != 1 or min(degrees) < 1:
-        raise UserError(f"{file}: tensor parallel sizes {sorted(degrees)} contradict each other", _DAMAGED)
-    return Stage(file, parameters, transformations, degrees.pop())
+    return Stage(file, parameters, transformations, frozenset(degrees))
 
 
 def _is_cut(entry: Mapping[str, Any]) -> bool:
