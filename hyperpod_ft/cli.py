@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_local, publish, runfile, show
+from hyperpod_ft import __version__, cli_checkpoint, cli_local, publish, runfile, show
 from hyperpod_ft import submit as submission
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
@@ -31,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_local.app, name="local", help="A real Slurm on this machine.")
+app.add_typer(cli_checkpoint.app)
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")]
 RunReference = Annotated[

@@ -118,6 +118,27 @@ def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterat
         yield stream.fileno()
 
 
+@contextlib.contextmanager
+def sole_writer(final: Path) -> Iterator[None]:
+    """Keep other processes from making `final` meanwhile; what was there before is never replaced.
+
+    Raises UserError when `final` exists or another process makes it, or where the volume has no locks.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    path = final.with_name(f".{final.name}.lock")
+    with contextlib.ExitStack() as stack:
+        descriptor = stack.enter_context(lock(path, patience=0))
+        # the one before may have removed the file between our opening and our locking it
+        while not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
+            descriptor = stack.enter_context(lock(path, patience=0))
+        try:
+            if final.exists() or final.is_symlink():
+                raise UserError(f"{final}: exists", "give another name, or remove it")
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
     if patience is None:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -128,7 +149,8 @@ def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(0.5)
-    raise UserError(f"{path}: another job still holds this after {patience:.0f} s", "wait for it, or cancel it")
+    after = f"still holds this after {patience:.0f} s" if patience else "holds this"
+    raise UserError(f"{path}: another job {after}", "wait for it, or cancel it")
 
 
 def sha256(path: Path) -> str:

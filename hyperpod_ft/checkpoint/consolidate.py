@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint import lora, model_directory
+from hyperpod_ft.checkpoint import lora, lora_config, model_directory
 from hyperpod_ft.checkpoint.copying import checked_copy, refuse_divergence, same_values
+from hyperpod_ft.checkpoint.crc32 import Ledger
+from hyperpod_ft.checkpoint.integrity import refuse_damage
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
@@ -41,19 +43,21 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
         weights = {tensor.name: tensor for tensor in read_model(base)}
         for adapter in checkpoint.adapters:
             lora.check_fit(where, adapter.config, adapter.tensors, weights, model_directory.is_tied(base))
-    tensors = [tensor for adapter in checkpoint.adapters for tensor in adapter.tensors]
-    with Reader() as reader:
+    tensors = checkpoint.tensors
+    ledger = Ledger()
+    with Reader() as reader, Reader(ledger) as noting:
         refuse_divergence(reader, tensors, where)
         with new_directory(target, _identity(tensors)) as directory:
             files: dict[str, Sequence[Outgoing]] = {}
             for adapter in checkpoint.adapters:
                 below = _place(adapter, alone=len(checkpoint.adapters) == 1)
                 (directory / below).mkdir(exist_ok=True)
-                publish.write_json(directory / below / lora.CONFIG, adapter.config)
+                publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
                 named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
-                files[str(Path(below, lora.WEIGHTS))] = [checked_copy(reader, one, one.dtype, where) for one in named]
+                files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
             with Progress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
                 written = write_files(directory, files, progress)
+            refuse_damage(tensors, checkpoint.archives, ledger)
     return Consolidated(written.tensors, written.nbytes)
 
 
@@ -89,14 +93,16 @@ def consolidate_model(
     if dtype != "base":
         written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in FLOATING else old for n, old in written_as.items()}
     identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "card": card}
-    with Reader() as reader:
+    ledger = Ledger()
+    with Reader() as reader, Reader(ledger) as noting:
         refuse_divergence(reader, checkpoint.model, where)
         if weights and not _learned(reader, tensors, weights):
             raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
         with new_directory(target, identity) as directory:
-            outgoing = [checked_copy(reader, tensor, written_as[name], where) for name, tensor in tensors.items()]
+            outgoing = [checked_copy(noting, tensor, written_as[name], where) for name, tensor in tensors.items()]
             with Progress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
+            refuse_damage(checkpoint.model, checkpoint.archives, ledger)
             _write_beside(directory, beside, set(written_as.values()), card)
     return Consolidated(written.tensors, written.nbytes)
 
@@ -107,7 +113,7 @@ def _place(adapter: Adapter, *, alone: bool) -> str:
 
 def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
     """All that decides what is written from these tensors: their description, and the files they lie in."""
-    files = {piece.file for tensor in tensors for piece in tensor.pieces}
+    files = {piece.file for tensor in tensors for piece in tensor.stored}
     states = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     description = repr((states, sorted(tensors, key=lambda tensor: tensor.name)))
     return {"kit": __version__, "tensors": sha256(description.encode()).hexdigest()}

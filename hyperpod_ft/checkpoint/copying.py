@@ -90,13 +90,15 @@ def _box(tensor: LogicalTensor, box: Piece) -> LogicalTensor:
     width = STORED[tensor.dtype].itemsize
     pieces = []
     for piece in tensor.pieces:
-        low = [max(a, b) for a, b in zip(piece.start, box.start, strict=True)]
-        high = [min(a + n, b + m) for a, n, b, m in zip(piece.start, piece.shape, box.start, box.shape, strict=True)]
-        shape = tuple(h - l for l, h in zip(low, high, strict=True))
+        axes = list(zip(piece.start, piece.shape, box.start, box.shape, strict=True))
+        low = [max(ours, theirs) for ours, _, theirs, _ in axes]
+        high = [min(ours + held, theirs + wanted) for ours, held, theirs, wanted in axes]
+        shape = tuple(end - begin for begin, end in zip(low, high, strict=True))
         if shape and min(shape) <= 0:
             continue
-        skipped = sum((l - s) * stride for l, s, stride in zip(low, piece.start, piece.strides, strict=True))
-        start = tuple(l - b for l, b in zip(low, box.start, strict=True))
-        pieces.append(Piece(piece.file, piece.offset + skipped * width, start, shape, piece.strides))
+        inside = [begin - start for begin, start in zip(low, piece.start, strict=True)]
+        offset = piece.offset + sum(n * stride for n, stride in zip(inside, piece.strides, strict=True)) * width
+        start = tuple(begin - start for begin, start in zip(low, box.start, strict=True))
+        pieces.append(Piece(piece.file, offset, start, shape, piece.strides))
     assert sum(prod(piece.shape) for piece in pieces) == prod(box.shape), tensor.name
     return LogicalTensor(tensor.name, tensor.dtype, box.shape, tuple(pieces))

@@ -10,6 +10,7 @@ from typing import Any
 from hyperpod_ft.checkpoint import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
 from hyperpod_ft.checkpoint.safe_pickle import Inert, inert
+from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 
 INDEX = ".metadata"
@@ -77,11 +78,25 @@ def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
     try:
         tensors = _tensors(directory, metadata, prefix)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{directory / INDEX}: does not describe a checkpoint: {error!r}", "the file is damaged"
-        ) from error
+        raise _damaged(directory, error) from error
     check(tensors, directory)
     return tensors
+
+
+def archives(directory: Path, prefix: str = "") -> list[Archive]:
+    """Where the pieces of tensors whose key begins with `prefix` are stored. Raises UserError as `read` does."""
+    try:
+        return [
+            Archive(directory / stored.relative_path, stored.offset, stored.length)
+            for place, stored in index(directory).storage_data.items()
+            if place.fqn.startswith(prefix) and place.state.get("offset") is not None
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(directory, error) from error
+
+
+def _damaged(directory: Path, error: Exception) -> UserError:
+    return UserError(f"{directory / INDEX}: does not describe a checkpoint: {error!r}", "the file is damaged")
 
 
 def index(directory: Path) -> Any:

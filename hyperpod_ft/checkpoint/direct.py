@@ -75,6 +75,12 @@ class Source:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}", "restore the file") from error
 
+    def __enter__(self) -> "Source":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         os.close(self._direct.number)
         os.close(self._cached)

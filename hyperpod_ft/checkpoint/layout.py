@@ -79,6 +79,11 @@ class LogicalTensor:
     replicas: tuple[Piece, ...] = ()
 
     @property
+    def stored(self) -> tuple[Piece, ...]:
+        """All that is stored of it, copies included."""
+        return (*self.pieces, *self.replicas)
+
+    @property
     def elements(self) -> int:
         return math.prod(self.shape)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hyperpod_ft.checkpoint.crc32 import Ledger
 from hyperpod_ft.checkpoint.direct import BLOCK_BYTES, Source
 from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, nonfinite, widen
 from hyperpod_ft.checkpoint.layout import LogicalTensor, Piece, contiguous_strides
@@ -16,9 +17,10 @@ _IDLE_SOURCES = 64
 
 
 class Reader:
-    """Reads logical tensors, from any number of threads."""
+    """Reads logical tensors, from any number of threads. What `fill` reads is noted in the `ledger`, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger
         self._idle: list[Source] = []  # the least recently used first
         self._lock = threading.Lock()
 
@@ -42,11 +44,15 @@ class Reader:
                 if low < high:
                     offset = piece.offset + (low - first) * out.itemsize
                     self._read(piece.file, offset, out[low - begin : high - begin])
+                    if self._ledger:
+                        self._ledger.note(piece.file, offset, out[low - begin : high - begin])
             return
         first_row, last_row = begin // row, -(-end // row)
         aligned = (first_row * row, last_row * row) == (begin, end)
         rows = out if aligned else np.empty((last_row - first_row) * row, out.dtype)
-        self._gather(tensor, first_row, last_row, rows.reshape(last_row - first_row, *tensor.shape[1:]))
+        # a row that lies in two blocks is noted with the one it begins in
+        begun = -(-begin // row)
+        self._gather(tensor, first_row, last_row, rows.reshape(last_row - first_row, *tensor.shape[1:]), begun)
         if not aligned:
             out[:] = rows[begin - first_row * row : end - first_row * row]
 
@@ -74,14 +80,17 @@ class Reader:
         alone = LogicalTensor("", dtype, piece.shape, (_at_origin(piece),))
         return self.stored(alone)
 
-    def _gather(self, tensor: LogicalTensor, first: int, last: int, rows: Stored) -> None:
-        """Rows [first, last) of a tensor whose pieces do not all hold whole, contiguous rows."""
+    def _gather(self, tensor: LogicalTensor, first: int, last: int, rows: Stored, noted: int) -> None:
+        """Rows [first, last) of a tensor whose pieces do not all hold whole, contiguous rows; notes from `noted` on."""
         parts = [cut for piece in tensor.pieces if (cut := _rows_of(piece, first, last, rows.itemsize)) is not None]
         for together in _shared_extents(parts, rows.itemsize):
             low = together[0].offset
             high = max(part.offset + part.extent * rows.itemsize for part in together)
             content = np.empty(high - low, np.uint8)
             self._read(together[0].file, low, content)
+            if self._ledger:
+                skipped = max(0, noted - together[0].start[0]) * together[0].strides[0] * rows.itemsize
+                self._ledger.note(together[0].file, low + skipped, content[skipped:])
             for part in together:
                 strides = tuple(stride * rows.itemsize for stride in part.strides)
                 box: Stored = np.ndarray(part.shape, rows.dtype, content.data, part.offset - low, strides)

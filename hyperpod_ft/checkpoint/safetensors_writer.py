@@ -12,21 +12,19 @@ after a kill goes on with the next one.
 import contextlib
 import errno
 import json
-import os
 import shutil
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import direct
+from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
 from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor
@@ -40,8 +38,6 @@ JOURNAL = ".finished.json"
 CHECKSUMS = "XXH128SUMS"
 # What a tensor's entry in the header takes at most, besides its name.
 _ENTRY_BYTES = 200
-# More than cores: some wait for the disk while others compute.
-_THREADS = min(8, 2 + (os.cpu_count() or 1))
 
 Fill = Callable[[int, int, Stored], None]
 
@@ -136,7 +132,7 @@ def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progre
         if name not in left:
             progress.add(sum(tensor.nbytes for tensor in tensors))
     _check_space(directory, sum(tensor.nbytes for tensors in left.values() for tensor in tensors))
-    with ThreadPoolExecutor(_THREADS, "writer") as pool:
+    with ThreadPoolExecutor(THREADS, "writer") as pool:
         for name, tensors in left.items():
             try:
                 finished[name] = _write_file(directory / name, tensors, pool, progress)
@@ -180,30 +176,21 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
     ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])
     content = _Content(_header(ordered), ordered)
     partial = final.with_name(f".{final.name}.partial")
-    digest = _InOrder()
-
-    def write_block(file: Target, begin: int) -> None:
-        with digest.turn():
-            end = min(begin + BLOCK_BYTES, content.size)
-            whole = direct.buffer("write")[:BLOCK_BYTES]
-            block, padding = whole[: end - begin], whole[end - begin :]
-            content.fill(begin, end, block)
-            padding[:] = 0
-            file.write(whole[: block.size + -block.size % ALIGNMENT], begin)
-            digest.update(begin, block)
-        progress.add(block.size)
-
+    digest = Digest()
     with Target(partial) as file:
-        futures = [pool.submit(write_block, file, begin) for begin in content.blocks()]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            # none may still write when the file is closed
-            for future in futures:
-                future.cancel()
-            wait(futures)
-        if digest.failure:
-            raise digest.failure
+
+        def write_block(begin: int) -> None:
+            with digest.turn():
+                end = min(begin + BLOCK_BYTES, content.size)
+                whole = direct.buffer("write")[:BLOCK_BYTES]
+                block, padding = whole[: end - begin], whole[end - begin :]
+                content.fill(begin, end, block)
+                padding[:] = 0
+                file.write(whole[: block.size + -block.size % ALIGNMENT], begin)
+                digest.update(begin, block)
+            progress.add(end - begin)
+
+        for_each(pool, content.blocks(), write_block)
         file.finish(content.size)
     partial.rename(final)
     publish.fsync_directory(final.parent)
@@ -251,38 +238,3 @@ def _header(tensors: Sequence[Outgoing]) -> bytes:
     # the format allows trailing spaces: the data starts on a page, ready for direct reading and for mapping
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-class _InOrder:
-    """The XXH3 of blocks that threads finish in any order. Blocks have to be begun in order, or all would wait."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-        self._position = 0
-        self.failure: BaseException | None = None
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Around all that is done for a block: when it fails, `failure` says why, and those who wait for it give up."""
-        try:
-            yield
-        except BaseException as error:
-            with self._changed:
-                self.failure = self.failure or error
-                self._changed.notify_all()
-            raise
-
-    def update(self, begin: int, block: Stored) -> None:
-        """Take in the bytes from position `begin`, after all those before it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._position == begin)
-            if self._position != begin:
-                raise InterruptedError("another block failed")
-        self._hash.update(block.data)
-        with self._changed:
-            self._position += block.size
-            self._changed.notify_all()
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()

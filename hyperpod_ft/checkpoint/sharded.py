@@ -5,14 +5,16 @@ with engine torch's checkpoint.json or without.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter, peft_names
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import AdapterConfig
+from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 
 # Written by engines/checkpoint_directory.py, whose docstring tells its keys and those of the tensors.
@@ -35,13 +37,20 @@ class Adapter:
 class Sharded:
     """A checkpoint: adapters, or the whole model by Hugging Face's names.
 
-    `files` is where config.json and tokenizer of a whole model lie, if the checkpoint has them.
+    `files` is where config.json and tokenizer of a whole model lie, if the checkpoint has them. `archives` hold
+    all of the tensors, each with checksums of its own.
     """
 
     directory: Path
     adapters: tuple[Adapter, ...]
     model: tuple[LogicalTensor, ...]
     files: Path | None
+    archives: tuple[Archive, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[LogicalTensor, ...]:
+        """Of the model and every adapter."""
+        return (*self.model, *(tensor for adapter in self.adapters for tensor in adapter.tensors))
 
 
 def open_checkpoint(path: Path) -> Sharded:
@@ -52,6 +61,18 @@ def open_checkpoint(path: Path) -> Sharded:
     path = path.absolute()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory", "name the directory of a checkpoint")
+    if (path / dcp.INDEX).is_file():
+        found = _own(path) if (path / _DESCRIPTION).is_file() else _dcp(path)
+        return _with_archives(found, dcp.archives(path))
+    found = _nxd(path)
+    return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
+
+
+def _with_archives(checkpoint: Sharded, archives: Iterable[Archive]) -> Sharded:
+    return replace(checkpoint, archives=tuple(sorted(archives, key=lambda archive: (archive.file, archive.offset))))
+
+
+def _nxd(path: Path) -> Sharded:
     model = nxd.model_directory(path)
     adapters = nxd.adapter_directories(path)
     if model and adapters:
@@ -60,8 +81,6 @@ def open_checkpoint(path: Path) -> Sharded:
         return Sharded(model, (), tuple(nxd.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
         return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
-    if (path / dcp.INDEX).is_file():
-        return _dcp(path)
     raise UserError(
         f"{path}: is no sharded checkpoint: looked for {nxd.SHARDS}/, adapter_*/{nxd.ADAPTER_SHARDS}/ (optimum-neuron)"
         f" and {dcp.INDEX} (torch.distributed.checkpoint)",
@@ -75,8 +94,6 @@ def _nxd_adapter(directory: Path) -> Adapter:
 
 
 def _dcp(directory: Path) -> Sharded:
-    if (directory / _DESCRIPTION).is_file():
-        return _own(directory)
     tensors = _parameters(dcp.read(directory))
     if not any(".lora_" in tensor.name for tensor in tensors):
         return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
@@ -91,6 +108,8 @@ def _own(directory: Path) -> Sharded:
     tensors = tuple(dcp.read(directory, _PARAMETERS))
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
+        if publish.sha256(directory / dcp.INDEX) != description["sha256"][dcp.INDEX]:
+            raise UserError(f"{directory / dcp.INDEX}: is damaged: its digest is not the one recorded", "use another")
         if description["method"] == "full":
             return Sharded(directory, (), tensors, None)
         lora, base = description["lora"], description["base_model"]

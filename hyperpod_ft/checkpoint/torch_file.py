@@ -10,7 +10,8 @@ import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -66,6 +67,34 @@ class _Storage:
     elements: int
 
 
+@dataclass(frozen=True)
+class Archive:
+    """What torch.save wrote once: bytes [offset, offset + length) of a file, or all of it."""
+
+    file: Path
+    offset: int = 0
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A part of an archive: `size` bytes from `offset` of the file on, and the CRC-32 that torch.save noted of them."""
+
+    offset: int
+    size: int
+    crc32: int
+
+
+def records(archive: Archive) -> list[Record]:
+    """Every record of an archive, the tensors' bytes among them. Raises UserError when it cannot be read."""
+    with _opened(archive) as opened:
+        return [
+            Record(archive.offset + _data_offset(opened, record), record.file_size, record.CRC)
+            for record in opened.infolist()
+            if record.compress_type == zipfile.ZIP_STORED
+        ]
+
+
 def describe(
     file: Path, offset: int = 0, length: int | None = None, names: safe_pickle.Names = MappingProxyType({})
 ) -> Any:
@@ -73,11 +102,18 @@ def describe(
 
     Raises UserError when there is no such archive, or its pickle names anything but tensors and `names`.
     """
+    with _opened(Archive(file, offset, length)) as archive:
+        return _describe(file, offset, archive, {**_NAMES, **names})
+
+
+@contextmanager
+def _opened(archive: Archive) -> Iterator[zipfile.ZipFile]:
+    file, offset, length = archive.file, archive.offset, archive.length
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size - offset if length is None else length
-            with zipfile.ZipFile(_Window(stream, offset, size)) as archive:
-                return _describe(file, offset, archive, {**_NAMES, **names})
+            with zipfile.ZipFile(_Window(stream, offset, size)) as opened:
+                yield opened
     except FileNotFoundError as error:
         raise UserError(f"{file}: is missing", "the checkpoint is incomplete: use another") from error
     except _DAMAGED as error:

@@ -6,49 +6,34 @@ python -m hyperpod_ft.stages.consolidate RUN_DIR
 from dataclasses import asdict
 from pathlib import Path
 
-from hyperpod_ft.checkpoint import dcp
-from hyperpod_ft.checkpoint.consolidate import consolidate_adapter, consolidate_model
-from hyperpod_ft.checkpoint.lora import AdapterConfig
+from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
 from hyperpod_ft.checkpoint.model_card import model_card
+from hyperpod_ft.checkpoint.sharded import open_checkpoint
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
-_PREFIX = "model."
 _REMEDY = "restore it, or remove it and run stage train again, which goes on from the one before"
 
 
 def work(run: Run) -> Result:
-    checkpoint = _newest(run)
-    print(f"consolidate: {checkpoint}", flush=True)
-    tensors = dcp.read(checkpoint, _PREFIX)
-    training = run.config.training
-    if training.method == "full":
+    checkpoint = open_checkpoint(_newest(run))
+    print(f"consolidate: {checkpoint.directory}", flush=True)
+    if run.config.training.method == "full":
         done = consolidate_model(
             checkpoint,
-            tensors,
-            run.base_model,
             run.tuned_model,
-            int(run.config.merge.max_shard_size_gb * 1e9),
-            model_card(run),
+            base=run.base_model,
+            max_shard_bytes=int(run.config.merge.max_shard_size_gb * 1e9),
+            card=model_card(run),
         )
         output = run.tuned_model
     else:
-        lora = run.config.lora
-        done = consolidate_adapter(
-            checkpoint,
-            tensors,
-            run.base_model,
-            AdapterConfig(lora.r, lora.alpha, lora.rslora, lora.target_modules),
-            run.adapter,
-            base_name=run.config.model.source,
-            base_revision=run.config.model.revision if run.model_asset.kind == "hub" else None,
-            dropout=lora.dropout,
-        )
+        done = consolidate_adapters(checkpoint, run.adapter, base=run.base_model)
         output = run.adapter
     print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
-    return Result((output,), {"checkpoint": checkpoint.name} | asdict(done))
+    return Result((output,), {"checkpoint": checkpoint.directory.name} | asdict(done))
 
 
 def _newest(run: Run) -> Path:
@@ -60,8 +45,6 @@ def _newest(run: Run) -> Path:
         )
     if reason := checkpoint_directory.why_unusable(found[-1], run.plan["train"].fingerprint):
         raise UserError(f"{found[-1]}: is no complete checkpoint of this run: {reason}", _REMEDY)
-    if reason := checkpoint_directory.damaged(found[-1]):
-        raise UserError(f"{found[-1]}: {reason}", _REMEDY)
     trained = run.record("train")
     if trained is not None and found[-1] != checkpoint_directory.directory_of(run, trained.facts["steps"]):
         raise UserError(

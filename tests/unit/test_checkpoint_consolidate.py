@@ -1,6 +1,7 @@
 """Consolidation: PEFT and transformers load the result, it is what was trained, and broken input publishes nothing."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from hyperpod_ft.checkpoint import dcp
-from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapter, consolidate_model
+from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapters, consolidate_model
 from hyperpod_ft.checkpoint.lora import AdapterConfig
+from hyperpod_ft.checkpoint.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 from tests.unit.tiny_checkpoints import ADAPTER, Sharding
@@ -60,10 +61,8 @@ def full_model(base: Path) -> LlamaForCausalLM:
 
 
 def adapter(checkpoint: Path, base: Path, target: Path, config: AdapterConfig = ADAPTER) -> Consolidated:
-    tensors = dcp.read(checkpoint, "model.")
-    return consolidate_adapter(
-        checkpoint, tensors, base, config, target, base_name=str(base), base_revision=None, dropout=0.0
-    )
+    tiny_checkpoints.describe(checkpoint, base, config)
+    return consolidate_adapters(open_checkpoint(checkpoint), target, base=base)
 
 
 @pytest.mark.parametrize("sharding", ["tensor-parallel", "fully-sharded"])
@@ -98,7 +97,7 @@ def test_adapter_config_says_what_peft_would(base: Path, trained: dict[str, torc
 def test_files_have_the_umasks_mode(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
     adapter(tiny_checkpoints.save_whole(tmp_path / "step", trained), base, tmp_path / "adapter")
     modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "adapter").iterdir()}
-    assert modes == {"adapter_model.safetensors": 0o644, "adapter_config.json": 0o644}
+    assert modes == dict.fromkeys(("adapter_model.safetensors", "adapter_config.json", "XXH128SUMS"), 0o644)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Inf"])
@@ -123,21 +122,17 @@ def test_adapters_that_do_not_fit_are_refused(base: Path, trained: dict[str, tor
         },
         r"does not fit the base model at model\.layers\.0\.self_attn\.q_proj\.weight": trained
         | {first: torch.ones(3, 31)},
-        "is no LoRA factor of a linear module": trained
+        r"lm_head\.default\.weight is no LoRA factor": trained
         | {"base_model.model.lm_head.default.weight": torch.ones(400, 32)},
         "is no LoRA factor of the adapter": trained | {"model.norm.weight": torch.ones(32)},
         r"has no factors for model\.layers\.1\.mlp\.up_proj\.weight": {
             name: tensor for name, tensor in trained.items() if "layers.1.mlp.up_proj" not in name
         },
-        "holds no tensors": {"elsewhere": torch.ones(1)},
     }
     for number, (message, tensors) in enumerate(changed.items()):
         checkpoint = tiny_checkpoints.save_whole(tmp_path / f"step{number}", tensors)
-        read = [tensor for tensor in dcp.read(checkpoint, "model.") if tensor.name != "elsewhere"]
         with pytest.raises(UserError, match=message):
-            consolidate_adapter(
-                checkpoint, read, base, ADAPTER, tmp_path / "adapter", base_name="b", base_revision=None, dropout=0.0
-            )
+            adapter(checkpoint, base, tmp_path / "adapter")
         assert not (tmp_path / "adapter").exists()
 
 
@@ -150,8 +145,9 @@ def test_another_rank_than_configured_is_refused(base: Path, trained: dict[str, 
 @pytest.mark.parametrize("tied", [False, True])
 def test_full_model_of_a_sharded_checkpoint(sharded: Path, tmp_path: Path, tied: bool) -> None:
     base, checkpoint = sharded / f"base-{tied}", sharded / f"full-{tied}"
-    tensors = dcp.read(checkpoint, "model.")
-    consolidate_model(checkpoint, tensors, base, tmp_path / "final", 40_000, "# card\n")
+    tiny_checkpoints.describe(checkpoint, base)
+    found = open_checkpoint(checkpoint)
+    consolidate_model(found, tmp_path / "final", base=base, max_shard_bytes=40_000, card="# card\n")
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype="auto").eval()
     assert loaded.dtype == torch.bfloat16
@@ -178,6 +174,25 @@ def test_full_model_refusals(base: Path, tmp_path: Path) -> None:
     }
     for number, (message, tensors) in enumerate(changed.items()):
         checkpoint = tiny_checkpoints.save_whole(tmp_path / f"step{number}", tensors)
+        tiny_checkpoints.describe(checkpoint, base)
         with pytest.raises(UserError, match=message):
-            consolidate_model(checkpoint, dcp.read(checkpoint, "model."), base, tmp_path / "final", 10**9, "")
+            consolidate_model(open_checkpoint(checkpoint), tmp_path / "final", base=base)
         assert not (tmp_path / "final").exists()
+
+
+def test_a_flipped_byte_is_found_by_the_checksums_that_were_saved(base: Path, sharded: Path, tmp_path: Path) -> None:
+    for described in (True, False):  # by checkpoint.json, and without it by what torch.save notes of each record
+        checkpoint = tmp_path / f"full-{described}"
+        shutil.copytree(sharded / "full-False", checkpoint)
+        (checkpoint / "checkpoint.json").unlink(missing_ok=True)
+        if described:
+            tiny_checkpoints.describe(checkpoint, base)
+        piece = open_checkpoint(checkpoint).model[0].pieces[0]
+        with piece.file.open("r+b") as file:
+            file.seek(piece.offset + 2)
+            byte = file.read(1)[0]
+            file.seek(piece.offset + 2)
+            file.write(bytes([byte ^ 1]))
+        with pytest.raises(UserError, match=rf"{piece.file.name}: is damaged"):
+            consolidate_model(open_checkpoint(checkpoint), tmp_path / "final", base=sharded / "base-False")
+        assert sorted(path.name for path in tmp_path.iterdir() if "final" in path.name) == []

@@ -126,6 +126,30 @@ def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
     return target
 
 
+def _saved_by_torch(checkpoint: Path) -> list[str]:
+    return sorted(file.name for file in checkpoint.iterdir() if file.name != "checkpoint.json")
+
+
+def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None) -> None:
+    """The checkpoint.json of engine torch, as far as a reader of the tensors looks at it."""
+    lora = adapter and {
+        "r": adapter.r,
+        "alpha": adapter.alpha,
+        "rslora": adapter.rslora,
+        "dropout": 0.0,
+        "target_modules": adapter.target_modules,
+    }
+    publish.write_json(
+        checkpoint / "checkpoint.json",
+        {
+            "method": "lora" if adapter else "full",
+            "base_model": {"source": str(base), "revision": None},
+            "lora": lora,
+            "sha256": {name: publish.sha256(checkpoint / name) for name in _saved_by_torch(checkpoint)},
+        },
+    )
+
+
 def run_on(root: Path, base: Path, **changes: Any) -> Run:
     """A run whose base model is downloaded and whose dataset is prepared; `changes` are sections of the run file."""
     data = root / "rows.jsonl"
