@@ -1,9 +1,6 @@
 """Which files of a Hugging Face model belong to it besides its weights."""
 
-# Configuration, tokenizer, chat template, licence. Not code (`*.py`): the kit never runs a model's own.
-BESIDE_WEIGHTS = (
-    "config.json",
-    "generation_config.json",
+TOKENIZER = (
     "tokenizer*.json",
     "tokenizer.model*",
     "special_tokens_map.json",
@@ -16,6 +13,12 @@ BESIDE_WEIGHTS = (
     "sentencepiece*.model",
     "chat_template.*",
     "additional_chat_templates/*.jinja",
+)
+# Configuration, tokenizer, chat template, licence. Not code (`*.py`): the kit never runs a model's own.
+BESIDE_WEIGHTS = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER,
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",

@@ -23,7 +23,9 @@ __all__ = ["CONFIG", "WEIGHTS", "Adapter", "Update", "check_fit", "understand"]
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PART = re.compile(r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)")
+_PART = re.compile(
+    r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
+)
 _OTHER_BASE = "use the base it was trained on"
 
 
@@ -72,7 +74,7 @@ def understand(
     replaced: dict[str, LogicalTensor] = {}
     for tensor in tensors:
         name = tensor.name.removeprefix(_PREFIX)
-        found = _PART.fullmatch(name.removesuffix(".weight") if name.endswith("magnitude_vector.weight") else name)
+        found = _PART.fullmatch(name)
         if name == tensor.name or tensor.dtype not in ARITHMETIC:
             raise UserError(f"{where}: tensor {tensor.name} ({tensor.dtype}) is none of LoRA", "merge it with PEFT")
         if found:
@@ -167,7 +169,8 @@ def _updates(
 def _refuse_gaps(
     where: Path, config: AdapterConfig, have: set[str], replaced: set[str], base: Mapping[str, LogicalTensor]
 ) -> None:
-    matrices = [name.removesuffix(".weight") for name in base if name.endswith(".weight") and len(base[name].shape) == 2]
+    weights = [name for name in base if name.endswith(".weight") and len(base[name].shape) == 2]
+    matrices = [name.removesuffix(".weight") for name in weights]
     if config.all_linear:
         # what is no linear layer cannot be told by its shape: those are targets whose namesakes have factors
         kinds = {module.rpartition(".")[2] for module in have}

@@ -69,12 +69,13 @@ class AdapterConfig:
         return isinstance(self.target_modules, str) and self.target_modules.lower() == _ALL_LINEAR
 
     def rank(self, module: str) -> int:
-        return _by_pattern(self.rank_pattern, module, self.r)
+        return int(_by_pattern(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
         """alpha / r, or alpha / sqrt(r) with rslora (arXiv 2312.03732): PEFT's `LoraLayer.scaling`."""
         rank = self.rank(module)
-        return _by_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+        alpha = _by_pattern(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would give the module factors, were it a linear layer or an embedding; not of `all-linear`."""
@@ -132,7 +133,7 @@ def ends_with(module: str, name: str) -> bool:
     return module == name or module.endswith("." + name)
 
 
-def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first pattern, a regular expression, that matches the end of the module's name."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 

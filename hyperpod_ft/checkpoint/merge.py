@@ -1,130 +1,203 @@
-"""Base model plus LoRA adapter: one Hugging Face model, streamed in blocks of rows."""
+"""Base model plus LoRA adapters: one Hugging Face model, streamed; memory does not grow with the model."""
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+from threadpoolctl import threadpool_limits
 
-from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import lora, model_directory
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.checkpoint import model_directory
+from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert
+from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
+from hyperpod_ft.checkpoint.lora import Adapter, understand
+from hyperpod_ft.checkpoint.lora_config import CONFIG
+from hyperpod_ft.checkpoint.lora_files import AdapterFiles, read_adapter
+from hyperpod_ft.checkpoint.lora_update import Updated
+from hyperpod_ft.checkpoint.merge_card import merge_card
+from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies
 from hyperpod_ft.checkpoint.progress import Progress
-from hyperpod_ft.checkpoint.reading import BLOCK_BYTES, TORCH_DTYPE, Reader, refuse_nonfinite, row_ranges
-from hyperpod_ft.checkpoint.safetensors_file import read_file, read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
-from hyperpod_ft.checkpoint.verify import differing, verify_model
+from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, new_directory, write_model
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.model_files import TOKENIZER
+
+# Values that are converted, and compared, together.
+_BLOCK_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True)
+class WeightedAdapter:
+    """A PEFT adapter, and what its update is multiplied with."""
+
+    directory: Path
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did. `unchanged`: targeted tensors whose update vanished in the rounding."""
+    """What a merge did. `merged`: tensors that adapters change; `unchanged`: those whose update the rounding undid."""
 
     tensors: int
     merged: int
     unchanged: int
+    adapters: int
     nbytes: int
     shards: int
-    max_abs_change: float
     seconds: float
 
 
-class _Largest:
-    """The largest absolute change of any weight so far."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def see(self, change: torch.Tensor) -> None:
-        if change.numel():
-            self.value = max(self.value, float(change.abs().max()))
-
-
 def merge(
-    base: Path, adapter: Path, target: Path, *, dtype: str = "base", max_shard_bytes: int = 5_000_000_000, card: str
+    base: Path,
+    adapters: Sequence[WeightedAdapter],
+    target: Path,
+    *,
+    dtype: str = "base",
+    max_shard_bytes: int = 5_000_000_000,
+    card: str | None = None,
 ) -> Merged:
-    """Write base + adapter as the model directory `target`.
+    """Write base + adapters as the model directory `target`.
 
-    Each targeted weight becomes W + scale * (B @ A), computed in fp32 and rounded once to its dtype. Other tensors are
-    copied byte for byte, unless `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md.
+    Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
+    DoRA rescales, tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
+    `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md; None: one that names what was merged.
 
-    Raises UserError when the adapter does not fit, holds what this merge does not do, has only zero updates, or the
-    result is not finite; nothing is published then.
+    A killed merge goes on where it was when it is called again with the same files.
+
+    Raises UserError when an adapter does not fit the base, is damaged, contradicts another, asks for what this merge
+    does not do, or has only updates of zero, and when the result is not finite; nothing is published then.
     """
     clock = time.monotonic()
-    config = lora.read_config(adapter / lora.CONFIG)
-    weights = {tensor.name: tensor for tensor in read_model(base)}
-    matched = lora.pairs(adapter, read_file(adapter / lora.WEIGHTS), weights, config.r, model_directory.is_tied(base))
-    pair_of = {pair.weight: pair for pair in matched}
-    form = {name: (_target_dtype(tensor, dtype), tensor.shape) for name, tensor in weights.items()}
-    largest = _Largest()
-    with Reader() as reader, publish.new_directory(target) as partial_directory:
-        _refuse_untrained(reader, adapter, matched)
+    _refuse_overlap(target, [base, *(one.directory for one in adapters)])
+    files = [read_adapter(one.directory) for one in adapters]
+    model = read_base(base, {tensor.name.split(".lora_")[0] for one in files for tensor in one.tensors})
+    # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
+    with Reader() as reader, threadpool_limits(1, "blas"):
+        understood = [_understood(reader, one, model) for one in files]
+        weights = [one.weight for one in adapters]
+        plan = make_plan(reader, model, list(zip(understood, weights, strict=True)))
+        dtypes = {name: _written_as(model, name, dtype) for name in plan.changes}
         outgoing = [
-            Outgoing(
-                name,
-                form[name][0],
-                tensor.shape,
-                partial(_merged, reader, tensor, pair_of[name], config.scale, form[name][0], largest)
-                if name in pair_of
-                else partial(_copied, reader, tensor, form[name][0]),
-            )
-            for name, tensor in weights.items()
+            Outgoing(name, dtypes[name], change.source.shape, _fill(reader, change, dtypes[name], base))
+            for name, change in plan.changes.items()
         ]
-        total = sum(tensor.nbytes for tensor in outgoing)
-        written = write_model(partial_directory, outgoing, max_shard_bytes, Progress("merge", total))
-        model_directory.copy_files(base, partial_directory)
-        if dtype != "base":
-            model_directory.set_dtype(partial_directory, dtype)
-        publish.write_text(partial_directory / "README.md", card)
-        changed = differing(verify_model(partial_directory, form), weights, pair_of)
-        if not changed:
-            raise UserError(
-                f"{adapter}: nothing was learned: every update is lost in the rounding to the weights' dtype",
-                "train longer or with a higher training.learning_rate, or set merge.dtype: float32",
-            )
+        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
+        with new_directory(target, identity) as directory:
+            with Progress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
+                written = write_model(directory, outgoing, max_shard_bytes, progress)
+            unchanged = _unchanged(reader, model, plan, directory)
+            if unchanged == len(plan.touched):
+                raise UserError(
+                    f"{adapters[0].directory}: nothing was learned: every update is lost in the rounding to the"
+                    " weights' dtype",
+                    "train longer or with a higher training.learning_rate, or merge to float32",
+                )
+            _write_beside(directory, model, files, plan, dtype)
+            text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card
+            publish.write_text(directory / "README.md", text)
     return Merged(
         tensors=written.tensors,
-        merged=len(matched),
-        unchanged=len(matched) - len(changed),
+        merged=len(plan.touched),
+        unchanged=unchanged,
+        adapters=len(adapters),
         nbytes=written.nbytes,
         shards=len(written.files),
-        max_abs_change=largest.value,
         seconds=round(time.monotonic() - clock, 3),
     )
 
 
-def _target_dtype(tensor: LogicalTensor, dtype: str) -> str:
-    return tensor.dtype if dtype == "base" or tensor.dtype not in FLOATING else DTYPE_OF_TORCH_NAME[dtype]
+def _refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
+    final = target.resolve()
+    for given in inputs:
+        if given.resolve() == final or final in given.resolve().parents:
+            raise UserError(f"{target}: would replace {given}, which is merged", "give another name")
 
 
-def _refuse_untrained(reader: Reader, adapter: Path, matched: list[lora.Pair]) -> None:
-    if not any(bool(reader.tensor(pair.b).count_nonzero()) for pair in matched):
-        raise UserError(f"{adapter}: nothing was learned: every lora_B is zero", "check the training log")
+def _understood(reader: Reader, files: AdapterFiles, model: Base) -> Adapter:
+    """Raises UserError when the adapter does not fit the base, or cannot change it."""
+    adapter = understand(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
+    adapter = without_copies(reader, adapter, model)
+    learned = adapter.replaced or any(
+        update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
+        for update in adapter.updates.values()
+    )
+    if not learned:
+        raise UserError(f"{files.directory}: nothing was learned: every lora_B is zero", "check the training log")
+    return adapter
 
 
-def _copied(reader: Reader, tensor: LogicalTensor, dtype: str) -> Iterator[torch.Tensor]:
-    for block in reader.blocks(tensor):
-        yield block.to(TORCH_DTYPE[dtype])
+def _written_as(model: Base, name: str, dtype: str) -> str:
+    own = model.tensors[name].dtype
+    return own if dtype == "base" or own not in ARITHMETIC else DTYPE_OF_TORCH_NAME[dtype]
 
 
-def _merged(
-    reader: Reader, weight: LogicalTensor, pair: lora.Pair, scale: float, dtype: str, largest: _Largest
-) -> Iterator[torch.Tensor]:
-    """W + scale * (B @ A) in blocks of rows.
+def _fill(reader: Reader, change: Change, dtype: str, base: Path) -> Fill:
+    if change.updates:
+        return Updated(reader, change.source, change.updates, dtype).fill
+    return partial(_copy, reader, change.source, dtype, base)
 
-    The order is PEFT's (peft/tuners/lora/layer.py, get_delta_weight and merge): multiply the factors, then by the
-    scale, then add, all in fp32, since PEFT adds an fp32 update to a bf16 weight that way.
-    """
-    a, b = reader.tensor(pair.a).float(), reader.tensor(pair.b).float()
-    for first, last in row_ranges(weight.shape, a.element_size(), BLOCK_BYTES):
-        before = reader.rows(weight, first, last)
-        after = torch.mm(b[first:last], a).mul_(scale).add_(before.float()).to(TORCH_DTYPE[dtype])
-        refuse_nonfinite(
-            after, weight.name, f"merged model ({dtype})", "the adapter is broken, or merge.dtype too narrow"
-        )
-        largest.see(after.float() - before.float())
-        yield after
+
+def _copy(reader: Reader, tensor: LogicalTensor, dtype: str, base: Path, begin: int, end: int, out: Stored) -> None:
+    if tensor.dtype == dtype:
+        reader.fill(tensor, begin, end, out)
+    else:
+        for low in range(begin, end, _BLOCK_ELEMENTS):
+            high = min(low + _BLOCK_ELEMENTS, end)
+            stored = np.empty(high - low, STORED[tensor.dtype])
+            reader.fill(tensor, low, high, stored)
+            convert(stored, tensor.dtype, dtype, out[low - begin : high - begin])
+    refuse_nonfinite(
+        out, dtype, tensor.name, f"{tensor.pieces[0].file}: as {dtype}", "restore the file, or take a wider dtype"
+    )
+
+
+def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[float]) -> dict[str, Any]:
+    """All that decides what is written, besides what is asked for."""
+    inputs = {piece.file for tensor in model.stored.values() for piece in tensor.pieces}
+    inputs |= {model.directory / model_directory.CONFIG}
+    states = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(inputs)]
+    adapters = [
+        (str(one.directory.absolute()), one.digest, publish.sha256(one.directory / CONFIG), weight)
+        for one, weight in zip(files, weights, strict=True)
+    ]
+    return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
+
+
+def _unchanged(reader: Reader, model: Base, plan: Plan, directory: Path) -> int:
+    """How many of the tensors that adapters target are the base's still, in the dtype that was written."""
+    written = {tensor.name: tensor for tensor in read_model(directory)}
+    return sum(_equal(reader, model.tensors[name], written[name]) for name in plan.touched)
+
+
+def _equal(reader: Reader, before: LogicalTensor, after: LogicalTensor) -> bool:
+    """Whether the one, rounded to the dtype of the other, is the other; looks no further than a block that differs."""
+    if before.shape != after.shape:
+        return False
+    for begin in range(0, before.elements, _BLOCK_ELEMENTS):
+        end = min(begin + _BLOCK_ELEMENTS, before.elements)
+        stored, rounded = np.empty(end - begin, STORED[before.dtype]), np.empty(end - begin, STORED[after.dtype])
+        reader.fill(before, begin, end, stored)
+        convert(stored, before.dtype, after.dtype, rounded)
+        reader.fill(after, begin, end, found := np.empty_like(rounded))
+        if found.tobytes() != rounded.tobytes():
+            return False
+    return True
+
+
+def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: Plan, dtype: str) -> None:
+    model_directory.copy_files(model.directory, directory)
+    if "vocab_size" in plan.config:
+        # the tokens that the base's tokenizer does not have
+        for one in files:
+            model_directory.copy_files(one.directory, directory, TOKENIZER)
+    if plan.config:
+        model_directory.update_config(directory, plan.config)
+    if dtype != "base":
+        model_directory.set_dtype(directory, dtype)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hyperpod_ft.model_files import BESIDE_WEIGHTS
 CONFIG = "config.json"
 
 
-def copy_files(base: Path, target: Path) -> list[str]:
-    """Copy all that is not weights; contents, not links, with modes by the umask. Returns the names."""
+def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
+    """Copy what is not weights; contents, not links, with modes by the umask. Returns the names."""
     names = sorted(
         {
             file.relative_to(base).as_posix()
-            for pattern in BESIDE_WEIGHTS
+            for pattern in patterns
             for file in base.glob(pattern)
             if file.is_file()
         }
@@ -52,4 +53,9 @@ def set_dtype(directory: Path, torch_name: str) -> None:
     """
     values = read_config(directory)
     keys = [key for key in ("dtype", "torch_dtype") if key in values] or ["torch_dtype"]
-    publish.write_json(directory / CONFIG, values | dict.fromkeys(keys, torch_name))
+    update_config(directory, dict.fromkeys(keys, torch_name))
+
+
+def update_config(directory: Path, values: Mapping[str, Any]) -> None:
+    """Set values in config.json."""
+    publish.write_json(directory / CONFIG, read_config(directory) | dict(values))
