@@ -345,7 +345,7 @@ def _describe(
     """Add a module's parameters: to `described` by live names, to `saved` those that adapter `wanted` saves."""
     base = f"base_model.model.{module.name}"
     touched = any(targeted(module, lora) for lora, _ in adapters)
-    copied = any(module.own in lora.modules_to_save for lora, _ in adapters)
+    copied = any(saved_whole(module, lora) for lora, _ in adapters)
     middle = ".base_layer" if touched else ".original_module" if copied else ""
     for suffix, cut in sharder.weights(module, full).items():
         described[f"{base}{middle}.{suffix}"] = cut
@@ -359,7 +359,7 @@ def _describe(
                 for suffix, cut in cuts.items():
                     described[".".join(filter(None, (base, part, lora.name, suffix)))] = cut
                     mine[".".join(filter(None, (base, part, suffix)))] = cut
-        if module.own in lora.modules_to_save:
+        if saved_whole(module, lora):
             for suffix, cut in sharder.weights(module, _without_prefix(tensors)).items():
                 # copying a module for modules_to_save loses what marks its parameters as cut
                 described[f"{base}.modules_to_save.{lora.name}.{suffix}"] = Cut(cut.ranks)
@@ -400,6 +400,11 @@ def targeted(module: Module, lora: Lora) -> bool:
     return any(linear.rpartition(".")[2] in lora.targets for linear in module.linears)
 
 
+def saved_whole(module: Module, lora: Lora) -> bool:
+    """PEFT 0.17 goes by endings here: `norm` means every norm (utils/other.py, `_set_trainable`)."""
+    return module.name.endswith(lora.modules_to_save)
+
+
 def trained_with(module: Module, lora: Lora) -> tuple[int, int]:
     """Rank and alpha that PEFT gives a module of the trained model."""
     return lora.rank_pattern.get(module.own, lora.r), lora.alpha_pattern.get(module.own, lora.alpha)
@@ -422,7 +427,7 @@ def random_adapter(model: Model, layout: Layout, lora: Lora, dtype: torch.dtype,
             tensors[f"{name}.lora_B.weight"] = random((out, rank), dtype, f"{seed} B {name}")
             if lora.bias:
                 tensors[f"{name}.lora_B.bias"] = random((out,), dtype, f"{seed} bias {name}")
-        if module.own in lora.modules_to_save:
+        if saved_whole(module, lora):
             name = f"{module.name}.weight"
             tensors[f"base_model.model.{name}"] = random(shapes[name], dtype, f"{seed} saved {name}")
     return tensors
