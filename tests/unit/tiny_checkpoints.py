@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft import publish, runfile
-from hyperpod_ft.checkpoint.lora import AdapterConfig
+from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.run import Run
 from tests.unit import tiny_tokenizer
