@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jinja2 import Environment, TemplateSyntaxError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -231,7 +230,9 @@ class Dataset(Section):
         0,
         description="How many unusable rows are tolerated before the stage stops. Each is listed with its line.",
     )
-    workers: NonNegativeInt = Field(0, description="Processes that tokenize; 0 means one per CPU of the job.")
+    workers: NonNegativeInt = Field(
+        0, description="Processes that tokenize; 0 means one per CPU of the job, as far as each has 4 MB of text."
+    )
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "Dataset":
@@ -240,12 +241,18 @@ class Dataset(Section):
             raise ValueError("format template needs completion_template (and usually prompt_template)")
         if self.format != "template" and given:
             raise ValueError(f"prompt_template and completion_template belong to format template, not {self.format}")
+        if given:
+            self._check_templates()
+        return self
+
+    def _check_templates(self) -> None:
+        from jinja2 import Environment, TemplateSyntaxError  # noqa: PLC0415 - only this format needs it
+
         for key in ("prompt_template", "completion_template"):
             try:
                 Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
             except TemplateSyntaxError as error:
                 raise ValueError(f"{key}: line {error.lineno}: {error.message}") from error
-        return self
 
 
 class Lora(Section):

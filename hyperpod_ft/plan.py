@@ -118,7 +118,7 @@ _STAGES: dict[Stage, _Definition] = {
         shared=True,
     ),
     "dataset": _Definition(
-        1,
+        2,
         ("env", "download"),
         lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
         shared=True,

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import TemplateError
-
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
@@ -61,6 +59,7 @@ def _apply(
     messages: Sequence[Any], tokenizer: Tokenizer, template: str, **options: bool
 ) -> tuple[str, list[tuple[int, int]]]:
     # transformers' own renderer: its Jinja environment, and the spans that {% generation %} marks
+    from jinja2 import TemplateError  # noqa: PLC0415 - here for the same reason as transformers: only chats need it
     from transformers.utils import chat_template_utils  # noqa: PLC0415
 
     renderer: Any = chat_template_utils.render_jinja_template  # annotated `-> str`, returns two lists

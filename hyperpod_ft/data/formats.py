@@ -1,12 +1,7 @@
 """Rows to text: each dataset format's prompt and completion, and which parts of the text the loss is on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
-
-from jinja2 import StrictUndefined, Template, UndefinedError
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hyperpod_ft.config import Dataset
 from hyperpod_ft.data import chat
@@ -26,9 +21,13 @@ _ALPACA_INPUT = (
 )
 
 
-def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> Example:
-    """One row as text. Raises RowError, or UserError when the tokenizer's or user's template is at fault."""
+def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Example:
+    """One row as text; only chats need the tokenizer.
+
+    Raises RowError, or UserError when the tokenizer's or user's template is at fault.
+    """
     if dataset.format == "chat":
+        assert tokenizer is not None
         example = chat.render(_messages(row), tokenizer, all_trained=dataset.loss_on == "all")
     elif dataset.format == "text":
         example = _joined("", text_field(row, "text"), prompt_trained=False)
@@ -129,23 +128,10 @@ _COMPLETIONS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
 }
 
 
-@lru_cache(maxsize=16)
-def _compile(source: str) -> Template:
-    # The run file may come from someone else: the sandbox keeps its templates from Python's internals.
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(source)
-
-
 def _fill(key: str, source: str, row: Mapping[str, Any]) -> str:
-    template = _compile(source)
-    try:
-        return template.render(dict(row))
-    except SecurityError as error:
-        raise UserError(f"dataset.{key}: {error}", "use the row's fields only") from error
-    except UndefinedError as error:
-        raise RowError("undefined in template", f"{key}: {error}") from error
-    except Exception as error:  # whatever the template's own expressions raise on this row
-        raise RowError("template fails", f"{key}: {type(error).__name__}: {error}") from error
+    from hyperpod_ft.data import template  # noqa: PLC0415 - Jinja, which the other formats do without
+
+    return template.fill(key, source, row)
 
 
 def _check_unicode(text: str) -> None:

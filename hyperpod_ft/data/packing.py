@@ -1,10 +1,12 @@
-"""Which tokens stand in which row: best-fit decreasing, one wrapped stream, or one example a row."""
+"""Which tokens stand in which row: best-fit packing, one wrapped stream, or one example a row."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hyperpod_ft.data.best_fit import best_fit
 
 Integers = NDArray[np.int64]
 
@@ -39,41 +41,12 @@ def pack(
         return _wrapped(starts, lengths, max_length)
     if how == "none":
         return Layout(starts, lengths, np.arange(len(order), dtype=np.int64), len(order))
-    bins = best_fit_decreasing(lengths, max_length)
+    bins = best_fit(lengths, max_length)
     count = int(bins.max(initial=-1)) + 1
-    # Bins come out longest example first; training wants them mixed.
+    # Bins come out with the longest examples first; training wants them mixed.
     rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
     placed = np.lexsort((np.arange(len(order)), rows))
     return Layout(starts[placed], lengths[placed], rows[placed], count)
-
-
-def best_fit_decreasing(lengths: Integers, capacity: int) -> Integers:
-    """The bin of each item (int64 [items]), bins numbered as they are opened.
-
-    Longest items first, each into the fullest bin that still holds it. Bins are kept by the space they have left;
-    an integer whose bit s says that a bin with s left exists finds the best one in one shift: O(n * capacity / 64)
-    at worst, a microsecond an item in practice.
-    """
-    bins = np.empty(len(lengths), np.int64)
-    with_space: list[list[int]] = [[] for _ in range(capacity + 1)]
-    spaces = 0
-    opened = 0
-    decreasing = np.argsort(-lengths, kind="stable")
-    for item, length in zip(decreasing.tolist(), lengths[decreasing].tolist(), strict=True):
-        fitting = spaces >> length
-        if fitting:
-            space = length + (fitting & -fitting).bit_length() - 1
-            chosen = with_space[space].pop()
-            if not with_space[space]:
-                spaces ^= 1 << space
-        else:
-            space, chosen = capacity, opened
-            opened += 1
-        bins[item] = chosen
-        if left := space - length:
-            with_space[left].append(chosen)
-            spaces |= 1 << left
-    return bins
 
 
 def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
@@ -116,19 +89,19 @@ def fill(
     low, high = np.searchsorted(layout.rows, [first, stop])
     lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
     before = lengths.cumsum() - lengths
-    row_begins = before[np.searchsorted(rows, np.arange(stop - first))]
-    within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-    source = np.repeat(layout.starts[low:high], lengths) + within
-    row = np.repeat(rows, lengths)
-    column = np.repeat(before - row_begins[rows], lengths) + within
+    tokens = np.arange(lengths.sum())
+    source = tokens + np.repeat(layout.starts[low:high] - before, lengths)
+    columns = np.arange(max_length, dtype=np.int32)
+    filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int32)[:, None]
+    # Pieces fill their rows from the left in the order of the layout: row by row, these places are the tokens'.
+    places = columns < filled
 
     shape = (stop - first, max_length)
     input_ids = np.full(shape, pad, np.int32)
     labels = np.full(shape, IGNORED, np.int32)
-    filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int32)
-    # Right in the padding; the rest is overwritten.
-    position_ids = np.arange(max_length, dtype=np.int32)[None, :] - filled[:, None]
-    input_ids[row, column] = ids[source]
-    labels[row, column] = np.where(trained[source], ids[source], IGNORED)
-    position_ids[row, column] = within
+    position_ids = columns - filled  # right in the padding; the rest is overwritten
+    tokens_ids = ids[source]
+    input_ids[places] = tokens_ids
+    labels[places] = np.where(trained[source], tokens_ids, np.int32(IGNORED))
+    position_ids[places] = tokens - np.repeat(before, lengths)
     return Rows(input_ids, labels, position_ids)

@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,22 +123,27 @@ def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
         first += metadata.row_group(group).num_rows
 
 
-def read(directory: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
-    """The rows of one chunk in file order. Raises UserError where a file cannot be read on."""
+def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[Row | BadRow]:
+    """The rows of one chunk in file order: all, or those at the places `wanted`, counted from 0.
+
+    Raises UserError where a file cannot be read on.
+    """
     path = directory / chunk.file
     if chunk.kind == "lines":
-        return _read_lines(path, chunk)
-    return _read_array(path, chunk) if chunk.kind == "array" else _read_parquet(path, chunk)
+        return _read_lines(path, chunk, wanted)
+    rows = _read_array(path, chunk) if chunk.kind == "array" else _read_parquet(path, chunk)
+    return rows if wanted is None else (row for place, row in enumerate(rows) if place in wanted)
 
 
-def _read_lines(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+def _read_lines(path: Path, chunk: Chunk, wanted: Container[int] | None) -> Iterator[Row | BadRow]:
     with path.open("rb") as stream:
         stream.seek(chunk.start)
         block = stream.read(chunk.stop - chunk.start)
     if chunk.start == 0:
         block = block.removeprefix(codecs.BOM_UTF8)
-    for number, line in enumerate(block.split(b"\n"), chunk.first):
-        if line.strip():
+    lines = ((number, line) for number, line in enumerate(block.split(b"\n"), chunk.first) if line.strip())
+    for place, (number, line) in enumerate(lines):
+        if wanted is None or place in wanted:
             yield _parse(f"{chunk.file}:{number}", line)
 
 

@@ -1,9 +1,8 @@
 """Rows of one chunk to token arrays: parse, render, tokenize, and account for every row."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 
 from hyperpod_ft.config import Dataset
 from hyperpod_ft.data import formats, reading
+from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.reading import BadRow, Chunk, Row
-from hyperpod_ft.data.tokenizer import Tokenizer, bos_ids, encode
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
@@ -23,29 +22,57 @@ LISTED_PER_CHUNK = 50
 
 @dataclass(frozen=True)
 class Tokens:
-    """Examples end to end. `starts[i]:starts[i + 1]` is example i.
+    """Examples end to end.
 
-    ids: int32 [tokens]; trained: bool [tokens], whether the loss is on the token; starts: int64 [examples + 1].
+    ids: int32 [tokens]; trained: bool [tokens], whether the loss is on the token; lengths: int64 [examples].
     """
 
     ids: NDArray[np.int32]
     trained: NDArray[np.bool_]
-    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.lengths)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.diff(self.starts)
+    def starts(self) -> NDArray[np.int64]:
+        return self.lengths.cumsum() - self.lengths
 
-    @classmethod
-    def join(cls, parts: Sequence["Tokens"]) -> "Tokens":
-        lengths = [part.lengths for part in parts]
-        return cls(
-            np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)]),
-            np.concatenate([np.empty(0, np.bool_), *(part.trained for part in parts)]),
-            np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum(),
+    @property
+    def label_tokens(self) -> NDArray[np.int64]:
+        """How many tokens of each example are trained: int64 [examples]."""
+        before = np.concatenate([np.zeros(1, np.int64), self.trained.cumsum(dtype=np.int64)])
+        starts = self.starts
+        return np.asarray(before[starts + self.lengths] - before[starts])
+
+    def cut(self, lengths: NDArray[np.int64]) -> "Tokens":
+        """The first `lengths` tokens of each example; of those with 0 nothing is left, not even the example."""
+        if np.array_equal(lengths, self.lengths) and lengths.all():
+            return self
+        within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
+        kept = within < np.repeat(lengths, self.lengths)
+        return Tokens(self.ids[kept], self.trained[kept], lengths[lengths > 0])
+
+
+class TokenStream:
+    """Tokens that grow chunk by chunk, in place: they are never in memory twice."""
+
+    def __init__(self) -> None:
+        self._ids = bytearray()
+        self._trained = bytearray()
+        self._lengths = bytearray()
+
+    def add(self, tokens: Tokens) -> None:
+        self._ids += tokens.ids.data
+        self._trained += tokens.trained.data
+        self._lengths += tokens.lengths.data
+
+    def tokens(self) -> Tokens:
+        """All of them, without a copy."""
+        return Tokens(
+            np.frombuffer(self._ids, np.int32),
+            np.frombuffer(self._trained, np.bool_),
+            np.frombuffer(self._lengths, np.int64),
         )
 
 
@@ -62,103 +89,108 @@ class TokenizedChunk:
     listed: tuple[BadRow, ...]
 
 
-@dataclass(frozen=True)
-class Tokenized:
-    """One example's ids, whether the loss is on each, and whether its end was cut off."""
-
-    ids: list[int]
-    trained: list[bool]
-    truncated: bool = False
-
-
-def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, tokenizer: Tokenizer) -> TokenizedChunk:
+def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Encoder) -> TokenizedChunk:
     """Raises UserError when a file cannot be read on, or a template is at fault; bad rows are counted instead."""
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
-    examples: list[tuple[int, Row, Example]] = []
+    rows: list[tuple[int, Row]] = []
+    examples: list[Example] = []
     for ordinal, row in enumerate(found):
         if isinstance(row, BadRow):
             bad.append((ordinal, row))
             continue
         try:
-            examples.append((ordinal, row, formats.render(dataset, row.values, tokenizer)))
+            examples.append(formats.render(dataset, row.values, encoder.tokenizer))
+            rows.append((ordinal, row))
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
-    kept: list[Tokenized] = []
-    ordinals: list[int] = []
-    emptied = 0
-    tokenized = tokenize([example for _, _, example in examples], dataset, tokenizer)
-    for (ordinal, row, _), outcome in zip(examples, tokenized, strict=True):
-        try:
-            fitting = _fit(outcome, dataset)
-        except RowError as error:
-            bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
-            continue
-        if any(fitting.trained):
-            kept.append(fitting)
-            ordinals.append(ordinal)
-        else:
-            emptied += 1
+
+    tokens = tokenize(examples, dataset, encoder)
+    limit, lengths = dataset.max_length, tokens.lengths
+    nothing = tokens.label_tokens == 0
+    overlong = ~nothing & (lengths > limit) & (dataset.packing != "wrapped")
+    dropped = overlong & (dataset.overlong == "drop")
+    for index in np.flatnonzero(nothing | dropped).tolist():
+        ordinal, row = rows[index]
+        reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
+        if dropped[index]:
+            reason, detail = TOO_LONG, f"{detail}, dataset.max_length is {limit}"
+        bad.append((ordinal, BadRow(row.where, reason, detail)))
+    kept = ~(nothing | dropped)
+    truncated = overlong & kept
+    emptied = truncated & (tokens.cut(np.where(overlong, limit, lengths)).label_tokens == 0)
+    kept &= ~emptied
     bad.sort(key=lambda entry: entry[0])
     return TokenizedChunk(
-        tokens=_flat(kept),
-        ordinals=np.array(ordinals, np.int64),
+        tokens=tokens.cut(np.where(kept, np.where(truncated, limit, lengths), 0)),
+        ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
         rows=len(found),
-        truncated=sum(example.truncated for example in kept),
-        emptied=emptied,
+        truncated=int((truncated & kept).sum()),
+        emptied=int(emptied.sum()),
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
     )
 
 
-def tokenize(examples: Sequence[Example], dataset: Dataset, tokenizer: Tokenizer) -> Iterable[Tokenized]:
-    """Ids of each example: [BOS] prompt completion EOS.
+def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
+    """The examples' tokens: [BOS] prompt completion EOS.
 
     Prompt and completion are encoded apart, so that the prompt's ids are the same when it stands alone at
     generation. A document's first token is never trained: nothing before it in the document can predict it, and
     the token before it in a packed row belongs to another.
     """
-    opening = [] if dataset.format == "chat" else bos_ids(tokenizer)
-    special = frozenset(tokenizer.all_special_ids)
-    eos = tokenizer.eos_token_id
-    assert eos is not None  # tokenizer.load refuses such a model
-    pieces = iter(encode(tokenizer, [segment.text for example in examples for segment in example.segments]))
-    for example in examples:
-        ids: list[int] = []
-        trained: list[bool] = []
-        for segment in example.segments:
-            piece = next(pieces)
-            if not ids and piece[:1] != opening:
-                ids += opening
-                trained += [False] * len(opening)
-            ids += piece
-            trained += [segment.trained] * len(piece)
-        # A chat template usually closes the last turn itself, with EOS or a token of its own.
-        if dataset.format != "chat" or special.isdisjoint(ids[-_CLOSING_TOKENS:]):
-            ids.append(eos)
-            trained.append(True)
-        trained[0] = False
-        yield Tokenized(ids, trained)
+    segments = [segment for example in examples for segment in example.segments]
+    encoded = encoder.backend.encode([segment.text for segment in segments])
+    counts = np.array([len(example.segments) for example in examples], np.int64)
+    trained = np.repeat(np.array([segment.trained for segment in segments], np.bool_), encoded.lengths)
+    # where the tokens of each example begin and end before BOS and EOS are put between them
+    edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
+    first = counts.cumsum() - counts
+    begins, ends = edges[first], edges[first + counts]
+    opened = _opened(encoded.ids, begins, edges[first + 1], dataset, encoder)
+    closed = _closed(encoded.ids, begins, ends, dataset, encoder)
+    lengths = opened + (ends - begins) + closed
+    # Inserted at one place, an EOS comes before the next example's BOS: in the order given here.
+    places = np.stack([begins, ends], axis=1).ravel()
+    wanted = np.stack([opened, closed], axis=1).ravel()
+    marks = np.resize(np.array([*(encoder.opening or (encoder.eos,)), encoder.eos], np.int32), len(places))
+    ids = np.insert(encoded.ids, places[wanted], marks[wanted])
+    trained = np.insert(trained, places[wanted], np.resize(np.array([False, True]), len(places))[wanted])
+    trained[lengths.cumsum() - lengths] = False
+    return Tokens(ids, trained, lengths)
+
+
+def _opened(
+    ids: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    firsts_end: NDArray[np.int64],
+    dataset: Dataset,
+    encoder: Encoder,
+) -> NDArray[np.bool_]:
+    """Whether each example gets BOS: where the tokenizer adds one, and its first segment does not begin with one."""
+    if dataset.format == "chat" or not encoder.opening:  # a chat template writes it itself
+        return np.zeros(len(begins), np.bool_)
+    own = firsts_end > begins
+    own[own] = ids[begins[own]] == encoder.opening[0]
+    return ~own
+
+
+def _closed(
+    ids: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    dataset: Dataset,
+    encoder: Encoder,
+) -> NDArray[np.bool_]:
+    """Whether each example gets EOS. A chat template usually closes the last turn itself, with EOS or its own token."""
+    closed = np.ones(len(ends), np.bool_)
+    if dataset.format == "chat":
+        assert encoder.tokenizer is not None
+        special = np.array(encoder.tokenizer.all_special_ids, np.int32)
+        for back in range(1, _CLOSING_TOKENS + 1):
+            there = ends - back >= begins
+            closed[there] &= ~np.isin(ids[(ends - back)[there]], special)
+    return closed
 
 
 _CLOSING_TOKENS = 2  # `<|im_end|>` and a line break
-
-
-def _fit(example: Tokenized, dataset: Dataset) -> Tokenized:
-    limit, length = dataset.max_length, len(example.ids)
-    if not any(example.trained):
-        raise RowError(NOTHING_TO_LEARN, f"{length} tokens")
-    if length <= limit or dataset.packing == "wrapped":
-        return example
-    if dataset.overlong == "drop":
-        raise RowError(TOO_LONG, f"{length} tokens, dataset.max_length is {limit}")
-    return Tokenized(example.ids[:limit], example.trained[:limit], truncated=True)
-
-
-def _flat(examples: Sequence[Tokenized]) -> Tokens:
-    lengths = np.array([0, *(len(example.ids) for example in examples)], np.int64)
-    return Tokens(
-        np.array(list(chain.from_iterable(example.ids for example in examples)), np.int32),
-        np.array(list(chain.from_iterable(example.trained for example in examples)), np.bool_),
-        lengths.cumsum(),
-    )

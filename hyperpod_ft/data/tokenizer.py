@@ -1,5 +1,6 @@
-"""The base model's tokenizer, and how one prompt becomes token ids."""
+"""The base model's tokenizer in transformers, and how one prompt becomes token ids."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -54,12 +55,14 @@ def pad_id(tokenizer: Tokenizer) -> int:
     return 0
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text by itself, without special tokens around it; those written in the text are recognised."""
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()  # a tokenizer.json may carry both
-    backend.no_padding()
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each text by itself, without special tokens around it; those written in the text are recognised.
+
+    `library`: a tokenizer of the `tokenizers` library.
+    """
+    library.no_truncation()  # a tokenizer.json may carry both
+    library.no_padding()
+    return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list[int]:
@@ -67,6 +70,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list
 
     A chat template writes all special tokens itself: with `chat` nothing is added.
     """
-    ids = encode(tokenizer, [prompt])[0]
+    ids = encode(tokenizer.backend_tokenizer, [prompt])[0]
     opening = [] if chat else bos_ids(tokenizer)
     return ids if ids[:1] == opening else opening + ids

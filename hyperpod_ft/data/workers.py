@@ -1,20 +1,18 @@
 """Chunks tokenized in several processes. The results and their order do not depend on how many."""
 
-import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from hyperpod_ft.config import Dataset
+from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
-from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
+
+# 4 MB of text: less is tokenized in the time that a process takes to start and to hand over what it made.
+_CHUNKS_WORTH_A_PROCESS = 16
 
 
 def usable_cpus() -> int:
@@ -23,19 +21,29 @@ def usable_cpus() -> int:
 
 
 def tokenize_all(
-    directory: Path, chunks: Sequence[Chunk], dataset: Dataset, tokenizer: Tokenizer
+    directory: Path, chunks: Sequence[Chunk], dataset: Dataset, encoder: Encoder
 ) -> Iterator[TokenizedChunk]:
     """Each chunk tokenized, in order. Raises what `tokenize_chunk` raises, and UserError when a process is killed."""
     # One thread a process: with a process a CPU, more would only contend. Also what makes forking safe.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    count = min(dataset.workers or usable_cpus(), len(chunks))
-    if count <= 1:
+    count = min(dataset.workers or min(usable_cpus(), len(chunks) // _CHUNKS_WORTH_A_PROCESS), len(chunks))
+    if count > 1:
+        yield from _in_processes(count, directory, chunks, dataset, encoder)
+    else:
         for chunk in chunks:
-            yield tokenize_chunk(directory, chunk, dataset, tokenizer)
-        return
+            yield tokenize_chunk(directory, chunk, dataset, encoder)
+
+
+def _in_processes(
+    count: int, directory: Path, chunks: Sequence[Chunk], dataset: Dataset, encoder: Encoder
+) -> Iterator[TokenizedChunk]:
+    import multiprocessing  # noqa: PLC0415 - small data is tokenized here, and waits for none of these
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+    from concurrent.futures.process import BrokenProcessPool  # noqa: PLC0415
+
     # A forked process has the tokenizer already; elsewhere (macOS) it is sent.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    executor = ProcessPoolExecutor(count, context, _begin, (directory, dataset, tokenizer))
+    executor = ProcessPoolExecutor(count, context, _begin, (directory, dataset, encoder))
     try:
         yield from executor.map(_tokenize, chunks)
     except BrokenProcessPool as error:
@@ -52,15 +60,20 @@ class _Work:
 
     directory: Path
     dataset: Dataset
-    tokenizer: Tokenizer
+    encoder: Encoder
 
 
-def _begin(directory: Path, dataset: Dataset, tokenizer: Tokenizer) -> None:
-    _Work.directory, _Work.dataset, _Work.tokenizer = directory, dataset, tokenizer
+def _begin(directory: Path, dataset: Dataset, encoder: Encoder) -> None:
+    import threading  # noqa: PLC0415
+
+    _Work.directory, _Work.dataset, _Work.encoder = directory, dataset, encoder
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    import multiprocessing  # noqa: PLC0415
+    from multiprocessing.connection import wait  # noqa: PLC0415
+
     # After a kill -9 of the stage the workers would wait for work for ever.
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -69,4 +82,4 @@ def _end_with_parent() -> None:
 
 
 def _tokenize(chunk: Chunk) -> TokenizedChunk:
-    return tokenize_chunk(_Work.directory, chunk, _Work.dataset, _Work.tokenizer)
+    return tokenize_chunk(_Work.directory, chunk, _Work.dataset, _Work.encoder)

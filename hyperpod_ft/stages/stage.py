@@ -28,6 +28,7 @@ _REPORTED_PACKAGES = (
     "transformers",
     "peft",
     "tokenizers",
+    "tiktoken",
     "safetensors",
     "optimum-neuron",
 )

@@ -1,14 +1,16 @@
 """Token ids and label masks, exactly."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hyperpod_ft.config import Dataset
+from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks
-from hyperpod_ft.data.tokenization import Tokenized, TokenizedChunk, tokenize, tokenize_chunk
+from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import bos_ids, encode, pad_id, prompt_ids
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, END, make
 
@@ -20,12 +22,31 @@ def dataset(**values: Any) -> Dataset:
     return Dataset(**({"source": "./rows.jsonl", "max_length": 64} | values))
 
 
+@dataclass(frozen=True)
+class Tokenized:
+    """One example as lists."""
+
+    ids: list[int]
+    trained: list[bool]
+
+
+def several(config: Dataset, rows: list[dict[str, Any]], tokenizer: Any = TOKENIZER) -> list[Tokenized]:
+    tokens = tokenize([render(config, row, tokenizer) for row in rows], config, Encoder.of(tokenizer))
+    assert tokens.ids.dtype == np.int32
+    assert len(tokens) == len(rows)
+    return [
+        Tokenized(tokens.ids[start : start + length].tolist(), tokens.trained[start : start + length].tolist())
+        for start, length in zip(tokens.starts.tolist(), tokens.lengths.tolist(), strict=True)
+    ]
+
+
 def one(config: Dataset, row: dict[str, Any], tokenizer: Any = TOKENIZER) -> Tokenized:
-    return next(iter(tokenize([render(config, row, tokenizer)], config, tokenizer)))
+    # between others, so that nothing of them gets into it
+    return several(config, [row] * 3, tokenizer)[1]
 
 
 def ids(text: str) -> list[int]:
-    return encode(TOKENIZER, [text])[0]
+    return encode(TOKENIZER.backend_tokenizer, [text])[0]
 
 
 BOS, EOS = TOKENIZER.bos_token_id, TOKENIZER.eos_token_id
@@ -96,6 +117,24 @@ def test_chat_gets_eos_where_the_template_does_not_close_the_turn() -> None:
     assert prompt_ids(tokenizer, "the\n", chat=True) == ids("the\n")
 
 
+def test_examples_together_are_the_same_as_each_alone() -> None:
+    config = dataset(format="prompt-completion")
+    rows = [
+        {"prompt": prompt, "completion": completion}
+        for prompt in ("the quick", "", "<s>the", "<s>", " ")
+        for completion in ("fox", "</s>", "<s>how many", "é")
+    ]
+    for tokenizer in (TOKENIZER, PLAIN):
+        together = several(config, rows, tokenizer)
+        assert together == [one(config, row, tokenizer) for row in rows]
+        for row, made in zip(rows, together, strict=True):
+            prompt = prompt_ids(tokenizer, row["prompt"]) if row["prompt"] else []
+            completion = prompt_ids(tokenizer, row["completion"]) if not prompt else ids(row["completion"])
+            assert made.ids == [*prompt, *completion, EOS]
+            assert sum(made.trained) == len(made.ids) - max(len(prompt), 1)
+    assert several(config, []) == []
+
+
 def test_padding_falls_back_to_eos() -> None:
     assert TOKENIZER.pad_token_id is None
     assert pad_id(TOKENIZER) == EOS
@@ -105,13 +144,13 @@ def test_a_tokenizers_own_truncation_and_padding_are_off() -> None:
     tokenizer: Any = make()
     tokenizer.backend_tokenizer.enable_truncation(2)
     tokenizer.backend_tokenizer.enable_padding(length=50)
-    assert encode(tokenizer, ["the quick brown fox"]) == [ids("the quick brown fox")]
+    assert encode(tokenizer.backend_tokenizer, ["the quick brown fox"]) == [ids("the quick brown fox")]
 
 
 def chunk_of(tmp_path: Path, text: bytes, **values: Any) -> TokenizedChunk:
     (tmp_path / "rows.jsonl").write_bytes(text)
     (only,) = chunks(tmp_path)
-    return tokenize_chunk(tmp_path, only, dataset(**({"format": "text"} | values)), TOKENIZER)
+    return tokenize_chunk(tmp_path, only, dataset(**({"format": "text"} | values)), Encoder.of(TOKENIZER))
 
 
 def test_every_row_is_accounted_for_with_its_line(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ def test_what_is_published(tmp_path: Path) -> None:
     assert sorted(samples["validation"]) == sorted(answers["validation"])
     assert samples["train"] != sorted(samples["train"]), "drawn, not the first"
     first = found.samples("train")[0]
-    tokens = [*prompt_ids(TOKENIZER, first.prompt), *encode(TOKENIZER, [first.completion])[0]]
+    tokens = [
+        *prompt_ids(TOKENIZER, first.prompt),
+        *encode(TOKENIZER.backend_tokenizer, [first.completion])[0],
+    ]
     assert any(tokens == row[start : start + len(tokens)].tolist() for row in train.input_ids for start in range(40))
 
 
@@ -237,6 +240,19 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert status == 0, output
 
 
+def test_transformers_is_imported_for_chats_only(tmp_path: Path) -> None:
+    (tmp_path / "poison" / "transformers").mkdir(parents=True)
+    (tmp_path / "poison" / "transformers" / "__init__.py").write_text("raise RuntimeError('it was imported')")
+    run = prepared_run(tmp_path / "dolly", dolly(3))
+    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
+    chat = prepared_run(tmp_path / "chat", json.dumps({"messages": messages}).encode(), format="chat")
+    status, output = finished("dataset", chat, PYTHONPATH=str(tmp_path / "poison"))
+    assert status != 0
+    assert "it was imported" in output
+
+
 def _children(pid: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -319,7 +335,7 @@ def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str])
         there = sum(int((split.input_ids == token).sum()) for split in (train, validation))
         assert there == 7473 + besides
     if packing == "bfd":
-        assert report["padding_share"] < 0.02
+        assert report["padding_share"] <= 0.002, "the partly filled last rows of both splits included"
     rate = re.findall(r"[\d,]+ rows/s", capsys.readouterr().out)
     with capsys.disabled():
         print(f"\ngsm8k {packing}: {report['tokens']:,} tokens, padding {report['padding_share']:.2%}, {rate[-1]}")

@@ -1,0 +1,32 @@
+"""The user's own Jinja templates over a row's fields, sandboxed."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, UndefinedError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hyperpod_ft.data.example import RowError
+from hyperpod_ft.errors import UserError
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    # The run file may come from someone else: the sandbox keeps its templates from Python's internals.
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(source)
+
+
+def fill(key: str, source: str, row: Mapping[str, Any]) -> str:
+    """The text of the template `source`, which `dataset.<key>` holds. Raises RowError, or UserError for a breach."""
+    template = _compile(source)
+    try:
+        return template.render(dict(row))
+    except SecurityError as error:
+        raise UserError(f"dataset.{key}: {error}", "use the row's fields only") from error
+    except UndefinedError as error:
+        raise RowError("undefined in template", f"{key}: {error}") from error
+    except Exception as error:  # whatever the template's own expressions raise on this row
+        raise RowError("template fails", f"{key}: {type(error).__name__}: {error}") from error
