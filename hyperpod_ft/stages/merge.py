@@ -5,7 +5,7 @@ python -m hyperpod_ft.stages.merge RUN_DIR
 
 from dataclasses import asdict
 
-from hyperpod_ft.checkpoint.merge import merge
+from hyperpod_ft.checkpoint.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.model_card import model_card
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -15,7 +15,7 @@ def work(run: Run) -> Result:
     settings = run.config.merge
     done = merge(
         run.base_model,
-        run.adapter,
+        [WeightedAdapter(run.adapter)],
         run.tuned_model,
         dtype=settings.dtype,
         max_shard_bytes=int(settings.max_shard_size_gb * 1e9),

@@ -1,4 +1,4 @@
-"""Two hundred broken inputs: each is refused in one line or makes no difference; none hangs, runs code, is published."""
+"""Two hundred broken inputs: each is refused in one line or makes no difference. None hangs, or runs code."""
 
 import io
 import os
