@@ -106,7 +106,7 @@ def _read(file: Path) -> Stage:
             for kind, spec in specs["specs"]:
                 transformations |= _transformations(file, specs["module_fully_qualified_name"], kind, spec)
                 degrees.add(int(spec["tp_size"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{file}: does not describe a pipeline stage: {error!r}", _DAMAGED) from error
     return Stage(file, parameters, transformations, frozenset(degrees))
 

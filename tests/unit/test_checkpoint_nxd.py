@@ -396,6 +396,10 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(tp_size=4)),
         "tensor parallel size: .* says 2, mp_metadata_pp_rank_0.json says 4",
     ),
+    "no degree": (
+        lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(tp_size=0)),
+        "does not describe a pipeline stage",
+    ),
     "degrees of stages": (
         lambda d: change(
             d / METADATA, lambda v: (all_partitions(v, 4), [spec[1].update(tp_size=4) for spec in specs_of(v)])
