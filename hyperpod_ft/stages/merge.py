@@ -22,7 +22,7 @@ def work(run: Run) -> Result:
         card=model_card(run),
     )
     print(
-        f"merge: {done.merged} of {done.tensors} tensors merged, largest change {done.max_abs_change:.3g};"
+        f"merge: {done.merged} of {done.tensors} tensors merged, {done.unchanged} without effect;"
         f" {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
         flush=True,
     )

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hyperpod_ft import publish, runfile
 from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.config import RunConfig
+from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.run import Run
 from tests.unit import tiny_tokenizer
 
@@ -176,13 +177,8 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
 def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7) -> Path:
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
-    description = {
-        "format": 2,
-        "engine": "torch",
-        "step": step,
-        "fingerprint": run.plan["train"].fingerprint,
-        "method": run.config.training.method,
-        "progress": {"step": step, "last_loss": 1.25, "resumed_from": []},
+    progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
+    description = checkpoint_directory.describe(run, progress) | {
         "files": {path.name: path.stat().st_size for path in sorted(directory.iterdir())},
         "sha256": {path.name: publish.sha256(path) for path in sorted(directory.iterdir())},
     }
