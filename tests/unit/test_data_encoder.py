@@ -158,7 +158,7 @@ def test_more_spaces_than_tiktoken_can_take(tmp_path: Path) -> None:
     assert (made.ids == wanted.ids).all()
 
 
-@pytest.mark.parametrize("part", [r"\p{L}", r"\p{N}", r"\s", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[\r\n]"])
+@pytest.mark.parametrize("part", [r"\p{L}", r"\p{N}", r"\s", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"])
 def test_the_engines_agree_on_every_character(part: str) -> None:
     characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     before = "'" if "'" in part else ""
