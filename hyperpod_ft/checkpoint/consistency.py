@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint import lora, model_directory
+from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.errors import UserError
 
 Tensors = Mapping[str, LogicalTensor]
 
-_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
 
@@ -27,15 +26,16 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     """Of a Hugging Face model. Raises UserError when config.json cannot be read."""
     config = model_directory.read_config(directory)
     where = directory / model_directory.CONFIG
+    embedding, output = tied.embedding(tensors), tied.OUTPUT
     wanted = (config.get("vocab_size"), config.get("hidden_size"))
-    for name in (_EMBEDDING, _OUTPUT):
-        if None not in wanted and name in tensors and tensors[name].shape != wanted:
+    for name in (embedding, output):
+        if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
             yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
-    tied = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
-    if _EMBEDDING in tensors and _OUTPUT not in tensors and tied is False and _is_causal(config):
-        yield f"{where}: tie_word_embeddings is false, but there is no {_OUTPUT}"
-    if {_EMBEDDING, _OUTPUT} <= tensors.keys() and tied and not _equal(tensors[_EMBEDDING], tensors[_OUTPUT]):
-        yield f"{where}: tie_word_embeddings is true, but {_OUTPUT} differs from {_EMBEDDING}: it would be lost"
+    told = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
+    if embedding and output not in tensors and told is False and _is_causal(config):
+        yield f"{where}: tie_word_embeddings is false, but there is no {output}"
+    if embedding and output in tensors and told and not _equal(tensors[embedding], tensors[output]):
+        yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}: it would be lost"
     yield from _dtype_faults(config, where, tensors)
     layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
     count = config.get("num_hidden_layers")
@@ -66,25 +66,20 @@ def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> I
 
 def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     """Of a PEFT adapter: LoRA factors without partner, or of another rank. Raises UserError as `model_faults` does."""
-    where = directory / lora.CONFIG
+    where = directory / lora_config.CONFIG
     try:
-        config = json.loads(where.read_text(encoding="utf-8"))
-        if config.get("peft_type") != "LORA":
-            return
-        rank, patterns = config["r"], config.get("rank_pattern") or {}
-        for name, tensor in tensors.items():
-            if factor := _FACTOR.fullmatch(name):
-                other = "B" if factor["side"] == "A" else "A"
-                partner = f"{factor['module']}.lora_{factor['kind'] or ''}{other}{factor['rest'] or ''}"
-                if partner not in tensors:
-                    yield f"{directory / lora.WEIGHTS}: {name} has no lora_{other}"
-                wanted = _rank(factor["module"], rank, patterns)
-                if tensor.shape["AB".index(factor["side"]) :][:1] != (wanted,):
-                    yield f"{where}: the rank is {wanted}, but {name} is {list(tensor.shape)}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
-        raise UserError(f"{where}: is no LoRA configuration: {error!r}", "make the adapter again") from error
-
-
-def _rank(module: str, rank: int, patterns: Mapping[str, int]) -> int:
-    """As PEFT reads rank_pattern: the first whose regular expression ends the module's name (get_pattern_key)."""
-    return next((value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)), rank)
+        values = json.loads(where.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: cannot be read: {error}", "make the adapter again") from error
+    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+        return  # of other kinds only the files are checked
+    config = lora_config.parse_config(where, values)
+    for name, tensor in tensors.items():
+        if factor := _FACTOR.fullmatch(name):
+            other = "B" if factor["side"] == "A" else "A"
+            partner = f"{factor['module']}.lora_{factor['kind'] or ''}{other}{factor['rest'] or ''}"
+            if partner not in tensors:
+                yield f"{directory / lora.WEIGHTS}: {name} has no lora_{other}"
+            rank = config.rank(factor["module"])
+            if tensor.shape["AB".index(factor["side"]) :][:1] != (rank,):
+                yield f"{where}: the rank is {rank}, but {name} is {list(tensor.shape)}"

@@ -5,6 +5,7 @@ rounding of its weights. What that does to logits depends on the model, so it is
 computed again with each rounded weight moved at random, as far as rounding may have moved it.
 """
 
+import math
 import re
 import warnings
 import zlib
@@ -107,9 +108,11 @@ def _tied(model: PreTrainedModel) -> dict[str, str]:
 def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find:
     def find(name: str) -> LogicalTensor:
         name = tied.get(name, name)
-        if name not in tensors:
-            raise UserError(f"{directory}: tensor {name} is missing", "make or download it again")
-        return tensors[name]
+        # saved without its head, a model lacks the first part of its names
+        for known in (name, name.partition(".")[2]):
+            if known in tensors:
+                return tensors[known]
+        raise UserError(f"{directory}: tensor {name} is missing", "make or download it again")
 
     return find
 
@@ -128,7 +131,7 @@ def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tup
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
         raise UserError(f"{adapter}: PEFT cannot apply it: {error}", "compare logits with another program") from error
     names = [name for name, _ in wrapped.named_parameters(remove_duplicate=False)]
-    if unused := sorted(factors.keys() - {saved_name(name, _ADAPTER) for name in names}):
+    if unused := sorted(factors.keys() - {_saved_name(name) for name in names}):
         raise UserError(f"{adapter}: does not fit the base model: no place for {unused[0]}", "use the right base")
     touched = {_base_name(name) for name in names if ".base_layer." in name or ".modules_to_save." in name}
     return wrapped, touched
@@ -138,12 +141,17 @@ def _base_name(live: str) -> str:
     return _WRAPPERS.sub("", live.removeprefix("base_model.model."))
 
 
+def _saved_name(live: str) -> str:
+    # PEFT leaves out that it is a module's weight (utils/save_and_load.py, get_peft_model_state_dict)
+    return (saved_name(live, _ADAPTER) or "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+
+
 def _find_live(factors: Tensors, find_base: Find) -> Find:
     """PEFT's order: what the adapter's file holds replaces what the base has."""
 
     def find(live: str) -> LogicalTensor:
-        saved = saved_name(live, _ADAPTER)
-        return factors[saved] if saved and saved in factors else find_base(_base_name(live))
+        saved = _saved_name(live)
+        return factors[saved] if saved in factors else find_base(_base_name(live))
 
     return find
 
@@ -152,9 +160,8 @@ def _run(
     model: nn.Module, find: Find, tokens: torch.Tensor, where: Path, what: str, change: Change | None = None
 ) -> torch.Tensor:
     """Logits, (tokens, vocabulary), fp32."""
-    with Reader() as reader:
-        weights = Weights(reader, change)
-        total = stream(model, find, weights)
+    with Reader() as reader, Weights(reader, change) as weights:
+        total = stream(model, find, weights, _users(model))
         with Progress(f"logits, {what}", total) as weights.progress, torch.inference_mode():
             try:
                 logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
@@ -163,6 +170,16 @@ def _run(
                     f"{where}: its logits cannot be computed layer by layer: {error}", "compare with another program"
                 ) from error
     return logits.squeeze(0)
+
+
+def _users(model: nn.Module) -> dict[str, nn.Module]:
+    """PEFT's layers that do DoRA, by the names of the layers inside: they take the norm of what these hold."""
+    return {
+        f"{name}.{part}": module
+        for name, module in model.named_modules()
+        if any(getattr(module, "use_dora", {}).values())
+        for part in ("base_layer", f"lora_A.{_ADAPTER}", f"lora_B.{_ADAPTER}")
+    }
 
 
 def _round_at_random(names: Set[str]) -> Change:
@@ -193,4 +210,4 @@ def _compared(merged: torch.Tensor, live: torch.Tensor, moved: torch.Tensor) -> 
 
 
 def _rms(values: torch.Tensor) -> float:
-    return float(values.double().square().mean().sqrt())
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(values.numel())

@@ -5,7 +5,7 @@ block of its weight's rows, and an embedding reads the rows it is asked for, so 
 memory. All other parameters (norms, biases) are small and loaded. Everything is computed in fp32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.errors import UserError
 
-_BLOCK_BYTES = 32 << 20  # in fp32
+_BLOCK_BYTES = 16 << 20  # in fp32
 
 # `find(name)`: the stored tensor of a parameter, by its name in the model. Raises UserError when there is none.
 Find = Callable[[str], LogicalTensor]
@@ -54,12 +54,20 @@ def skeleton(directory: Path) -> PreTrainedModel:
 
 
 class Weights:
-    """Reads weights as fp32, from any thread; `change` alters them on the way."""
+    """Reads weights as fp32; `change` alters them on the way."""
 
     def __init__(self, reader: Reader, change: Change | None = None) -> None:
         self._reader = reader
         self._change = change
+        # one for all layers: every thread that torch computes in keeps memory and threads of its own
+        self._ahead = ThreadPoolExecutor(1, "weights")
         self.progress: Progress | None = None
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.shutdown(cancel_futures=True)
 
     def rows(self, tensor: LogicalTensor, first: int, last: int) -> torch.Tensor:
         """Rows [first, last), (last - first, ...), fp32."""
@@ -76,22 +84,22 @@ class Weights:
     def blocks(self, tensor: LogicalTensor) -> Iterator[torch.Tensor]:
         """All rows in order; the next block is read while one is used."""
         step = max(1, _BLOCK_BYTES * tensor.shape[0] // (4 * tensor.elements))
-        with ThreadPoolExecutor(1) as ahead:
-            coming = None
-            for first in range(0, tensor.shape[0], step):
-                ready, last = coming, min(first + step, tensor.shape[0])
-                coming = ahead.submit(self.rows, tensor, first, last)
-                if ready:
-                    yield ready.result()
-            if coming:
-                yield coming.result()
+        coming = None
+        for first in range(0, tensor.shape[0], step):
+            ready = coming
+            coming = self._ahead.submit(self.rows, tensor, first, min(first + step, tensor.shape[0]))
+            if ready:
+                yield ready.result()
+        if coming:
+            yield coming.result()
         if self.progress:
             self.progress.add(tensor.nbytes)
 
 
-def stream(model: nn.Module, find: Find, weights: Weights) -> int:
+def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
     """Have all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
 
+    `users`: by the names of layers, the modules that use the layer's weight themselves; it is there while they work.
     Raises UserError when a parameter has no tensor, or one of another shape.
     """
     total = 0
@@ -104,16 +112,34 @@ def stream(model: nn.Module, find: Find, weights: Weights) -> int:
                     f" {list(parameter.shape)}",
                     "they do not belong together",
                 )
+            if name == "weight" and prefix in users:
+                _load_for(users[prefix], module, weights, tensor)
             # subclasses do more than look up and multiply
-            if name == "weight" and type(module) is nn.Linear:
+            elif name == "weight" and type(module) is nn.Linear:
                 module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
                 total += tensor.nbytes
             elif name == "weight" and type(module) is nn.Embedding:
                 module.forward = partial(_embedding, weights, tensor)  # type: ignore[method-assign]
             else:
-                value = weights.rows(tensor, 0, tensor.shape[0])
-                module.register_parameter(name, nn.Parameter(value, requires_grad=False))
+                module.register_parameter(name, _loaded(weights, tensor))
     return total
+
+
+def _loaded(weights: Weights, tensor: LogicalTensor) -> nn.Parameter:
+    return nn.Parameter(weights.rows(tensor, 0, tensor.shape[0]), requires_grad=False)
+
+
+def _load_for(user: nn.Module, module: nn.Module, weights: Weights, tensor: LogicalTensor) -> None:
+    missing = module.weight
+
+    def load(*_: object) -> None:
+        module.weight = _loaded(weights, tensor)
+
+    def drop(*_: object) -> None:
+        module.weight = missing
+
+    user.register_forward_pre_hook(load)
+    user.register_forward_hook(drop)
 
 
 def _linear(module: nn.Linear, weights: Weights, tensor: LogicalTensor, inputs: torch.Tensor) -> torch.Tensor:
