@@ -130,8 +130,9 @@ def verify(
 
 def _print_verification(found: "Verification") -> None:
     rate = found.nbytes / max(found.seconds, 1e-3) / 1e6
+    files = f"{found.files} file{'s' * (found.files != 1)}"
     print(
-        f"{found.directory}: {found.kind}, {found.files} files, {found.tensors} tensors, {found.nbytes / 1e9:.2f} GB"
+        f"{found.directory}: {found.kind}, {files}, {found.tensors} tensors, {found.nbytes / 1e9:.2f} GB"
         f" in {found.seconds:.1f} s ({rate:.0f} MB/s)"
     )
     print(f"checksums  {found.checksums}")
@@ -144,7 +145,8 @@ def _print_verification(found: "Verification") -> None:
         print(
             f"logits     root mean square {logits.scale:.3g}; differences: {logits.rms_difference:.3g}"
             f" (tolerance {logits.tolerance:.3g}), {logits.mean_difference:.3g} mean, {logits.largest_difference:.3g}"
-            f" largest; the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions"
+            f" largest; the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
+            f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
         print(f"wrong: {line}")

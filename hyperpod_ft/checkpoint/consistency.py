@@ -37,15 +37,16 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     if embedding and output in tensors and told and not _equal(tensors[embedding], tensors[output]):
         yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}: it would be lost"
     yield from _dtype_faults(config, where, tensors)
-    layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
     count = config.get("num_hidden_layers")
+    layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
     # further layers are there for a reason: some models predict several tokens with them
-    if layers and type(count) is int and (missing := sorted(set(range(count)) - layers)):
-        yield f"{where}: num_hidden_layers is {count}, but there are no weights of layers {missing}"
+    if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
+        yield f"{where}: num_hidden_layers is {count}, but there are weights of {present} layers only"
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
-    return any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
+    names = config.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)
 
 
 def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:

@@ -39,17 +39,19 @@ def read_contents(directory: Path) -> Contents:
     is_adapter = _is_adapter(directory)
     findings: list[str] = []
     index = None if is_adapter else attempt(findings, partial(read_index, directory))
-    if is_adapter or index is None:
-        names = [lora.WEIGHTS if is_adapter else SINGLE]
-    else:
+    if index is not None:
         names = index.files
+    else:
+        names = [] if findings else [lora.WEIGHTS if is_adapter else SINGLE]
     read = ((name, attempt(findings, partial(read_file, directory / name))) for name in names)
     files = {name: tensors for name, tensors in read if tensors is not None}
     is_whole = not findings
     contents = Contents(is_adapter, files, is_whole, ())
     if index is not None:
         findings += (f"{directory / INDEX}: {line}" for line in _index_faults(directory, index, contents))
-    if is_whole:
+    if is_whole and not contents.tensors:
+        findings.append(f"{directory}: holds no tensors")
+    elif is_whole:
         faults = consistency.adapter_faults if is_adapter else consistency.model_faults
         findings += attempt(findings, lambda: list(faults(directory, contents.tensors))) or ()
     return Contents(is_adapter, files, is_whole, tuple(findings))

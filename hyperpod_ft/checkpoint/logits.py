@@ -7,6 +7,7 @@ computed again with each rounded weight moved at random, as far as rounding may 
 
 import math
 import re
+import time
 import warnings
 import zlib
 from collections.abc import Mapping, Set
@@ -57,6 +58,7 @@ class Logits:
     rounding: float
     tolerance: float
     top1_agreement: float  # share of the positions with the same most likely token
+    seconds: float
 
     def findings(self, directory: Path) -> tuple[str, ...]:
         """A line when the difference is not explained."""
@@ -73,6 +75,7 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
 
     Raises UserError when one of the models cannot be built, or tensors do not fit it.
     """
+    clock = time.monotonic()
     merged_tensors, base_tensors, factors = read_tensors(merged), read_tensors(base), read_tensors(adapter)
     bare, live = skeleton(merged), skeleton(base)
     vocabulary = min(model.config.get_text_config().vocab_size for model in (bare, live))
@@ -92,7 +95,7 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     moved_logits = merged_logits
     if rounded:
         moved_logits = _run(skeleton(merged), find_merged, tokens, merged, "rounding", _round_at_random(rounded))
-    return _compared(merged_logits, live_logits, moved_logits)
+    return _compared(merged_logits, live_logits, moved_logits, clock)
 
 
 def _tied(model: PreTrainedModel) -> dict[str, str]:
@@ -194,7 +197,7 @@ def _round_at_random(names: Set[str]) -> Change:
     return change
 
 
-def _compared(merged: torch.Tensor, live: torch.Tensor, moved: torch.Tensor) -> Logits:
+def _compared(merged: torch.Tensor, live: torch.Tensor, moved: torch.Tensor, clock: float) -> Logits:
     difference = (merged - live).abs()
     scale, rounding = _rms(live), _rms(moved - merged)
     return Logits(
@@ -206,6 +209,7 @@ def _compared(merged: torch.Tensor, live: torch.Tensor, moved: torch.Tensor) -> 
         rounding=rounding,
         tolerance=_ARITHMETIC_TOLERANCE * scale + _ROUNDING_FACTOR * rounding,
         top1_agreement=float((merged.argmax(-1) == live.argmax(-1)).float().mean()),
+        seconds=round(time.monotonic() - clock, 3),
     )
 
 

@@ -54,7 +54,7 @@ class Verification:
     comparison: Comparison | None
     logits: "Logits | None"
     findings: tuple[str, ...]
-    seconds: float
+    seconds: float  # for the files; the logits have their own
 
     @property
     def ok(self) -> bool:
@@ -106,6 +106,7 @@ def verify(
         differences = list(_differences(contents.tensors, expected, values.differences))
         comparison = _comparison(against, tolerance, contents.tensors, expected, values, len(differences))
         findings += _shortened(f"{directory}, against {against}", differences)
+    seconds = time.monotonic() - clock
     if adapter and base and contents.is_whole:
         logits = attempt(findings, partial(_logits, directory, adapter, base))
         findings += logits.findings(directory) if logits else ()
@@ -119,7 +120,7 @@ def verify(
         comparison=comparison,
         logits=logits,
         findings=tuple(findings),
-        seconds=round(time.monotonic() - clock, 3),
+        seconds=round(seconds, 3),
     )
 
 

@@ -301,7 +301,14 @@ def test_a_damaged_index_is_found(tmp_path: Path) -> None:
         '{"weight_map": {"a": "x", "a": "y"}}': "stands twice",
     }.items():
         (directory / INDEX).write_text(text)
-        assert line in verify(directory).findings[0]
+        (finding,) = verify(directory).findings
+        assert line in finding
+
+
+def test_a_model_without_tensors_is_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    put(tmp_path / "model.safetensors", {}, b"")
+    assert verify(tmp_path).findings == (f"{tmp_path}: holds no tensors",)
 
 
 # --- values and configuration
@@ -325,7 +332,7 @@ def test_values_that_are_no_numbers_are_found(tmp_path: Path, dtype: str, value:
     [
         ({"vocab_size": 25}, "vocab_size and hidden_size are [25, 16], model.embed_tokens.weight is [24, 16]"),
         ({"dtype": "bfloat16"}, "dtype is bfloat16, the tensors are F32"),
-        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, but there are no weights of layers [3, 4]"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, but there are weights of 3 layers only"),
         ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight: it would be lost"),
     ],
 )
