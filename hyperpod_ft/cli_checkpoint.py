@@ -149,6 +149,7 @@ def _print_verification(found: "Verification") -> None:
             f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
-        print(f"wrong: {line}")
+        # names of tensors may hold anything, sequences that control a terminal included
+        print("wrong: " + "".join(character if character.isprintable() else "?" for character in line))
     if found.ok:
         print("all is well")

@@ -70,7 +70,7 @@ def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     where = directory / lora_config.CONFIG
     try:
         values = json.loads(where.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: cannot be read: {error}", "make the adapter again") from error
     if not isinstance(values, dict) or values.get("peft_type") != "LORA":
         return  # of other kinds only the files are checked

@@ -150,7 +150,7 @@ def _end(tensors: Sequence[LogicalTensor], begin: int) -> int:
 
 def _json_object(file: Path, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(content, object_pairs_hook=_without_duplicates)
+        value = json.loads(content, object_pairs_hook=_names_checked)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is damaged: {error}", _REMEDY) from error
     if not isinstance(value, dict):
@@ -158,10 +158,11 @@ def _json_object(file: Path, content: bytes) -> dict[str, Any]:
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # json would keep the last one and drop the others
+def _names_checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # of names that stand twice json keeps the last and drops the others; half a surrogate pair is no text
     values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
+    names = [name for name, _ in pairs]
+    if len(values) != len(names):
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands twice")
+    "".join(names).encode()
     return values

@@ -1,6 +1,5 @@
 """Whole files, read once by several threads in bounded memory: each has its digest made and its elements looked at."""
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ class Scanner:
         """
         begins = [tensor.pieces[0].offset for tensor in tensors]
         digest = Digest()
-        with contextlib.closing(Source(file)) as source:
+        with Source(file) as source:
             size = file.stat().st_size
 
             def scan_block(begin: int) -> None:

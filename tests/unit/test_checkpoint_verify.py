@@ -14,11 +14,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from hyperpod_ft.checkpoint import scanning
 from hyperpod_ft.checkpoint.checksums import check_checksums
 from hyperpod_ft.checkpoint.elements import STORED
+from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.safetensors_file import read_file
 from hyperpod_ft.checkpoint.safetensors_writer import CHECKSUMS, Outgoing, new_directory, write_model
+from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.checkpoint.values import difference
 from hyperpod_ft.checkpoint.verify import Verification, verify
 from hyperpod_ft.errors import UserError
@@ -189,6 +192,7 @@ CONTENTS = {
     "a header past the end": (lambda content: struct.pack("<Q", 90_000_000) + content[8:], "is truncated"),
     "header garbage": (lambda content: content[:8] + b"\xff" * 20 + content[28:], "is damaged"),
     "nested header": (lambda content: struct.pack("<Q", 200_000) + b"[" * 200_000, "is damaged"),
+    "half a character": (lambda content: struct.pack("<Q", 13) + b'{"\\ud800":{}}', "is damaged"),
     "no object": (lambda content: struct.pack("<Q", 2) + b"[]", "no JSON object"),
 }
 
@@ -377,6 +381,26 @@ def test_adapters(tmp_path: Path) -> None:
     assert "has no lora_B" in verify(directory).findings[0]
     (directory / "adapter_config.json").write_text("{")
     assert "adapter_config.json: cannot be read" in verify(directory).findings[0]
+
+
+def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever block fails, and whoever waits for it."""
+    monkeypatch.setattr(scanning, "_BLOCK_BYTES", 4096)
+    directory = write(tmp_path / "model", {"a": np.arange(100_000, dtype=np.float32)}, max_shard_bytes=1 << 20)
+    (tensor,) = read_file(shard(directory))
+    seen: list[int] = []
+
+    def inspect(_: LogicalTensor, first: int, stored: NDArray[Any]) -> None:
+        seen.append(stored.size)
+        if first > 50_000:
+            raise UserError("the disk is broken")
+
+    with Progress("scan", 0) as progress, Scanner(progress) as scanner:
+        for _ in range(20):
+            with pytest.raises(UserError, match="the disk is broken"):
+                scanner.scan(shard(directory), [tensor], inspect)
+        scanner.scan(shard(directory), [tensor], lambda _, first, stored: seen.append(stored.size))
+    assert sum(seen[-98:]) == 100_000
 
 
 # --- against
