@@ -119,8 +119,18 @@ class Source:
 class Target:
     """A new file to write blocks of, from any thread. Its mode is the umask's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int) -> None:
+        """Reserve `size` bytes: blocks then come in any order at the disk's speed, and a full disk is told at once."""
+        self._size = size
         self._descriptor = _Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._descriptor.number, 0, size)
+            except OSError as error:
+                # what a file system that cannot (older Lustre) says, or the C library that tries in its place
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    os.close(self._descriptor.number)
+                    raise
 
     def __enter__(self) -> "Target":
         return self
@@ -135,9 +145,9 @@ class Target:
             written = self._descriptor.transfer(partial(_write, view, offset))
             view, offset = view[written:], offset + written
 
-    def finish(self, size: int) -> None:
+    def finish(self) -> None:
         """Cut off the last block's padding; all is on disk afterwards."""
-        os.ftruncate(self._descriptor.number, size)
+        os.ftruncate(self._descriptor.number, self._size)
         os.fsync(self._descriptor.number)
 
 

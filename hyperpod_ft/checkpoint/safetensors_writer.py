@@ -177,7 +177,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
     content = _Content(_header(ordered), ordered)
     partial = final.with_name(f".{final.name}.partial")
     digest = Digest()
-    with Target(partial) as file:
+    with Target(partial, content.size) as file:
 
         def write_block(begin: int) -> None:
             with digest.turn():
@@ -191,7 +191,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
             progress.add(end - begin)
 
         for_each(pool, content.blocks(), write_block)
-        file.finish(content.size)
+        file.finish()
     partial.rename(final)
     publish.fsync_directory(final.parent)
     return digest.hexdigest()

@@ -122,8 +122,12 @@ def test_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.Mon
     def opens(path: Any, flags: int, *mode: int, **options: Any) -> int:
         return _refused() if flags & os.O_DIRECT else real_open(path, flags, *mode, **options)
 
+    def cannot_reserve(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
     with monkeypatch.context() as patch:
         patch.setattr(direct.os, "open", opens)
+        patch.setattr(direct.os, "posix_fallocate", cannot_reserve)
         write(tmp_path / "at-opening", some_values())
         with Reader() as reader:
             for tensor in read_model(tmp_path / "expected"):
@@ -177,6 +181,15 @@ def test_a_full_volume_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         values = {"large": ("U8", np.zeros(9_000_000, np.uint8))}
         with pytest.raises(UserError, match=r"0\.01 GB to write, 0\.0\d GB free; free space"):
             write(volume / "model", values)
+        assert not list(volume.glob("*model*"))
+
+
+def test_a_volume_that_fills_up_before_a_file_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = tmp_path / "small"
+    monkeypatch.setattr(safetensors_writer, "_check_space", lambda *_: None)
+    with small_volume(volume, 8 << 20):
+        with pytest.raises(UserError, match="No space left on device; free space"):
+            write(volume / "model", {"large": ("U8", np.zeros(9_000_000, np.uint8))})
         assert not list(volume.glob("*model*"))
 
 
