@@ -87,16 +87,16 @@ class Source:
 
     def read(self, offset: int, out: Stored) -> None:
         """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError when there are not enough."""
-        target = memoryview(out).cast("B")
+        target = out.data.cast("B")
         while len(target) >= _LEAST_DIRECT_READ:
             aligned = buffer("read")
             skipped = offset % ALIGNMENT
             wanted = min(len(target), BLOCK_BYTES)
             span = -(-(skipped + wanted) // ALIGNMENT) * ALIGNMENT
-            got = min(self._read(memoryview(aligned)[:span], offset - skipped, direct=True) - skipped, wanted)
+            got = min(self._read(aligned.data[:span], offset - skipped, direct=True) - skipped, wanted)
             if got <= 0:
                 raise self._ended(offset)
-            target[:got] = memoryview(aligned)[skipped : skipped + got]
+            target[:got] = aligned.data[skipped : skipped + got]
             target, offset = target[got:], offset + got
         while target:
             got = self._read(target, offset, direct=False)
@@ -140,7 +140,7 @@ class Target:
 
     def write(self, block: Stored, offset: int) -> None:
         """`block`, uint8, starts on a page and is whole pages long, as `offset` is."""
-        view = memoryview(block)
+        view = block.data
         while view:
             written = self._descriptor.transfer(partial(_write, view, offset))
             view, offset = view[written:], offset + written

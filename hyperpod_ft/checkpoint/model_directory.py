@@ -16,12 +16,7 @@ CONFIG = "config.json"
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
     """Copy what is not weights; contents, not links, with modes by the umask. Returns the names."""
     names = sorted(
-        {
-            file.relative_to(base).as_posix()
-            for pattern in patterns
-            for file in base.glob(pattern)
-            if file.is_file()
-        }
+        {file.relative_to(base).as_posix() for pattern in patterns for file in base.glob(pattern) if file.is_file()}
     )
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)
@@ -34,7 +29,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     file = directory / CONFIG
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read: {error}", "download the model again") from error
     if not isinstance(values, dict):
         raise UserError(f"{file}: holds no JSON object", "download the model again")
