@@ -42,6 +42,7 @@ class Update:
     scale: float
     transposed: bool = False  # the weight is stored as (in, out)
     magnitude: LogicalTensor | None = None  # (out,)
+    embedding: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,23 +139,24 @@ def _updates(
     weight = base[name]
     if weight.dtype not in ARITHMETIC:
         raise UserError(f"{where}: {name} of the base model is quantized ({weight.dtype})", "use another base")
+    embedding = "embedding" in kind
     straight, flipped = (b.shape[:1] + a.shape[1:]), (a.shape[1:] + b.shape[:1])
-    wanted = {flipped} if kind.startswith("embedding") else {straight, flipped}
+    wanted = {flipped} if embedding else {straight, flipped}
     if len(weight.shape) != 2 or weight.shape not in wanted or (a.shape[:1], b.shape[1:]) != ((rank,), (rank,)):
         raise UserError(
             f"{where}: the adapter does not fit the base model at {name}: lora_B {list(b.shape)} x lora_A"
             f" {list(a.shape)} of rank {rank} on a weight {list(weight.shape)}",
             _OTHER_BASE,
         )
-    transposed = weight.shape == flipped and (weight.shape != straight or conv1d or kind.startswith("embedding"))
+    transposed = weight.shape == flipped and (weight.shape != straight or conv1d or embedding)
     magnitude = parts.get("magnitude_vector")
     if (magnitude is not None) != config.dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
         found = f"lora_magnitude_vector {list(magnitude.shape)}" if magnitude else "no lora_magnitude_vector"
         raise UserError(f"{where}: use_dora is {config.dora}, {module} has {found}", "the adapter is damaged")
     scale = config.scale(module)
-    yield name, Update(where, a, b, scale, transposed, magnitude)
+    yield name, Update(where, a, b, scale, transposed, magnitude, embedding)
     bias = parts.get("B.bias")
-    if (bias is not None) != config.lora_bias and kind == "{}.weight":
+    if (bias is not None) != config.lora_bias and not embedding:
         raise UserError(
             f"{where}: lora_bias is {config.lora_bias}, {module} has {'a' if bias else 'no'} lora_B.bias",
             "the adapter is damaged",

@@ -5,8 +5,10 @@ of 16 bits on loading (`autocast_adapter_dtype`): multiply the factors, multiply
 once to the weight's dtype (tuners/lora/layer.py, `get_delta_weight` and `merge`; variants.py, `merge_unsafe`). A weight
 in fp64 has all of it done in fp64.
 
-The product is also summed in the order of the BLAS that torch has on x86 (MKL), so that the bits are the same.
-Per element that is a chain of fused multiply-adds over the rank, as far as `_spans` goes.
+What is added to an embedding is rounded to its dtype before that too, except by DoRA.
+
+Sums are made in the order of torch on x86, so that the bits are the same: products in that of its BLAS (MKL), for each
+element a chain of fused multiply-adds over the rank, as far as `_spans` goes; norms in that of `torch.linalg.norm`.
 """
 
 import threading
@@ -18,16 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint import direct
 from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, narrow, widen
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import Update
-from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.scratch import scratch
+from hyperpod_ft.errors import UserError
 
 # Elements that are computed together: an fp32 block of them stays in the core's own cache through all passes.
-_BLOCK_ELEMENTS = 1 << 18
+_BLOCK_ELEMENTS = 1 << 17
+# What OpenBLAS multiplies without packing it first, in multiplications; for the ranks of LoRA twice as fast.
+_UNPACKED = 1_000_000
 # OpenBLAS has kernels for the edges of a matrix that sum in another order: factors are padded to whole tiles.
 _TILE = 16
+# torch sums squares of a row in as many interleaved parts.
+_LANES = 8
 # As far as MKL sums in one chain.
 _CHAIN = 192
 
@@ -57,12 +64,22 @@ class _Product:
         out = scratch(use, (tall, self.right.shape[1]), self.left.dtype)
         for begin, end in spans:
             part = out if begin == 0 else scratch("span", out.shape, out.dtype)
-            np.matmul(left[:, begin:end], self.right[begin:end], out=part)
+            _multiply(left[:, begin:end], self.right[begin:end], part)
             if begin:
                 out += part
         if self.scale != 1:
             out *= out.dtype.type(self.scale)
         return out[: last - first]
+
+
+def _multiply(left: Floats, right: Floats, out: Floats) -> None:
+    """`out` = left @ right, tile by tile."""
+    most = max(1, _UNPACKED // (_TILE * left.shape[1]))
+    wide = _padded(-(-out.shape[1] // -(-out.shape[1] // most)))
+    for row in range(0, out.shape[0], _TILE):
+        for column in range(0, out.shape[1], wide):
+            columns = slice(column, column + wide)
+            np.matmul(left[row : row + _TILE], right[:, columns], out=out[row : row + _TILE, columns])
 
 
 class Updated:
@@ -128,17 +145,14 @@ class Updated:
         for low, high in self._blocks(first, last):
             block = rows[low - first : high - first]
             stored = block if weight.dtype == self._dtype else self._stored(low, high)
-            narrow(self._sum(low, high, stored), self._dtype, block)
-            refuse_nonfinite(
-                block,
-                self._dtype,
-                weight.name,
-                f"{self._updates[0].where}: merged as {self._dtype}",
-                "the adapter or the base model is broken, or the dtype too narrow",
-            )
+            if kind := narrow(self._sum(low, high, stored), self._dtype, block):
+                raise UserError(
+                    f"{self._updates[0].where}: tensor {weight.name} merged as {self._dtype} holds {kind}",
+                    "the adapter or the base model is broken, or the dtype too narrow",
+                )
 
     def _blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        step = max(1, _BLOCK_ELEMENTS // max(1, _padded(self._columns)))
+        step = _padded(max(1, _BLOCK_ELEMENTS // max(1, _padded(self._columns))))
         return ((low, min(low + step, last)) for low in range(first, last, step))
 
     def _stored(self, first: int, last: int) -> Stored:
@@ -153,7 +167,7 @@ class Updated:
             if self._norms is not None:
                 total *= self._magnitude / self._norms
             else:
-                total *= (self._magnitude[first:last] / np.sqrt(_squares(total, axis=1)))[:, None]
+                total *= (self._magnitude[first:last] / _row_norms(total))[:, None]
         return total
 
     def _added(self, first: int, last: int, stored: Stored) -> Floats:
@@ -162,20 +176,32 @@ class Updated:
         for product in self._products[1:]:
             total += product.rows(first, last, "further update")
         total = total[:, : self._columns]
-        total += widen(stored, self._weight.dtype)
+        values = scratch("weight", stored.shape, total.dtype)
+        if self._updates[0].embedding and self._magnitude is None:
+            rounded = scratch("rounded", stored.shape, STORED[self._dtype])
+            narrow(total, self._dtype, rounded)
+            total = widen(rounded, self._dtype, total)
+        total += widen(stored, self._weight.dtype, values)
         return total
 
     def _column_norms(self) -> Floats:
-        squares = np.zeros(self._columns)
+        sums = np.zeros(self._columns, self._products[0].left.dtype)
         for low, high in self._blocks(0, self._rows):
-            squares += _squares(self._added(low, high, self._stored(low, high)), axis=0)
-        return np.sqrt(squares).astype(self._products[0].left.dtype)
+            for row in self._added(low, high, self._stored(low, high)):
+                sums += row * row
+        return np.sqrt(sums)
 
 
-def _squares(values: Floats, axis: int) -> Floats:
-    """Their sum along an axis."""
-    sums: Floats = np.einsum("ij,ij->j" if axis == 0 else "ij,ij->i", values, values)
-    return sums
+def _row_norms(values: Floats) -> Floats:
+    """Of each row: sums of every eighth square, these one after another, and the rest."""
+    rows, columns = values.shape
+    whole = columns // _LANES * _LANES
+    squares = values * values
+    lanes = np.ascontiguousarray(squares[:, :whole].reshape(rows, -1, _LANES).transpose(1, 0, 2)).sum(axis=0)
+    sums: Floats = np.zeros(rows, values.dtype)
+    for column in (*lanes.T, *squares[:, whole:].T):
+        sums += column
+    return np.sqrt(sums)
 
 
 def _product(reader: Reader, update: Update, number: np.dtype[Any]) -> _Product:
@@ -200,11 +226,3 @@ def _floats(reader: Reader, tensor: LogicalTensor, number: np.dtype[Any]) -> Flo
 
 def _padded(size: int) -> int:
     return -(-size // _TILE) * _TILE
-
-
-def scratch(use: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Stored:
-    """This thread's memory for one `use`, in a shape; what it holds is anything."""
-    size = shape[0] * shape[1] * dtype.itemsize
-    if size > direct.BLOCK_BYTES:
-        return np.empty(shape, dtype)
-    return direct.buffer(use)[:size].view(dtype).reshape(shape)
