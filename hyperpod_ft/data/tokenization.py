@@ -1,5 +1,6 @@
 """Rows of one chunk to token arrays: parse, render, tokenize, and account for every row."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,23 +56,26 @@ class Tokens:
 
 
 class TokenStream:
-    """Tokens that grow chunk by chunk, in place: they are never in memory twice."""
+    """Tokens that grow chunk by chunk, in files without a name: however many there are, none has to stay in memory."""
 
-    def __init__(self) -> None:
-        self._ids = bytearray()
-        self._trained = bytearray()
+    def __init__(self, directory: Path) -> None:
+        """`directory` is where the files take space until the process ends."""
+        self._ids, self._trained = (tempfile.TemporaryFile(dir=directory) for _ in range(2))  # noqa: SIM115 - they live on
         self._lengths = bytearray()
 
     def add(self, tokens: Tokens) -> None:
-        self._ids += tokens.ids.data
-        self._trained += tokens.trained.data
+        # written, not mapped: a full volume fails a write with an error, but a mapping with a signal
+        self._ids.write(tokens.ids.data)
+        self._trained.write(tokens.trained.data)
         self._lengths += tokens.lengths.data
 
     def tokens(self) -> Tokens:
-        """All of them, without a copy."""
+        """All of them; there is one at least."""
+        self._ids.flush()
+        self._trained.flush()
         return Tokens(
-            np.frombuffer(self._ids, np.int32),
-            np.frombuffer(self._trained, np.bool_),
+            np.memmap(self._ids, np.int32, "r"),
+            np.memmap(self._trained, np.bool_, "r"),
             np.frombuffer(self._lengths, np.int64),
         )
 

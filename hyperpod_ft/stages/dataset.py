@@ -47,8 +47,11 @@ def work(run: Run) -> Result:
     dataset = run.config.dataset
     encoder = Encoder.load(run.base_model, chat=dataset.format == "chat")
     chunks = reading.chunks(run.raw_dataset)
-    account, ordinals, examples = _tokenize(run.raw_dataset, chunks, dataset, encoder)
+    run.dataset.parent.mkdir(parents=True, exist_ok=True)
+    stream = TokenStream(run.dataset.parent)
+    account, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
     account.check(dataset)
+    examples = stream.tokens()
     drawn = draw(len(examples), dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset) as directory:
         layouts = {
@@ -82,10 +85,10 @@ def draw(examples: int, validation_share: float, seed: int) -> Draw:
 
 
 def _tokenize(
-    directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder
-) -> tuple[Account, list[NDArray[np.int64]], Tokens]:
-    """Also the ordinals of each chunk's examples: which of its rows they were."""
-    account, ordinals, stream = Account(), [], TokenStream()
+    directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
+) -> tuple[Account, list[NDArray[np.int64]]]:
+    """Into `stream`. Also the ordinals of each chunk's examples: which of its rows they were."""
+    account, ordinals = Account(), []
     started = reported = time.monotonic()
     for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
         account.add(part)
@@ -99,7 +102,7 @@ def _tokenize(
                 f"tokenized {account.rows_read:,} rows, {number / len(chunks):.0%} of the data, {rate:,.0f} rows/s",
                 flush=True,
             )
-    return account, ordinals, stream.tokens()
+    return account, ordinals
 
 
 def _write(
