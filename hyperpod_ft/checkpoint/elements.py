@@ -72,7 +72,8 @@ def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
 def narrow(values: Floats, dtype: str, out: Stored) -> str:
     """Round values once, to nearest, ties to even, into `out` of the same shape.
 
-    Returns `NaN` or `Inf` when `out` then holds one, else nothing.
+    From float64 to BF16 it is by way of float32, as in torch. Returns `NaN` or `Inf` when `out` then holds one, else
+    nothing.
     """
     kind = _rounds_to(values, dtype)
     if dtype != "BF16":

@@ -8,7 +8,7 @@ utils/save_and_load.py, `get_peft_model_state_dict`).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig, ends_with,
 from hyperpod_ft.checkpoint.tied import with_tied_output
 from hyperpod_ft.errors import UserError
 
-__all__ = ["CONFIG", "WEIGHTS", "Adapter", "Update", "check_fit", "understand"]
+__all__ = ["CONFIG", "WEIGHTS", "Adapter", "Update", "check_fit", "modules", "understand"]
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -88,6 +88,11 @@ def understand(
         updates |= dict(_updates(where, config, module, named, {**base, **replaced}, conv1d))
     _refuse_gaps(where, config, set(parts), set(replaced), base)
     return Adapter(where, updates, replaced)
+
+
+def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
+    """The modules of the live model that have factors among an adapter's tensors."""
+    return {tensor.name.removeprefix(_PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
 
 
 def check_fit(

@@ -40,13 +40,9 @@ _CHAIN = 192
 
 
 def _spans(rank: int) -> Iterator[tuple[int, int]]:
-    """The parts of the rank that are summed by themselves, as MKL does: full ones, and two halves of what is left."""
-    begin = 0
-    while rank - begin > 2 * _CHAIN:
-        yield begin, begin + _CHAIN
-        begin += _CHAIN
-    ends = [begin, rank] if rank - begin <= _CHAIN else [begin, (begin + rank) // 2, rank]
-    yield from pairwise(ends)
+    """The parts of the rank that MKL sums by themselves: two halves, or full ones and what is left."""
+    step = -(-rank // 2) if _CHAIN < rank <= 2 * _CHAIN else _CHAIN
+    return ((begin, min(begin + step, rank)) for begin in range(0, rank, step))
 
 
 @dataclass(frozen=True)

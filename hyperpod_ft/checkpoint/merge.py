@@ -16,7 +16,7 @@ from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint import model_directory
 from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
-from hyperpod_ft.checkpoint.lora import Adapter, understand
+from hyperpod_ft.checkpoint.lora import Adapter, modules, understand
 from hyperpod_ft.checkpoint.lora_config import CONFIG
 from hyperpod_ft.checkpoint.lora_files import AdapterFiles, read_adapter
 from hyperpod_ft.checkpoint.lora_update import Updated
@@ -77,7 +77,7 @@ def merge(
     clock = time.monotonic()
     _refuse_overlap(target, [base, *(one.directory for one in adapters)])
     files = [read_adapter(one.directory) for one in adapters]
-    model = read_base(base, {tensor.name.split(".lora_")[0] for one in files for tensor in one.tensors})
+    model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
     # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
     with Reader() as reader, threadpool_limits(1, "blas"):
         understood = [_understood(reader, one, model) for one in files]
