@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from hyperpod_ft.checkpoint import checksums, lora_config
+from hyperpod_ft.checkpoint.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.elements import Stored, nonfinite
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import WEIGHTS
 from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.safetensors_file import read_file
-from hyperpod_ft.checkpoint.safetensors_writer import CHECKSUMS
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.errors import UserError
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import direct
+from hyperpod_ft.checkpoint import checksums, direct
 from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
 from hyperpod_ft.checkpoint.elements import STORED, Stored
@@ -33,9 +33,6 @@ from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
 from hyperpod_ft.errors import UserError
 
 JOURNAL = ".finished.json"
-# In xxhsum's own format: whoever gets the model can check it without this kit. XXH3 finds any damage, and costs a
-# tenth of what SHA-256 does; it is no proof against forgery.
-CHECKSUMS = "XXH128SUMS"
 # What a tensor's entry in the header takes at most, besides its name.
 _ENTRY_BYTES = 200
 
@@ -92,8 +89,7 @@ def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         except Exception:
             publish.remove(partial)
             raise
-        finished: dict[str, str] = _journal(partial)["finished"]
-        publish.write_text(partial / CHECKSUMS, "".join(f"{finished[name]}  {name}\n" for name in sorted(finished)))
+        checksums.record(partial, _journal(partial)["finished"])
         (partial / JOURNAL).unlink()
 
 

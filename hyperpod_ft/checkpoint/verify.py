@@ -12,12 +12,11 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ft.checkpoint.checksums import recorded
+from hyperpod_ft.checkpoint.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.checkpoint.safetensors_writer import CHECKSUMS
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.checkpoint.values import Difference, Values
 from hyperpod_ft.errors import UserError

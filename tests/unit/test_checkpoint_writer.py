@@ -21,12 +21,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hyperpod_ft.checkpoint import direct, safetensors_writer
+from hyperpod_ft.checkpoint.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import CHECKSUMS, JOURNAL, Outgoing, new_directory, write_model
+from hyperpod_ft.checkpoint.safetensors_writer import JOURNAL, Outgoing, new_directory, write_model
 from hyperpod_ft.errors import UserError
 from tests.unit.small_volume import small_volume
 
@@ -251,12 +252,16 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
         except FileNotFoundError:
             return []
 
-    deadline = time.monotonic() + 60
-    while len(finished()) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(how)
-    process.wait()
+    try:
+        deadline = time.monotonic() + 60
+        while len(finished()) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(how)
+    finally:
+        if sys.exc_info()[0]:
+            process.kill()
+        process.wait()
     assert not (tmp_path / "model").exists()
     inodes = {name: (partial / name).stat().st_ino for name in finished()}
     assert 2 <= len(inodes) < len(content(tmp_path / "expected")) - 2

@@ -118,7 +118,12 @@ def save_sharded(work: Path, jobs: Sequence[Sharding], world_size: int = 2) -> N
         )
         for rank in range(world_size)
     ]
-    assert [process.wait(timeout=120) for process in ranks] == [0] * world_size
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0] * world_size
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
 def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
