@@ -124,6 +124,8 @@ def sole_writer(final: Path) -> Iterator[None]:
 
     Raises UserError when `final` exists or another process makes it, or where the volume has no locks.
     """
+    if not final.name:
+        raise UserError(f"{final}: exists", "give another name")
     final.parent.mkdir(parents=True, exist_ok=True)
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 class Output:
     """One file a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
 
-    The digest is empty for what a stage with accelerators left, which would wait while a CPU reads it all again.
+    The digest is empty where nobody asks for it: reading a model again to make it takes longer than making the model.
     """
 
     path: str

@@ -1,28 +1,30 @@
 """Blocks of a file that threads handle in any order, and the digest of them in theirs."""
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 import xxhash
 
 from hyperpod_ft.checkpoint.elements import Stored
+from hyperpod_ft.cpus import usable_cpus
 
-# More than cores: some wait for the disk while others compute.
-THREADS = min(8, 2 + (os.cpu_count() or 1))
+# More than the CPUs of this job: some wait for the disk while others compute.
+THREADS = min(8, 2 + usable_cpus())
 
 
 def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
     """Have `work(begin)` done for all, begun in this order. When one fails, those not begun are left out, and its
     error is raised after the last has ended: none uses the file any more.
     """
-    futures = [pool.submit(work, begin) for begin in begins]
+    futures: list[Future[None]] = []
     try:
+        futures.extend(pool.submit(work, begin) for begin in begins)
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        for future in futures:
+        # the last first: of those that wait for their turn, none may lose the one before it
+        for future in reversed(futures):
             future.cancel()
         wait(futures)
     for future in futures:

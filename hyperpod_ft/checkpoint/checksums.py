@@ -23,7 +23,7 @@ def recorded(directory: Path) -> dict[str, str]:
     """
     file = directory / CHECKSUMS
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

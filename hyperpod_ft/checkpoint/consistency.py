@@ -3,7 +3,6 @@
 What transformers and PEFT would do with a mismatch ranges from an error to random weights with a warning.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
 from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.errors import UserError
 
 Tensors = Mapping[str, LogicalTensor]
 
@@ -68,11 +67,8 @@ def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> I
 def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     """Of a PEFT adapter: LoRA factors without partner, or of another rank. Raises UserError as `model_faults` does."""
     where = directory / lora_config.CONFIG
-    try:
-        values = json.loads(where.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: cannot be read: {error}", "make the adapter again") from error
-    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+    values = read_object(where, "make the adapter again")
+    if values.get("peft_type") != "LORA":
         return  # of other kinds only the files are checked
     config = lora_config.parse_config(where, values)
     for name, tensor in tensors.items():

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint import lora, lora_config, model_directory
+from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
 from hyperpod_ft.checkpoint.copying import checked_copy, refuse_divergence, same_values
 from hyperpod_ft.checkpoint.crc32 import Ledger
+from hyperpod_ft.checkpoint.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.integrity import refuse_damage
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, new_directory, write_files, write_model
+from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
 from hyperpod_ft.errors import UserError
 
-_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 # PEFT's name of the adapter whose files lie at the top; others get a directory each (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
 
@@ -42,7 +43,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
     if base is not None:
         weights = {tensor.name: tensor for tensor in read_model(base)}
         for adapter in checkpoint.adapters:
-            lora.check_fit(where, adapter.config, adapter.tensors, weights, model_directory.is_tied(base))
+            lora.check_fit(where, adapter.config, adapter.tensors, weights, _is_tied(base, weights))
     tensors = checkpoint.tensors
     ledger = Ledger()
     with Reader() as reader, Reader(ledger) as noting:
@@ -88,11 +89,11 @@ def consolidate_model(
     written_as = {name: tensor.dtype for name, tensor in tensors.items()}
     weights = {tensor.name: tensor for tensor in read_model(base)} if base else {}
     if base is not None:
-        tensors = _match(where, tensors, weights, model_directory.is_tied(base))
+        tensors = _match(where, tensors, weights, _is_tied(base, weights))
         written_as = {name: weights[name].dtype for name in tensors}
     if dtype != "base":
-        written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in FLOATING else old for n, old in written_as.items()}
-    identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "card": card}
+        written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in ARITHMETIC else old for n, old in written_as.items()}
+    identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes}
     ledger = Ledger()
     with Reader() as reader, Reader(ledger) as noting:
         refuse_divergence(reader, checkpoint.model, where)
@@ -105,6 +106,10 @@ def consolidate_model(
             refuse_damage(checkpoint.model, checkpoint.archives, ledger)
             _write_beside(directory, beside, set(written_as.values()), card)
     return Consolidated(written.tensors, written.nbytes)
+
+
+def _is_tied(base: Path, weights: Mapping[str, LogicalTensor]) -> bool:
+    return tied.is_tied(model_directory.read_config(base), weights)
 
 
 def _place(adapter: Adapter, *, alone: bool) -> str:
@@ -120,15 +125,13 @@ def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
 
 
 def _match(
-    where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
+    where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], is_tied: bool
 ) -> dict[str, LogicalTensor]:
     """For each name of the base the tensor to write there, in the base's order."""
-    if tied:
+    both = {tied.OUTPUT, tied.embedding(base) or tied.embedding(trained) or ""} if is_tied else set()
+    if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
         # one parameter under two names: a checkpoint may hold either, the base's files too
-        either = trained.get(_EMBEDDING) or trained.get(_OUTPUT)
-        if either is not None:
-            both = {name: either.renamed(name) for name in (_EMBEDDING, _OUTPUT) if name in base or name in trained}
-            trained = {**trained, **both}
+        trained = {**trained, **{name: either.renamed(name) for name in both if name in base or name in trained}}
     sources = {}
     for name, tensor in base.items():
         # buffers that old checkpoints carry, computed anew by every model
@@ -141,7 +144,7 @@ def _match(
                 "use the base it was trained on",
             )
         sources[name] = source
-    unknown = sorted(trained.keys() - base.keys() - ({_OUTPUT, _EMBEDDING} if tied else set()))
+    unknown = sorted(trained.keys() - base.keys() - both)
     if unknown:
         raise UserError(f"{where}: the base model has no tensor {unknown[0]}", "use the base it was trained on")
     return sources

@@ -27,6 +27,8 @@ def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin:
         reader.fill(tensor, begin, end, out)
         refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
         return
+    if not {tensor.dtype, dtype} <= ARITHMETIC:
+        raise UserError(f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot become {dtype}", "leave it so")
     stored = np.empty(end - begin, STORED[tensor.dtype])
     reader.fill(tensor, begin, end, stored)
     refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)

@@ -77,7 +77,7 @@ def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
     metadata = index(directory)
     try:
         tensors = _tensors(directory, metadata, prefix)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(directory, error) from error
     check(tensors, directory)
     return tensors
@@ -87,12 +87,20 @@ def archives(directory: Path, prefix: str = "") -> list[Archive]:
     """Where the pieces of tensors whose key begins with `prefix` are stored. Raises UserError as `read` does."""
     try:
         return [
-            Archive(directory / stored.relative_path, stored.offset, stored.length)
+            Archive(_file(directory, stored.relative_path), stored.offset, stored.length)
             for place, stored in index(directory).storage_data.items()
             if place.fqn.startswith(prefix) and place.state.get("offset") is not None
         ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(directory, error) from error
+
+
+def _file(directory: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise UserError(f"{directory / INDEX}: names {name!r}, which lies outside the directory", "do not trust it")
+    if not (directory / name).is_file():
+        raise UserError(f"{directory / name}: is missing", "the checkpoint is incomplete: use another")
+    return directory / name
 
 
 def _damaged(directory: Path, error: Exception) -> UserError:
@@ -140,9 +148,7 @@ def _piece(directory: Path, key: str, dtype: str, chunk: Any, stored: Any) -> Pi
     if stored.state.get("transform_descriptors"):
         raise UserError(f"{directory}: {where}: is compressed", "save checkpoints without transforms")
     name = stored.relative_path
-    if Path(name).name != name:
-        raise UserError(f"{directory}: {where}: lies outside the directory ({name})", "do not trust this checkpoint")
-    file = directory / name
+    file = _file(directory, name)
     found = torch_file.describe(file, stored.offset, stored.length)
     if not isinstance(found, torch_file.StoredTensor) or found.dtype != dtype or found.shape != chunk.sizes:
         raise UserError(f"{file}: {where}: holds something else than the index says", "the checkpoint is damaged")

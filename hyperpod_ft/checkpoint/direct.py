@@ -89,20 +89,34 @@ class Source:
         """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError when there are not enough."""
         target = out.data.cast("B")
         while len(target) >= _LEAST_DIRECT_READ:
-            aligned = buffer("read")
-            skipped = offset % ALIGNMENT
-            wanted = min(len(target), BLOCK_BYTES)
-            span = -(-(skipped + wanted) // ALIGNMENT) * ALIGNMENT
-            got = min(self._read(aligned.data[:span], offset - skipped, direct=True) - skipped, wanted)
-            if got <= 0:
-                raise self._ended(offset)
-            target[:got] = aligned.data[skipped : skipped + got]
-            target, offset = target[got:], offset + got
+            found = self._read_directly(offset, min(len(target), BLOCK_BYTES))
+            target[: found.size] = found.data
+            target, offset = target[found.size :], offset + found.size
         while target:
             got = self._read(target, offset, direct=False)
             if got <= 0:
                 raise self._ended(offset)
             target, offset = target[got:], offset + got
+
+    def borrow(self, offset: int, size: int) -> Stored:
+        """`size` bytes from `offset` on, at most BLOCK_BYTES, without a copy: good until this thread reads again."""
+        if size >= _LEAST_DIRECT_READ:
+            found = self._read_directly(offset, size)
+            if found.size == size:
+                return found
+        copied = np.empty(size, np.uint8)
+        self.read(offset, copied)
+        return copied
+
+    def _read_directly(self, offset: int, size: int) -> Stored:
+        """Some bytes from `offset` on, at least one and at most `size`, in this thread's memory."""
+        aligned = buffer("read")
+        skipped = offset % ALIGNMENT
+        span = -(-(skipped + size) // ALIGNMENT) * ALIGNMENT
+        got = self._read(aligned.data[:span], offset - skipped, direct=True) - skipped
+        if got <= 0:
+            raise self._ended(offset)
+        return aligned[skipped : skipped + min(got, size)]
 
     def _read(self, into: memoryview, offset: int, *, direct: bool) -> int:
         try:

@@ -4,7 +4,6 @@ Sources: PEFT 0.17, tuners/lora/config.py, tuners/tuners_utils.py (`check_target
 (`get_pattern_key`).
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.errors import UserError
 
 CONFIG = "adapter_config.json"
@@ -40,6 +40,9 @@ _WITHOUT_EFFECT = frozenset(
         "task_type",
     }
 )
+
+
+_MAX_PATTERN = 4096
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,7 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
 
 def read_config(file: Path) -> AdapterConfig:
     """Raises UserError when it is no LoRA configuration."""
-    try:
-        return parse_config(file, json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: is missing", "make the adapter again") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read: {error}", "make the adapter again") from error
+    return parse_config(file, read_object(file, "make the adapter again"))
 
 
 def parse_config(file: Path, values: Any) -> AdapterConfig:
@@ -178,10 +176,21 @@ def parse_config(file: Path, values: Any) -> AdapterConfig:
         scales = [config.scale(key) for key in ("", *config.rank_pattern, *config.alpha_pattern)]
         if not all(map(math.isfinite, scales)):
             raise ValueError(f"lora_alpha {config.alpha} and alpha_pattern {dict(config.alpha_pattern)} give no scale")
-        config.targets("")  # its regular expressions are ones
-    except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+        _check_patterns(config)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, re.error) as error:
         raise UserError(f"{file}: is no LoRA configuration: {error!r}", "make the adapter again") from error
     return config
+
+
+def _check_patterns(config: AdapterConfig) -> None:
+    """Raise re.error or ValueError unless every regular expression is one, and one whose time is bounded."""
+    expressions = [*config.layers_pattern, *config.rank_pattern, *config.alpha_pattern]
+    expressions += [names for names in (config.target_modules, config.exclude_modules) if isinstance(names, str)]
+    for expression in expressions:
+        re.compile(expression)
+        # (a+)+ takes for ever on a name that does not match
+        if len(expression) > _MAX_PATTERN or re.search(r"[+*}]\)[+*{]", expression):
+            raise ValueError(f"the pattern {expression[:100]!r} may take for ever")
 
 
 def _rank(value: Any) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hyperpod_ft.checkpoint.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, narrow, widen
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import Update
@@ -134,28 +135,30 @@ class Updated:
 
     def _fill_rows(self, first: int, last: int, out: Stored) -> None:
         """Rows [first, last) into `out`."""
-        columns, weight = self._columns, self._weight
-        rows = out.reshape(last - first, columns)
-        if weight.dtype == self._dtype:
-            self._reader.fill(weight, first * columns, last * columns, out)
-        for low, high in self._blocks(first, last):
-            block = rows[low - first : high - first]
-            stored = block if weight.dtype == self._dtype else self._stored(low, high)
-            if kind := narrow(self._sum(low, high, stored), self._dtype, block):
-                raise UserError(
-                    f"{self._updates[0].where}: tensor {weight.name} merged as {self._dtype} holds {kind}",
-                    "the adapter or the base model is broken, or the dtype too narrow",
-                )
+        rows = out.reshape(last - first, self._columns)
+        for begin, end in self._readings(first, last):
+            stored = self._borrow(begin, end)
+            for low, high in self._blocks(begin, end):
+                total = self._sum(low, high, stored[low - begin : high - begin])
+                if kind := narrow(total, self._dtype, rows[low - first : high - first]):
+                    raise UserError(
+                        f"{self._updates[0].where}: tensor {self._weight.name} merged as {self._dtype} holds {kind}",
+                        "the adapter or the base model is broken, or the dtype too narrow",
+                    )
+
+    def _readings(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """What is read at once of rows [first, last)."""
+        step = max(1, BLOCK_BYTES // max(1, self._columns * STORED[self._weight.dtype].itemsize))
+        return ((low, min(low + step, last)) for low in range(first, last, step))
+
+    def _borrow(self, first: int, last: int) -> Stored:
+        """Rows of the weight as they are stored, good until this thread reads again."""
+        found = self._reader.borrow(self._weight, first * self._columns, last * self._columns)
+        return found.reshape(last - first, self._columns)
 
     def _blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         step = _padded(max(1, _BLOCK_ELEMENTS // max(1, _padded(self._columns))))
         return ((low, min(low + step, last)) for low in range(first, last, step))
-
-    def _stored(self, first: int, last: int) -> Stored:
-        """Rows of the weight as they are stored, valid until the next call in this thread."""
-        stored = scratch("stored", (last - first, self._columns), STORED[self._weight.dtype])
-        self._reader.fill(self._weight, first * self._columns, last * self._columns, stored.reshape(-1))
-        return stored
 
     def _sum(self, first: int, last: int, stored: Stored) -> Floats:
         total = self._added(first, last, stored)
@@ -183,7 +186,7 @@ class Updated:
     def _column_norms(self) -> Floats:
         sums = np.zeros(self._columns, self._products[0].left.dtype)
         for low, high in self._blocks(0, self._rows):
-            for row in self._added(low, high, self._stored(low, high)):
+            for row in self._added(low, high, self._borrow(low, high)):
                 sums += row * row
         return np.sqrt(sums)
 

@@ -24,8 +24,9 @@ from hyperpod_ft.checkpoint.merge_card import merge_card
 from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, new_directory, write_model
+from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.model_files import TOKENIZER
 

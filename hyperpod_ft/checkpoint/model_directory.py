@@ -1,12 +1,12 @@
 """The files of a Hugging Face model besides its weights: configuration, tokenizer, chat template, licence."""
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.model_files import BESIDE_WEIGHTS
 
@@ -14,10 +14,14 @@ CONFIG = "config.json"
 
 
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
-    """Copy what is not weights; contents, not links, with modes by the umask. Returns the names."""
-    names = sorted(
-        {file.relative_to(base).as_posix() for pattern in patterns for file in base.glob(pattern) if file.is_file()}
-    )
+    """Copy what is not weights; contents, not links, with modes by the umask. Returns the names.
+
+    Raises UserError when one is a link to nothing, as in a cache that was cleaned up.
+    """
+    found = {file for pattern in patterns for file in base.glob(pattern) if file.is_file() or file.is_symlink()}
+    if lost := sorted(file for file in found if not file.is_file()):
+        raise UserError(f"{lost[0]}: is a link to nothing", "download the model again")
+    names = sorted(file.relative_to(base).as_posix() for file in found)
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(base / name, target / name)
@@ -26,19 +30,7 @@ def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHT
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json. Raises UserError when it is missing or no JSON object."""
-    file = directory / CONFIG
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read: {error}", "download the model again") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file}: holds no JSON object", "download the model again")
-    return values
-
-
-def is_tied(directory: Path) -> bool:
-    """Whether the model's output layer is its input embedding (`tie_word_embeddings`)."""
-    return bool(read_config(directory).get("tie_word_embeddings", False))
+    return read_object(directory / CONFIG, "download the model again")
 
 
 def set_dtype(directory: Path, torch_name: str) -> None:

@@ -20,13 +20,13 @@ refused: another step in trainer_state.json than in the directory's name, tensor
 that differ between ranks or from the index. Tensors that ranks share differ between steps too: the writer compares.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata, peft_names
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.layout import LogicalTensor, check
 from hyperpod_ft.checkpoint.nxd_files import RankFile
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage
@@ -48,6 +48,10 @@ def model_directory(path: Path) -> Path | None:
     return path if (path / SHARDS).is_dir() else None
 
 
+# It becomes the name of a directory, as does nothing that a model's own files are called.
+_ADAPTER_NAME = re.compile(r"(?!adapter_)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
 def adapter_directories(path: Path) -> list[Path]:
     """The directory of each adapter of a LoRA checkpoint at `path`, `adapter_default` first; none when there are none.
 
@@ -59,6 +63,8 @@ def adapter_directories(path: Path) -> list[Path]:
     found = sorted(child for child in path.glob(_ADAPTER + "*") if child.is_dir())
     if not any((child / ADAPTER_SHARDS).is_dir() for child in found):
         return []
+    if odd := [child for child in found if not _ADAPTER_NAME.fullmatch(adapter_name(child))]:
+        raise UserError(f"{odd[0]}: is no name of an adapter", "rename it: letters, digits, dashes, dots, underscores")
     if bare := [child for child in found if not (child / ADAPTER_SHARDS).is_dir()]:
         raise UserError(f"{bare[0]}: no {ADAPTER_SHARDS} in it", _INCOMPLETE)
     return sorted(found, key=lambda child: adapter_name(child) != "default")
@@ -105,7 +111,7 @@ def check_step(directory: Path) -> None:
     file = directory / "trainer_state.json"
     if match is None or not file.is_file():
         return
-    step = _json(file).get("global_step")
+    step = read_object(file, "use another checkpoint").get("global_step")
     if step != int(match[1]):
         raise UserError(f"{file}: is of step {step}", "files of different checkpoints are mixed: use another")
 
@@ -120,7 +126,7 @@ def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> 
     """trn_config.json is the only file that tells how many stages there were when the last is missing altogether."""
     if not file.is_file():
         return
-    values = _json(file)
+    values = read_object(file, "use another checkpoint")
     found = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
     for key, degree in found.items():
         if values.get(key, degree) != degree:
@@ -213,13 +219,3 @@ def _with_copy(file: Path, tensor: LogicalTensor, copy: LogicalTensor) -> Logica
     return LogicalTensor(
         tensor.name, tensor.dtype, tensor.shape, tensor.pieces, (*tensor.replicas, *copy.pieces, *copy.replicas)
     )
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is damaged: {error}", "use another checkpoint") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file}: is damaged: no JSON object", "use another checkpoint")
-    return values

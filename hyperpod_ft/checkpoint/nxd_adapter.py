@@ -1,11 +1,11 @@
 """The configuration of an adapter in a neuronx-distributed checkpoint, as PEFT has to read it."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -21,20 +21,17 @@ _FACTORS = {
 
 def read_config(file: Path) -> dict[str, Any]:
     """adapter_config.json as it stands. Raises UserError when it is missing or damaged, or not of a LoRA."""
+    values = read_object(file, "the checkpoint is incomplete or damaged: use another")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
         if values["peft_type"] != "LORA":
             raise UserError(f"{file}: peft_type {values['peft_type']}", "only LoRA can be read")
         if not isinstance(values["r"], int) or not isinstance(values["lora_alpha"], int | float):
             raise ValueError(f"r {values['r']!r}, lora_alpha {values['lora_alpha']!r}")
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: is missing", "the checkpoint is incomplete: use another") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: is no LoRA configuration: {error!r}", "the file is damaged") from error
     if values.get("use_dora"):
         # its magnitudes are norms over a rank's rows or columns only, and the metadata does not tell them apart
         raise UserError(f"{file}: use_dora: optimum-neuron does not shard DoRA", "train with plain LoRA")
-    assert isinstance(values, dict)
     return values
 
 

@@ -6,12 +6,12 @@ optimum-neuron 0.4.5 writes one a stage (optimum/neuron/models/training/transfor
 all stages; the values of other stages' are meaningless, so this is also the list of what a stage's files are good for.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.nxd_layout import Heads
 from hyperpod_ft.errors import UserError
 
@@ -97,8 +97,8 @@ def _rank(file: Path) -> int:
 
 
 def _read(file: Path) -> Stage:
+    values = read_object(file, _DAMAGED)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
         parameters = {str(name): _cut(file, name, entry) for name, entry in values["parameters"].items()}
         degrees = {int(entry["num_partitions"]) for entry in values["parameters"].values() if _is_cut(entry)}
         transformations: dict[str, Transformation] = {}

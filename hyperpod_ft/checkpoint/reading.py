@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,21 @@ class Reader:
         if not aligned:
             out[:] = rows[begin - first_row * row : end - first_row * row]
 
+    def borrow(self, tensor: LogicalTensor, begin: int, end: int) -> Stored:
+        """Elements [begin, end), 1-D, at most BLOCK_BYTES: without a copy where they lie together, and then only good
+        until this thread reads again, and not to be written to.
+        """
+        dtype = STORED[tensor.dtype]
+        if len(tensor.pieces) == 1 and not self._ledger and _holds_whole_rows(piece := tensor.pieces[0], tensor):
+            offset = piece.offset + begin * dtype.itemsize
+            with self._source(piece.file) as source:
+                found = source.borrow(offset, (end - begin) * dtype.itemsize)
+            # elements that lie askew in memory are slow to compute with
+            return found.view(dtype) if found.ctypes.data % dtype.itemsize == 0 else found.copy().view(dtype)
+        copied = np.empty(end - begin, dtype)
+        self.fill(tensor, begin, end, copied)
+        return copied
+
     def stored(self, tensor: LogicalTensor) -> Stored:
         """The whole tensor in its stored form, in its shape."""
         whole = np.empty(tensor.elements, STORED[tensor.dtype])
@@ -98,9 +114,14 @@ class Reader:
                 rows[tuple(slice(begin, begin + size) for begin, size in zip(begins, part.shape, strict=True))] = box
 
     def _read(self, file: Path, offset: int, out: Stored) -> None:
+        with self._source(file) as source:
+            source.read(offset, out)
+
+    @contextmanager
+    def _source(self, file: Path) -> Iterator[Source]:
         source = self._take(file) or Source(file)
         try:
-            source.read(offset, out)
+            yield source
         finally:
             with self._lock:
                 self._idle.append(source)

@@ -6,6 +6,7 @@ do nothing else, so that even a hostile file can at worst describe a checkpoint 
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,20 @@ def inert(*_arguments: Any) -> None:
 def loads(content: bytes, names: Names, where: Path, persistent: Callable[[Any], Any] | None = None) -> Any:
     """The object in a pickle. Raises UserError when the pickle is damaged or names anything outside `names`."""
     try:
+        _refuse_large_memo(content)
         return _Unpickler(io.BytesIO(content), names, where, persistent).load()
     except UserError:
         raise
     # a damaged pickle may raise nearly anything
     except Exception as error:
         raise UserError(f"{where}: cannot be read: {type(error).__name__}: {error}", "the file is damaged") from error
+
+
+def _refuse_large_memo(content: bytes) -> None:
+    # the C unpickler makes room for every index up to the one named
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"memo index {argument}")
 
 
 class _Unpickler(pickle.Unpickler):

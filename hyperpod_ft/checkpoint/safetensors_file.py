@@ -4,13 +4,13 @@ The format: 8 bytes little-endian header length, that many bytes of JSON, then t
 gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). What does not keep to it is refused.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.json_file import parse_object, read_object
 from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
@@ -78,12 +78,12 @@ def read_index(directory: Path) -> Index | None:
                 f"{directory}: holds neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
             )
         return None
-    values = _json_object(file, file.read_bytes())
+    values = read_object(file, _REMEDY)
     weight_map, metadata = values.get("weight_map"), values.get("metadata")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{file}: has no weight_map", "download the model again")
     index = Index(weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None)
-    if outside := [name for name in index.files if Path(name).name != name]:
+    if outside := [name for name in index.files if Path(name).name != name or "\0" in name]:
         raise UserError(f"{file}: names a file outside its directory: {outside[0]}", "do not trust it")
     return index
 
@@ -103,7 +103,7 @@ def read_file(file: Path) -> list[LogicalTensor]:
         raise UserError(f"{file}: is missing", _REMEDY) from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
-    header = _json_object(file, text)
+    header = parse_object(file, text, _REMEDY)
     try:
         _check_metadata(header.pop("__metadata__", {}))
         tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.items()]
@@ -146,23 +146,3 @@ def _end(tensors: Sequence[LogicalTensor], begin: int) -> int:
             )
         begin += tensor.nbytes
     return begin
-
-
-def _json_object(file: Path, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content, object_pairs_hook=_names_checked)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is damaged: {error}", _REMEDY) from error
-    if not isinstance(value, dict):
-        raise UserError(f"{file}: is damaged: no JSON object", _REMEDY)
-    return value
-
-
-def _names_checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # of names that stand twice json keeps the last and drops the others; half a surrogate pair is no text
-    values = dict(pairs)
-    names = [name for name, _ in pairs]
-    if len(values) != len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands twice")
-    "".join(names).encode()
-    return values

@@ -5,34 +5,31 @@ and begin the next. Writes go past the page cache where the file system allows: 
 copies every byte once more and stalls whenever the kernel decides to write back. Files get their mode from the umask;
 safetensors' own writer leaves 0600, which shuts others out of a shared volume.
 
-A shard gets its name when it is whole and on disk, and `JOURNAL` then names it with its digest, so that an attempt
-after a kill goes on with the next one.
+A shard gets its name when it is whole and on disk, and is noted then (`resumable`), so that an attempt after a kill
+goes on with the next one.
 """
 
-import contextlib
-import errno
 import json
 import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import checksums, direct
+from hyperpod_ft.checkpoint import direct, resumable
 from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
 from hyperpod_ft.checkpoint.elements import STORED, Stored
-from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor
+from hyperpod_ft.checkpoint.layout import DTYPE_BYTES
 from hyperpod_ft.checkpoint.progress import Progress
+from hyperpod_ft.checkpoint.resumable import NoSpaceError
 from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
-from hyperpod_ft.errors import UserError
 
-JOURNAL = ".finished.json"
 # What a tensor's entry in the header takes at most, besides its name.
 _ENTRY_BYTES = 200
 
@@ -53,12 +50,8 @@ class Outgoing:
     fill: Fill
 
     @property
-    def elements(self) -> int:
-        return LogicalTensor(self.name, self.dtype, self.shape, ()).elements
-
-    @property
     def nbytes(self) -> int:
-        return self.elements * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -70,41 +63,12 @@ class Written:
     nbytes: int
 
 
-@contextlib.contextmanager
-def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """A directory to write a model into, published as `target` when all went well.
-
-    What a killed attempt at the same `identity` (a JSON object: all that decides the content) left is handed on; any
-    other leftover is removed, and so is everything when the attempt fails. An interrupt leaves it, as a kill would.
-    """
-    text = json.dumps(identity, sort_keys=True)
-    with publish.new_directory(target, keep_partial=True) as partial:
-        journal = _journal(partial)
-        if journal.get("identity") != text:
-            publish.remove(partial)
-            partial.mkdir()
-            publish.write_json(partial / JOURNAL, {"identity": text, "finished": {}})
-        try:
-            yield partial
-        except Exception:
-            publish.remove(partial)
-            raise
-        checksums.record(partial, _journal(partial)["finished"])
-        (partial / JOURNAL).unlink()
-
-
-def _journal(directory: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((directory / JOURNAL).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: Progress) -> Written:
-    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index, into a `new_directory`.
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
-    A tensor that is larger on its own gets a shard of its own. Raises UserError when the disk is full.
+    `directory` is one of `resumable.new_directory`.
+
+    A tensor that is larger on its own gets a shard of its own. Raises NoSpaceError when there is no space for all.
     """
     shards = list(_shards(tensors, max_shard_bytes))
     if len(shards) == 1:
@@ -120,25 +84,16 @@ def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: i
 
 
 def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: Progress) -> Written:
-    """Write safetensors files, by name, into a `new_directory`. Raises UserError when the disk is full."""
-    journal = _journal(directory)
-    finished: dict[str, str] = journal["finished"]
-    left = {name: tensors for name, tensors in files.items() if name not in finished}
+    """Write safetensors files, by name, into a `resumable.new_directory`. Raises as `write_model` does."""
+    before = resumable.finished(directory)
+    left = {name: tensors for name, tensors in files.items() if name not in before}
     for name, tensors in files.items():
         if name not in left:
             progress.add(sum(tensor.nbytes for tensor in tensors))
     _check_space(directory, sum(tensor.nbytes for tensors in left.values() for tensor in tensors))
     with ThreadPoolExecutor(THREADS, "writer") as pool:
         for name, tensors in left.items():
-            try:
-                finished[name] = _write_file(directory / name, tensors, pool, progress)
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise UserError(
-                        f"{directory.parent}: {error.strerror}", "free space on the volume and run it again"
-                    ) from error
-                raise
-            publish.write_json(directory / JOURNAL, journal)
+            resumable.note(directory, name, _write_file(directory / name, tensors, pool, progress))
     count = sum(len(tensors) for tensors in files.values())
     nbytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     return Written(tuple(files), count, nbytes)
@@ -147,7 +102,7 @@ def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progre
 def _check_space(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise UserError(
+        raise NoSpaceError(
             f"{directory.parent}: {needed / 1e9:.2f} GB to write, {free / 1e9:.2f} GB free",
             "free space on the volume and run it again",
         )

@@ -35,7 +35,7 @@ class Scanner:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def scan(self, file: Path, tensors: Sequence[LogicalTensor], inspect: Inspect) -> str:
+    def scan(self, file: Path, tensors: Sequence[LogicalTensor] = (), inspect: Inspect | None = None) -> str:
         """Show `inspect` every element of `tensors`, which lie in `file` whole and in this order.
 
         Returns the file's XXH3 (128 bits) as hex. Raises UserError when it cannot be read to its end.
@@ -50,8 +50,9 @@ class Scanner:
                     end = min(begin + _BLOCK_BYTES, size)
                     block = direct.buffer("scan")[: min(end + _OVERLAP, size) - begin]
                     source.read(begin, block)
-                    for tensor, first, stored in _elements(tensors, begins, begin, end, block):
-                        inspect(tensor, first, stored)
+                    if inspect:
+                        for tensor, first, stored in _elements(tensors, begins, begin, end, block):
+                            inspect(tensor, first, stored)
                     digest.update(begin, block[: end - begin])
                 self._progress.add(end - begin)
 

@@ -4,7 +4,6 @@ Two kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd), 
 with engine torch's checkpoint.json or without.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter, peft_names
+from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.torch_file import Archive
@@ -106,8 +106,8 @@ def _own(directory: Path) -> Sharded:
     """What engine torch wrote."""
     file = directory / _DESCRIPTION
     tensors = tuple(dcp.read(directory, _PARAMETERS))
+    description = read_object(file, "use another checkpoint")
     try:
-        description = json.loads(file.read_text(encoding="utf-8"))
         if publish.sha256(directory / dcp.INDEX) != description["sha256"][dcp.INDEX]:
             raise UserError(f"{directory / dcp.INDEX}: is damaged: its digest is not the one recorded", "use another")
         if description["method"] == "full":

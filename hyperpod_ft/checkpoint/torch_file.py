@@ -48,6 +48,7 @@ _DAMAGED = (
     RuntimeError,
 )
 _MAX_INDEX_BYTES = 1 << 28
+_MAX_ORDER_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,13 @@ def _describe(file: Path, window: int, archive: zipfile.ZipFile, names: safe_pic
     if index is None:
         raise ValueError("no data.pkl")
     prefix = index.removesuffix("data.pkl")
-    if prefix + "byteorder" in archive.namelist() and archive.read(prefix + "byteorder") != b"little":
+    order = prefix + "byteorder"
+    for name, limit in ((index, _MAX_INDEX_BYTES), (order, _MAX_ORDER_BYTES)):
+        record = archive.NameToInfo.get(name)
+        if record and (record.compress_type != zipfile.ZIP_STORED or record.file_size > limit):
+            raise ValueError(f"{name} is not what torch.save writes")
+    if order in archive.NameToInfo and archive.read(order) != b"little":
         raise ValueError("big-endian")
-    if archive.getinfo(index).file_size > _MAX_INDEX_BYTES:
-        raise ValueError("data.pkl is larger than any index")
 
     def storage(reference: Any) -> _Storage:
         kind, dtype, key, _location, elements = reference

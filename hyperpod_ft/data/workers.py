@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft.config import Dataset
+from hyperpod_ft.cpus import usable_cpus
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
@@ -13,11 +14,6 @@ from hyperpod_ft.errors import UserError
 
 # 4 MB of text: less is tokenized in the time that a process takes to start and to hand over what it made.
 _CHUNKS_WORTH_A_PROCESS = 16
-
-
-def usable_cpus() -> int:
-    """CPUs this job may use: Slurm's share of the node where the system tells, else all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tokenize_all(

@@ -80,7 +80,8 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             stage=name,
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
-            outputs=run.describe(result.outputs, digests=not planned.trains),
+            # training asks whether its rows are those that were prepared; models carry checksums of their own
+            outputs=run.describe(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),

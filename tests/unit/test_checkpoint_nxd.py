@@ -365,7 +365,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: shorten(beside(d / FIRST, ".tensors") / "tensor_3.pt", 0.8),
         "tensor_3.pt: cannot be read as torch.save writes",
     ),
-    "torn metadata": (lambda d: shorten(d / METADATA, 0.5), "does not describe a pipeline stage"),
+    "torn metadata": (lambda d: shorten(d / METADATA, 0.5), "is damaged: "),
     "stale tensor file": (
         lambda d: shutil.copy(
             beside(d / FIRST, ".tensors") / "tensor_0.pt", beside(d / FIRST, ".tensors") / "tensor_999.pt"

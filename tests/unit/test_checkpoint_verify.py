@@ -19,8 +19,9 @@ from hyperpod_ft.checkpoint.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.elements import STORED
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
+from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_file
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, new_directory, write_model
+from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.checkpoint.values import difference
 from hyperpod_ft.checkpoint.verify import Verification, verify
@@ -334,7 +335,7 @@ def test_a_missing_output_layer_is_found(tmp_path: Path) -> None:
     change_json(directory / "config.json", tie_word_embeddings=True)
     assert verify(directory).ok
     (directory / "config.json").unlink()
-    assert "config.json: cannot be read" in verify(directory).findings[0]
+    assert "config.json: is missing" in verify(directory).findings[0]
 
 
 def adapter(directory: Path, **config: Any) -> Path:
@@ -361,7 +362,7 @@ def test_adapters(tmp_path: Path) -> None:
     save_file({name: value for name, value in load_file(file).items() if "lora_A" in name}, file)
     assert "has no lora_B" in verify(directory).findings[0]
     (directory / "adapter_config.json").write_text("{")
-    assert "adapter_config.json: cannot be read" in verify(directory).findings[0]
+    assert "adapter_config.json: is damaged" in verify(directory).findings[0]
 
 
 def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.resumable import JOURNAL, new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import JOURNAL, Outgoing, new_directory, write_model
+from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.errors import UserError
 from tests.unit.small_volume import small_volume
 
@@ -176,13 +177,18 @@ def test_short_transfers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert content(tmp_path / "model") == content(tmp_path / "expected")
 
 
-def test_a_full_volume_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def left(directory: Path) -> list[str]:
+    """What an attempt that failed left behind: the journal, and what was finished."""
+    return sorted(path.name for path in (directory / ".model.partial").iterdir())
+
+
+def test_a_full_volume_is_one_line_and_leaves_only_what_is_finished(tmp_path: Path) -> None:
     volume = tmp_path / "small"
     with small_volume(volume, 8 << 20):
         values = {"large": ("U8", np.zeros(9_000_000, np.uint8))}
         with pytest.raises(UserError, match=r"0\.01 GB to write, 0\.0\d GB free; free space"):
             write(volume / "model", values)
-        assert not list(volume.glob("*model*"))
+        assert left(volume) == [JOURNAL]
 
 
 def test_a_volume_that_fills_up_before_a_file_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +197,14 @@ def test_a_volume_that_fills_up_before_a_file_is_begun(tmp_path: Path, monkeypat
     with small_volume(volume, 8 << 20):
         with pytest.raises(UserError, match="No space left on device; free space"):
             write(volume / "model", {"large": ("U8", np.zeros(9_000_000, np.uint8))})
-        assert not list(volume.glob("*model*"))
+        assert left(volume) == [JOURNAL]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_volume_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_volume_that_fills_up_meanwhile_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    write(tmp_path / "expected", some_values(), 3_000_000)
     real_write, written = os.pwrite, []
 
     def fills_up(descriptor: int, view: Any, offset: int) -> int:
@@ -204,11 +213,41 @@ def test_a_volume_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(code, os.strerror(code))
         return real_write(descriptor, view, offset)
 
-    monkeypatch.setattr(direct.os, "pwrite", fills_up)
-    monkeypatch.setattr(safetensors_writer, "BLOCK_BYTES", 1 << 16)
-    with pytest.raises(UserError, match=f"{os.strerror(code)}; free space"):
-        write(tmp_path / "model", some_values())
-    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(direct.os, "pwrite", fills_up)
+        with pytest.raises(UserError, match=f"{os.strerror(code)}; free space"):
+            write(tmp_path / "model", some_values(), 3_000_000)
+    finished = left(tmp_path)
+    assert JOURNAL in finished and len(finished) > 1
+    inodes = {name: (tmp_path / ".model.partial" / name).stat().st_ino for name in finished if name != JOURNAL}
+    write(tmp_path / "model", some_values(), 3_000_000)
+    assert content(tmp_path / "model") == content(tmp_path / "expected")
+    assert inodes == {name: (tmp_path / "model" / name).stat().st_ino for name in inodes}
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated", "flipped", "another file"])
+def test_a_finished_shard_that_is_not_what_it_was_is_written_again(tmp_path: Path, damage: str) -> None:
+    write(tmp_path / "expected", some_values(), 3_000_000)
+    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "model", {}) as directory:
+        tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values().items()]
+        write_model(directory, tensors, 3_000_000, Progress("test", 1))
+        raise KeyboardInterrupt
+    partial = tmp_path / ".model.partial"
+    shard = next(file for file in sorted(partial.glob("*.safetensors")) if file.stat().st_size > 1_000_000)
+    if damage == "removed":
+        shard.unlink()
+    elif damage == "truncated":
+        os.truncate(shard, 1_000_000)
+    elif damage == "flipped":
+        with shard.open("r+b") as file:
+            file.seek(900_000)
+            byte = file.read(1)[0]
+            file.seek(900_000)
+            file.write(bytes([byte ^ 4]))
+    else:
+        (partial / "tokenizer.json").write_text("of another base")
+    write(tmp_path / "model", some_values(), 3_000_000)
+    assert content(tmp_path / "model") == content(tmp_path / "expected")
 
 
 def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def chosen(run: Run, **selection: object) -> list[str]:
     return [planned.name for planned in choose(run, Selection(**selection))]  # type: ignore[arg-type]
 
 
-def test_work_leaves_a_record_with_digests_and_is_not_repeated(make_run: MakeRun) -> None:
+def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:
     run = make_run()
     calls = []
 
@@ -56,7 +56,6 @@ def test_work_leaves_a_record_with_digests_and_is_not_repeated(make_run: MakeRun
     assert record is not None
     assert record.facts == {"rows": 3}
     assert [(output.path, output.size) for output in record.outputs] == [("models/x", 7)]
-    assert record.outputs[0].sha256 == publish.text_digest("weights")
     assert record.versions["python"]
 
 
