@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 
+from hyperpod_ft.amount import amount
+
 
 class Progress:
     """Counts bytes, from any thread."""
@@ -47,6 +49,6 @@ class Progress:
             if now - self._printed < self._every:
                 return
             self._printed = now
-            rate = self._done / (now - self._started) / 1e6
-        line = f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate:.0f} MB/s"
+            rate = self._done / (now - self._started)
+        line = f"{self._what}: {amount(self._done)} of {amount(self._total)}, {amount(rate)}/s"
         print(line, file=sys.stderr, flush=True)

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.amount import GB, amount
 from hyperpod_ft.download.listing import Choice, Listing, Source, refuse_unsafe
 from hyperpod_ft.download.local import Local
-from hyperpod_ft.download.progress import GB, amount, bytes_below, reported
+from hyperpod_ft.download.progress import bytes_below, reported
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sources import Asset
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-GB = 1e9
+from hyperpod_ft.amount import amount
+
 _SECONDS = 5.0
 
 
@@ -47,11 +48,3 @@ def reported(what: str, directory: Path, size: int) -> Iterator[None]:
         thread.join()
     seconds = time.monotonic() - started
     print(f"{what}: {amount(max(size - before, 0))} in {seconds:.1f} s", flush=True)
-
-
-def amount(size: float) -> str:
-    """Bytes for a reader, in decimal units as disks and networks are sold."""
-    for unit, name in ((GB, "GB"), (1e6, "MB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size / 1e3:.1f} kB"
