@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint import model_directory
 from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert
+from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
 from hyperpod_ft.checkpoint.lora import Adapter, modules, understand
 from hyperpod_ft.checkpoint.lora_config import CONFIG
@@ -76,7 +77,7 @@ def merge(
     does not do, or has only updates of zero, and when the result is not finite; nothing is published then.
     """
     clock = time.monotonic()
-    _refuse_overlap(target, [base, *(one.directory for one in adapters)])
+    refuse_overlap(target, [base, *(one.directory for one in adapters)])
     files = [read_adapter(one.directory) for one in adapters]
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
     # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
@@ -112,13 +113,6 @@ def merge(
         shards=len(written.files),
         seconds=round(time.monotonic() - clock, 3),
     )
-
-
-def _refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
-    final = target.resolve()
-    for given in inputs:
-        if given.resolve() == final or final in given.resolve().parents:
-            raise UserError(f"{target}: would replace {given}, which is merged", "give another name")
 
 
 def _understood(reader: Reader, files: AdapterFiles, model: Base) -> Adapter:

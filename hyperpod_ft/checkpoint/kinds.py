@@ -1,0 +1,91 @@
+"""What lies at a path that a command is given, by names only: a mistake is told before any work begins."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal
+
+from hyperpod_ft.checkpoint import dcp, lora_config, nxd
+from hyperpod_ft.checkpoint.lora import WEIGHTS
+from hyperpod_ft.errors import UserError
+
+Kind = Literal["sharded checkpoint", "adapter", "model", "file", "missing", "other"]
+
+_ADAPTER_NAMES = (lora_config.CONFIG, WEIGHTS, "adapter_model.bin")
+_MODEL_PATTERNS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
+
+
+def kind_of(path: Path) -> Kind:
+    """Weights of a model tell more than what lies beside them, shards more than a configuration."""
+    if not path.is_dir():
+        return "file" if path.exists() else "missing"
+    if any(True for pattern in _MODEL_PATTERNS for _ in path.glob(pattern)):
+        return "model"
+    if _is_sharded(path):
+        return "sharded checkpoint"
+    names = {child.name for child in path.iterdir()}
+    return "adapter" if names & set(_ADAPTER_NAMES) else "other"
+
+
+def expect(what: str, path: Path, *wanted: Kind) -> Kind:
+    """The kind of `path`, which is to be one of `wanted`; `what`: the option it was given with, or nothing.
+
+    Raises UserError when it is another.
+    """
+    kind = kind_of(path)
+    if kind in wanted:
+        return kind
+    where = f"{what} {path}".strip()
+    wish = " or ".join(f"{'an' if one == 'adapter' else 'a'} {one}" for one in wanted)
+    if kind == "missing":
+        raise UserError(f"{where}: no such directory", _download(path) if "model" in wanted else f"name that of {wish}")
+    if kind == "file":
+        raise UserError(f"{where}: is a file", f"name the directory of {wish}")
+    if kind == "sharded checkpoint":
+        raise UserError(f"{where}: is a sharded checkpoint", "run hyperpod-ft consolidate first")
+    if kind == "other":
+        if "sharded checkpoint" in wanted and (below := _checkpoints_below(path)):
+            raise UserError(f"{where}: is no checkpoint itself", f"did you mean {', '.join(below)}?")
+        raise UserError(f"{where}: holds no {wish.partition(' ')[2]} ({_looked_for(wanted)})", f"name that of {wish}")
+    raise UserError(f"{where}: is {'an adapter' if kind == 'adapter' else 'a model'}, not {wish}", f"name {wish}")
+
+
+def refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
+    """Raise UserError when `target` is one of the inputs, lies in one, or one lies in it."""
+    final = target.resolve()
+    for path in inputs:
+        given = path.resolve()
+        if given == final or final in given.parents:
+            raise UserError(f"{target}: would replace {path}, which is read", "give another name")
+        if given in final.parents:
+            raise UserError(f"{target}: lies in {path}, which is read", "give another name")
+
+
+def _is_sharded(path: Path) -> bool:
+    if path.name == nxd.ADAPTER_SHARDS or (path.name == nxd.SHARDS and (path / "model").is_dir()):
+        return True
+    return (
+        (path / dcp.INDEX).is_file()
+        or any((path / name).is_dir() for name in (nxd.SHARDS, nxd.ADAPTER_SHARDS))
+        or any(True for _ in path.glob(f"adapter_*/{nxd.ADAPTER_SHARDS}"))
+    )
+
+
+def _checkpoints_below(path: Path) -> list[str]:
+    found = [child for child in path.iterdir() if child.is_dir() and kind_of(child) == "sharded checkpoint"]
+    return [child.name for child in sorted(found, key=lambda child: (len(child.name), child.name))]
+
+
+def _download(path: Path) -> str:
+    if path.is_absolute() or len(path.parts) != 2 or ".." in path.parts:
+        return "name the directory of a model"
+    return f"if it is a model's name on the Hub, download it first: hf download {path} --local-dir {path.name}"
+
+
+def _looked_for(wanted: Collection[Kind]) -> str:
+    names: dict[Kind, str] = {
+        "sharded checkpoint": f"{nxd.SHARDS}/, adapter_*/{nxd.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
+        " of torch.distributed.checkpoint",
+        "adapter": lora_config.CONFIG,
+        "model": "model.safetensors or its index",
+    }
+    return "; ".join(names[kind] for kind in wanted)
