@@ -1,6 +1,7 @@
 """The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
 
 EXIT_USER_ERROR = 2
+_LONGEST = 200
 
 
 class UserError(Exception):
@@ -24,6 +25,13 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+def first_sentence(error: BaseException) -> str:
+    """What another library's exception says: its first sentence, of its first line, 200 characters at most."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    sentence = line.split(". ")[0].removesuffix(".")
+    return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
 def _one_line(text: str) -> str:

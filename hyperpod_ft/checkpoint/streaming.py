@@ -21,7 +21,7 @@ from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, widen
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, first_sentence
 
 _BLOCK_BYTES = 16 << 20  # in fp32
 
@@ -47,7 +47,8 @@ def skeleton(directory: Path) -> PreTrainedModel:
             )
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{directory}: transformers cannot build the model: {error}", "correct config.json, or use its version"
+            f"{directory}: transformers cannot build the model: {first_sentence(error)}",
+            "correct config.json, or use its version",
         ) from error
     model.eval()  # type: ignore[no-untyped-call]
     return model

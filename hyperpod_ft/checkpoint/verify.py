@@ -4,14 +4,16 @@ Its files are read once, by several threads, in bounded memory. Only the compari
 """
 
 import math
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.layout import LogicalTensor
@@ -23,6 +25,9 @@ from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.logits import Logits
+
+# `compare(merged, adapter, base)`
+Compare = Callable[[Path, Path, Path], "Logits"]
 
 _DIFFERENCES_SHOWN = 10
 
@@ -81,16 +86,16 @@ def verify(
     With `against`, also that it holds that directory's tensors, values within `tolerance` (absolute; 0: the same bits).
     With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
 
-    Raises UserError when there is nothing to check, or one of the others cannot be read.
+    Raises UserError, before any weights are read, when there is nothing to check, one of the others is not what it
+    should be or cannot be read, or the logits need a package that is not installed.
     """
+    _check_tolerance(tolerance, against)
+    kind = kinds.expect("", directory, "model", "adapter")
+    if against:
+        kinds.expect("--against", against, kind)
+    compare = _logits(kind, directory, adapter, base)
     clock = time.monotonic()
-    if not 0 <= tolerance < math.inf:
-        raise UserError(f"--tolerance {tolerance}: is no distance", "give a number from 0 on")
-    if (adapter is None) != (base is None):
-        raise UserError("--adapter and --base: one is given without the other", "give both, or neither")
     contents = read_contents(directory)
-    if adapter and contents.is_adapter:
-        raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
     expected = read_tensors(against) if against else {}
 
     findings = list(contents.findings)
@@ -104,10 +109,11 @@ def verify(
     if against:
         differences = list(_differences(contents.tensors, expected, values.differences))
         comparison = _comparison(against, tolerance, contents.tensors, expected, values, len(differences))
-        findings += _shortened(f"{directory}, against {against}", differences)
+        dtypes = _dtypes_only(contents.tensors, expected, values.differences)
+        findings += _shortened(f"{directory}, against {against}", dtypes or differences)
     seconds = time.monotonic() - clock
-    if adapter and base and contents.is_whole:
-        logits = attempt(findings, partial(_logits, directory, adapter, base))
+    if compare and adapter and base and contents.is_whole:
+        logits = attempt(findings, partial(compare, directory, adapter, base))
         findings += logits.findings(directory) if logits else ()
     return Verification(
         directory=str(directory),
@@ -167,6 +173,18 @@ def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Differ
             yield f"tensor {name}: {'; '.join(parts)}"
 
 
+def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> list[str]:
+    """A single line when all that differs is one dtype, which every tensor has in place of another; else none."""
+    pairs = {(tensors[name].dtype, expected[name].dtype) for name in tensors.keys() & expected.keys()}
+    same_names = tensors.keys() == expected.keys()
+    if len(pairs) != 1 or not same_names or any(found[name].elements for name in tensors if name in found):
+        return []
+    if any(tensor.shape != expected[name].shape for name, tensor in tensors.items()):
+        return []
+    is_now, should_be = pairs.pop()
+    return [] if is_now == should_be else [f"all {len(tensors)} tensors are {is_now}, should be {should_be}"]
+
+
 def _comparison(
     against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: Values, different: int
 ) -> Comparison:
@@ -181,11 +199,30 @@ def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:
         yield f"{where}: {len(lines) - _DIFFERENCES_SHOWN} more tensors differ"
 
 
-def _logits(directory: Path, adapter: Path, base: Path) -> "Logits":
+def _check_tolerance(tolerance: float, against: Path | None) -> None:
+    if not 0 <= tolerance < math.inf:
+        raise UserError(f"--tolerance {tolerance}: is no distance", "give a number from 0 on")
+    if tolerance and against is None:
+        raise UserError("--tolerance: is for --against only", "give --against, or leave it out")
+
+
+def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:
+    """What compares logits, if that is asked for. Raises UserError when it is not possible."""
+    if adapter is None and base is None:
+        return None
+    if adapter is None or base is None:
+        raise UserError("--adapter and --base: one is given without the other", "give both, or neither")
+    if kind == "adapter":
+        raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
+    if (kinds.kind_of(adapter), kinds.kind_of(base)) == ("model", "adapter"):
+        raise UserError("--adapter is a model and --base an adapter", "exchange them")
+    kinds.expect("--adapter", adapter, "adapter")
+    kinds.expect("--base", base, "model")
+    print("loading torch and peft", file=sys.stderr, flush=True)
     try:
         from hyperpod_ft.checkpoint.logits import compare  # noqa: PLC0415 - all else runs without torch
     except ImportError as error:
         raise UserError(
             f"--adapter and --base: {error.name} is not installed here", "pip install 'hyperpod-ft[torch]'"
         ) from error
-    return compare(directory, adapter, base)
+    return compare
