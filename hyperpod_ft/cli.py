@@ -1,5 +1,6 @@
 """The commands. Each parses, calls one function and prints; nothing here decides anything."""
 
+import errno
 import json
 import os
 import shlex
@@ -32,6 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_local.app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cli_checkpoint.app)
+
+_EXIT_INTERRUPTED = 130  # what shells make of SIGINT
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")]
 RunReference = Annotated[
@@ -247,13 +250,30 @@ def _slurm(run: Run) -> Slurm:
 def main() -> None:
     """Entry point: a user's error is a line on stderr and exit code 2; a bug keeps its traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            _flush_output()
     except UserError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        print(f"error: {error.filename}: {error.strerror}; free or repair the volume", file=sys.stderr)
+        where = error.filename or "standard output, or a file"
+        print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+
+
+def _flush_output() -> None:
+    """Raises OSError when what was printed cannot be written, as on a full disk; that nobody reads it is none."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # what is left in the buffer would fail once more at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise

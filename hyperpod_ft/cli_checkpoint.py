@@ -1,27 +1,40 @@
 """The commands that work on checkpoints and models by themselves, outside any run."""
 
+import contextlib
 import json
-from dataclasses import asdict
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hyperpod_ft import publish
+from hyperpod_ft.amount import amount
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
+    from hyperpod_ft.checkpoint.sharded import Sharded
     from hyperpod_ft.checkpoint.verify import Verification
 
 app = typer.Typer()
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The new directory.")]
 ShardSize = Annotated[
-    float, typer.Option("--max-shard-size", metavar="GB", help="The largest file of weights.", min=1e-3)
+    str | None,
+    typer.Option("--max-shard-size", metavar="GB", help="The largest file of a model's weights.", show_default="5"),
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16, or base: each tensor's own.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Of a model: float32, bfloat16, float16, or base: each tensor's own.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_DTYPES = ("base", "float32", "bfloat16", "float16")
+_DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
+_ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)
 
 
 @app.command()
@@ -33,28 +46,38 @@ def consolidate(
         typer.Option(metavar="DIR", help="The model it was trained from; all has to fit it.", show_default=False),
     ] = None,
     dtype: Dtype = "base",
-    max_shard_size: ShardSize = 5.0,
+    max_shard_size: ShardSize = None,
     as_json: Json = False,
 ) -> None:
     """Make a PEFT adapter, or a Hugging Face model, from a sharded checkpoint.
 
     CKPT is a checkpoint of optimum-neuron (neuronx-distributed) or of torch.distributed.checkpoint.
     """
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - all of these: --help is quick without numpy
     from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model  # noqa: PLC0415
     from hyperpod_ft.checkpoint.sharded import open_checkpoint  # noqa: PLC0415
 
-    _check_dtype(dtype)
-    with publish.sole_writer(output.absolute()):
+    clock = time.monotonic()
+    written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
+    kinds.expect("", checkpoint, "sharded checkpoint")
+    if base:
+        kinds.expect("--base", base, "model")
+    with _made(output, [checkpoint, *([base] if base else [])]):
         opened = open_checkpoint(checkpoint)
         if opened.adapters:
-            if dtype != "base":
-                raise UserError("--dtype: an adapter is written as it is stored", "leave it out")
+            for option, given in (("--dtype", written_as != "base"), ("--max-shard-size", max_shard_size is not None)):
+                if given:
+                    raise UserError(f"{option}: an adapter is written as it is stored", "leave it out")
             done = consolidate_adapters(opened, output.absolute(), base=base)
         else:
             done = consolidate_model(
-                opened, output.absolute(), base=base, dtype=dtype, max_shard_bytes=int(max_shard_size * 1e9)
+                opened, output.absolute(), base=base, dtype=written_as, max_shard_bytes=shard_bytes
             )
-    _print_done(output, asdict(done), as_json)
+    seconds = time.monotonic() - clock
+    if as_json:
+        _print_json(output, "adapter" if opened.adapters else "model", done.tensors, done.nbytes, seconds)
+    else:
+        _print_consolidated(output, opened, done.nbytes, seconds)
 
 
 @app.command()
@@ -67,34 +90,128 @@ def merge(
         typer.Option(metavar="X", help="What to multiply an adapter with, in their order.", show_default="1 each"),
     ] = None,
     dtype: Dtype = "base",
-    max_shard_size: ShardSize = 5.0,
+    max_shard_size: ShardSize = None,
     as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into their base model."""
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
     from hyperpod_ft.checkpoint.merge import WeightedAdapter  # noqa: PLC0415
     from hyperpod_ft.checkpoint.merge import merge as merge_adapters  # noqa: PLC0415
 
-    _check_dtype(dtype)
+    written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
     weights = weight or [1.0] * len(adapter)
     if len(weights) != len(adapter):
-        raise UserError(f"--weight: {len(weights)} for {len(adapter)} adapters", "give one for each, or none")
+        raise UserError(f"--weight: {len(weights)} for {_count(len(adapter), 'adapter')}", "give one for each, or none")
+    for one in adapter:
+        kinds.expect("--adapter", one, "adapter")
+    kinds.expect("--base", base, "model")
     adapters = [WeightedAdapter(path, factor) for path, factor in zip(adapter, weights, strict=True)]
-    with publish.sole_writer(output.absolute()):
-        done = merge_adapters(base, adapters, output.absolute(), dtype=dtype, max_shard_bytes=int(max_shard_size * 1e9))
-    _print_done(output, asdict(done), as_json)
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in _DTYPES:
-        raise UserError(f"--dtype {dtype}: unknown", f"known: {', '.join(_DTYPES)}")
-
-
-def _print_done(output: Path, facts: dict[str, Any], as_json: bool) -> None:
-    facts = {"output": str(output)} | facts
+    with _made(output, [base, *adapter]):
+        done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        counts = {"merged": done.merged, "unchanged": done.unchanged, "adapters": done.adapters}
+        _print_json(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
+        return
+    print(
+        f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {amount(done.nbytes)} in"
+        f" {_count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
+    )
+    if done.unchanged:
+        print(
+            f"{done.unchanged} of these are as they were: what is added is lost in the rounding to their dtype;"
+            " --dtype float32 would keep it"
+        )
+    print(f"next: hyperpod-ft verify {output}")
+
+
+def _dtype(name: str) -> str:
+    if name not in _ALIASES:
+        raise UserError(f"--dtype {name}: unknown", f"known: {', '.join(_DTYPES)}")
+    return _ALIASES[name]
+
+
+def _shard_bytes(size: str | None) -> int:
+    match = _SIZE.fullmatch(size or "5")
+    shard_bytes = int(float(match[1]) * (1e6 if (match[2] or "").upper() == "MB" else 1e9)) if match else 0
+    if shard_bytes < 1_000_000:
+        raise UserError(f"--max-shard-size {size}: is no size", "give GB, 0.001 at least, such as 5 or 5GB")
+    return shard_bytes
+
+
+@contextlib.contextmanager
+def _made(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
+    """Make `output` meanwhile, alone. Interrupted or terminated, tell where what is finished lies.
+
+    Raises UserError, before anything is written, when it cannot be made or is one of the inputs, in one or around one.
+    """
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
+
+    kinds.refuse_overlap(output, inputs)
+    final = output.absolute()
+    above = next(parent for parent in (final.parent, *final.parent.parents) if parent.exists())
+    if not above.is_dir():
+        raise UserError(f"{above}: is no directory", "give another -o")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{above}: may not be written to", "give another -o")
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with publish.sole_writer(final):
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        partial = final.with_name(f".{final.name}.partial")
+        if partial.is_dir():
+            print(
+                f"stopped; what is finished lies in {output.with_name(partial.name)}: the same command goes on, or"
+                " remove it",
+                file=sys.stderr,
+            )
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _print_json(output: Path, kind: str, tensors: int, nbytes: int, seconds: float, **more: int) -> None:
+    facts: dict[str, Any] = {
+        "output": str(output), "kind": kind, "tensors": tensors, "nbytes": nbytes, "files": _files(output),
+        "seconds": round(seconds, 3),
+    }  # fmt: skip
+    print(json.dumps(facts | more, indent=2))
+
+
+def _print_consolidated(output: Path, opened: "Sharded", nbytes: int, seconds: float) -> None:
+    for adapter in opened.adapters:
+        below = output / adapter.name
+        directory = below if len(opened.adapters) > 1 and below.is_dir() else output
+        size = sum(tensor.nbytes for tensor in adapter.tensors)
+        print(
+            f"adapter {adapter.name}: rank {adapter.config['r']}, {_count(len(adapter.tensors), 'tensor')},"
+            f" {amount(size)} in 1 file -> {directory}, {seconds:.1f} s"
+        )
+    if opened.adapters:
+        print(f"next: hyperpod-ft merge --base BASE --adapter {output} -o merged")
     else:
-        print("\n".join(f"{name.replace('_', ' '):<16} {value}" for name, value in facts.items()))
+        files = _count(_files(output), "file")
+        print(
+            f"model: {_count(len(opened.model), 'tensor')}, {amount(nbytes)} in {files} -> {output},"
+            f" {_pace(nbytes, seconds)}"
+        )
+        print(f"next: hyperpod-ft verify {output}")
+
+
+def _files(output: Path) -> int:
+    return len(list(output.glob("**/*.safetensors")))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _pace(nbytes: int, seconds: float) -> str:
+    return f"{seconds:.1f} s ({nbytes / max(seconds, 1e-3) / 1e6:.0f} MB/s)"
 
 
 @app.command()
@@ -129,11 +246,9 @@ def verify(
 
 
 def _print_verification(found: "Verification") -> None:
-    rate = found.nbytes / max(found.seconds, 1e-3) / 1e6
-    files = f"{found.files} file{'s' * (found.files != 1)}"
     print(
-        f"{found.directory}: {found.kind}, {files}, {found.tensors} tensors, {found.nbytes / 1e9:.2f} GB"
-        f" in {found.seconds:.1f} s ({rate:.0f} MB/s)"
+        f"{found.directory}: {found.kind}, {_count(found.files, 'file')}, {_count(found.tensors, 'tensor')},"
+        f" {amount(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
     )
     print(f"checksums  {found.checksums}")
     if compared := found.comparison:
@@ -142,10 +257,12 @@ def _print_verification(found: "Verification") -> None:
             f" largest difference {compared.largest_difference:.3g}"
         )
     if logits := found.logits:
+        effect = "" if logits.effect is None else f", the adapter makes {logits.effect:.3g}"
         print(
             f"logits     root mean square {logits.scale:.3g}; differences: {logits.rms_difference:.3g}"
-            f" (tolerance {logits.tolerance:.3g}), {logits.mean_difference:.3g} mean, {logits.largest_difference:.3g}"
-            f" largest; the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
+            f" (tolerance {logits.tolerance:.3g}{effect}), {logits.mean_difference:.3g} mean,"
+            f" {logits.largest_difference:.3g} largest;"
+            f" the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
             f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
