@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperpod_ft.checkpoint import half
 from hyperpod_ft.checkpoint.scratch import scratch
 
 Stored = NDArray[Any]
@@ -64,6 +65,8 @@ def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
         bits = values.view(np.uint32)
         np.copyto(bits, stored)
         np.left_shift(bits, 16, out=bits)
+    elif dtype == "F16":
+        half.widen(stored, values)
     else:
         np.copyto(values, stored)
     return values
@@ -76,6 +79,9 @@ def narrow(values: Floats, dtype: str, out: Stored) -> str:
     nothing.
     """
     kind = _rounds_to(values, dtype)
+    if dtype == "F16" and values.dtype == np.float32 and not kind:
+        half.narrow(values, out)
+        return kind
     if dtype != "BF16":
         with np.errstate(over="ignore"):
             np.copyto(out, values, casting="same_kind")

@@ -159,3 +159,25 @@ def test_threads_share_the_factors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert not updated._products
     assert len(loads) == 2
     torch.testing.assert_close(torch.from_numpy(out.reshape(400, 64)), case.expected(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+def test_a_weight_may_begin_anywhere_in_its_file(tmp_path: Path, padding: int) -> None:
+    case = make(tmp_path, (700, 300), 4, 0.75, torch.bfloat16)
+    file = tmp_path / "all.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length] + b" " * padding
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    moved = Case({tensor.name: tensor for tensor in read_file(file)}, case.values, case.scale)
+    found = merged(moved, [moved.update], cuts=[100_000, 130_000])
+    torch.testing.assert_close(found, case.expected(), rtol=2**-8, atol=0)
+
+
+def test_a_weight_that_ends_early_is_refused(tmp_path: Path) -> None:
+    case = make(tmp_path, (700, 300), 4, 0.75)
+    end = max(piece.offset for tensor in case.tensors.values() for piece in tensor.pieces)
+    with (tmp_path / "all.safetensors").open("r+b") as stream:
+        stream.truncate(end + 700 * 300)
+    with pytest.raises(UserError, match="ended early"):
+        merged(case, [case.update])

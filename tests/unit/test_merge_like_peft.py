@@ -1,4 +1,4 @@
-"""What PEFT can train, merged as PEFT 0.17 merges it, bit for bit; loaded by transformers it answers as the adapter did."""
+"""What PEFT trains, merged bit for bit as PEFT 0.17 merges it; transformers loads it, and it answers as the adapter."""
 
 import copy
 import re
