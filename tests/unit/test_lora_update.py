@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
 from hyperpod_ft.checkpoint import lora_update
 from hyperpod_ft.checkpoint.elements import STORED
@@ -21,10 +21,7 @@ from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.safetensors_file import read_file
 from hyperpod_ft.errors import UserError
-
-KERNELS = {info.get("architecture") for info in threadpool_info() if info["internal_api"] == "openblas"}
-# OpenBLAS sums in one chain there; its kernels for older processors do not.
-one_chain = pytest.mark.skipif("SkylakeX" not in KERNELS, reason=f"numpy's BLAS sums otherwise here ({KERNELS})")
+from tests.unit import blas
 
 
 @dataclass
@@ -75,7 +72,7 @@ def merged(case: Case, updates: Sequence[Update], dtype: str = "", cuts: Sequenc
     return bits.reshape(weight.shape)
 
 
-@one_chain
+@blas.needed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 16, 17, 32, 64, 100, 192])
 @pytest.mark.parametrize("shape", [(16, 32), (33, 45), (4, 600), (500, 12), (257, 300)])
@@ -85,7 +82,7 @@ def test_bits_are_torchs(tmp_path: Path, dtype: torch.dtype, rank: int, shape: t
         assert torch.equal(merged(case, [case.update]), case.expected()), scale
 
 
-@one_chain
+@blas.needed
 @pytest.mark.parametrize("rank", [200, 256, 320, 384, 400, 512, 768])
 def test_bits_are_torchs_beyond_one_chain(tmp_path: Path, rank: int) -> None:
     case = make(tmp_path, (260, 300), rank, 1.5)
@@ -152,7 +149,7 @@ def test_threads_share_the_factors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Reader, "floats", lambda *arguments: loads.append(threading.get_ident()) or floats(*arguments))
     weight = case.tensors["weight"]
     out = np.empty(weight.elements, np.float32)
-    with Reader() as reader, ThreadPoolExecutor(8) as pool:
+    with Reader() as reader, threadpool_limits(1, "blas"), ThreadPoolExecutor(8) as pool:
         updated = Updated(reader, weight, [case.update], "F32")
         begins = range(0, weight.elements, 100)
         list(pool.map(lambda begin: updated.fill(begin, begin + 100, out[begin : begin + 100]), begins))

@@ -23,6 +23,7 @@ from transformers import (
 
 from hyperpod_ft.checkpoint.merge import Merged, WeightedAdapter, merge
 from hyperpod_ft.errors import UserError
+from tests.unit import blas
 
 IDS = torch.arange(12).reshape(2, 6)
 SIZES = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2}
@@ -109,7 +110,7 @@ class Result:
         assert self.merged.keys() <= self.peft.keys()
         missing = self.peft.keys() - self.merged.keys()
         assert not missing or (self.model.config.tie_word_embeddings and missing == {OUTPUT})
-        return {name for name, value in self.merged.items() if not torch.equal(value, self.peft[name])}
+        return {name for name, value in self.merged.items() if not blas.same(value, self.peft[name])}
 
 
 def run(
@@ -263,7 +264,7 @@ def test_factors_of_any_dtype(tmp_path: Path, stored: torch.dtype, dtype: torch.
     loaded = PeftModel.from_pretrained(base_in(tmp_path / "base", dtype), tmp_path / "adapter")
     expected = loaded.merge_and_unload().state_dict()
     merged = weights(tmp_path / "merged")
-    assert all(torch.equal(merged[name], expected[name]) for name in expected)
+    assert all(blas.same(merged[name], expected[name]) for name in expected)
 
 
 def test_an_fp64_base_is_right_within_rounding(tmp_path: Path) -> None:
@@ -319,7 +320,7 @@ def test_one_adapter_with_a_weight_is_its_update_times_it(tmp_path: Path) -> Non
         base_in(tmp_path / "base"), tmp_path / "adapter", config=lora(lora_alpha=-4, inference_mode=True)
     )
     expected = loaded.merge_and_unload().state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "merged").items())
+    assert all(blas.same(value, expected[name]) for name, value in weights(tmp_path / "merged").items())
 
 
 def test_adapters_of_different_weights_may_replace_whole_tensors(tmp_path: Path) -> None:
