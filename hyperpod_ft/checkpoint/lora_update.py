@@ -102,7 +102,8 @@ class Updated:
     def fill(self, begin: int, end: int, out: Stored) -> None:
         """Elements [begin, end) into `out`, 1-D. Raises UserError when one is NaN or Inf."""
         columns = self._columns
-        with self._loaded(end - begin):
+        # what becomes NaN or Inf is refused in the end, and told once
+        with np.errstate(all="ignore"), self._loaded(end - begin):
             # whole rows in place, and the rows at both ends, of which others have the rest
             first, last = min(end, -(-begin // columns) * columns), max(begin, end // columns * columns)
             for low, high in pairwise((begin, first, max(first, last), end)):
