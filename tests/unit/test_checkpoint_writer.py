@@ -265,9 +265,11 @@ def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monke
 
 
 SLOW_WRITE = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from hyperpod_ft.checkpoint import direct
+# a shell's background job ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.unit.test_checkpoint_writer import some_values, write
 real = direct.Target.write
 def slow(*arguments):
