@@ -8,9 +8,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import xxhash
 
 from hyperpod_ft.checkpoint.elements import Stored
+from hyperpod_ft.cpus import usable_cpus
 
-# Not by the CPUs: most wait for the disk while others compute.
-THREADS = 8
+# More than the CPUs of this job: some wait for the disk while others compute.
+THREADS = min(8, 2 + usable_cpus())
 
 
 def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
