@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
+from hyperpod_ft.checkpoint.copying import same_values
 from hyperpod_ft.checkpoint.json_file import read_object
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
 from hyperpod_ft.checkpoint.reading import Reader
@@ -49,10 +48,8 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
-    if (left.dtype, left.shape) != (right.dtype, right.shape):
-        return False
     with Reader() as reader:
-        return all(map(np.array_equal, reader.blocks(left), reader.blocks(right)))
+        return left.dtype == right.dtype and same_values(reader, left, right)
 
 
 def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:

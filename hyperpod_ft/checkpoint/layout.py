@@ -64,6 +64,11 @@ class Piece:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
+    @property
+    def alone(self) -> "Piece":
+        """The same elements as the one piece of a tensor of their own."""
+        return replace(self, start=(0,) * len(self.shape))
+
 
 @dataclass(frozen=True)
 class LogicalTensor:

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint import model_directory
+from hyperpod_ft.checkpoint.copying import same_values
 from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
@@ -31,7 +32,7 @@ from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, write_mode
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.model_files import TOKENIZER
 
-# Values that are converted, and compared, together.
+# Values that are converted together.
 _BLOCK_ELEMENTS = 1 << 17
 
 
@@ -168,22 +169,7 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
 def _unchanged(reader: Reader, model: Base, plan: Plan, directory: Path) -> int:
     """How many of the tensors that adapters target are the base's still, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
-    return sum(_equal(reader, model.tensors[name], written[name]) for name in plan.touched)
-
-
-def _equal(reader: Reader, before: LogicalTensor, after: LogicalTensor) -> bool:
-    """Whether the one, rounded to the dtype of the other, is the other; looks no further than a block that differs."""
-    if before.shape != after.shape:
-        return False
-    for begin in range(0, before.elements, _BLOCK_ELEMENTS):
-        end = min(begin + _BLOCK_ELEMENTS, before.elements)
-        stored, rounded = np.empty(end - begin, STORED[before.dtype]), np.empty(end - begin, STORED[after.dtype])
-        reader.fill(before, begin, end, stored)
-        convert(stored, before.dtype, after.dtype, rounded)
-        reader.fill(after, begin, end, found := np.empty_like(rounded))
-        if found.tobytes() != rounded.tobytes():
-            return False
-    return True
+    return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)
 
 
 def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: Plan, dtype: str) -> None:

@@ -86,7 +86,9 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
 def without_copies(reader: Reader, adapter: Adapter, base: Base) -> Adapter:
     """The adapter without those of its whole tensors that are the base's: PEFT saves some that nobody trained."""
     tensors = base.tensors
-    replaced = {name: tensor for name, tensor in adapter.replaced.items() if not _same(reader, tensor, tensors[name])}
+    replaced = {
+        name: tensor for name, tensor in adapter.replaced.items() if not same_values(reader, tensor, tensors[name])
+    }
     return replace(adapter, replaced=replaced)
 
 
@@ -130,7 +132,7 @@ def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change])
     if base.is_tied:
         first, second = outer[embedding], outer[tied.OUTPUT]
         touched |= outer
-        if not first.updates and not second.updates and _same(reader, first.source, second.source):
+        if not first.updates and not second.updates and same_values(reader, first.source, second.source):
             if tied.OUTPUT not in base.stored:
                 del touched[tied.OUTPUT]
         else:
@@ -147,10 +149,6 @@ def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change])
     if config and "text_config" in base.config:
         raise UserError(f"{base.directory}: is a model of several parts whose embedding would change", _WITH_PEFT)
     return config
-
-
-def _same(reader: Reader, left: LogicalTensor, right: LogicalTensor) -> bool:
-    return left.shape == right.shape and same_values(reader, left, right)
 
 
 def _refuse_contradictions(adapters: Sequence[tuple[Adapter, float]]) -> None:

@@ -93,7 +93,7 @@ class Reader:
 
     def box(self, piece: Piece, dtype: str) -> Stored:
         """One piece by itself, in its shape."""
-        alone = LogicalTensor("", dtype, piece.shape, (_at_origin(piece),))
+        alone = LogicalTensor("", dtype, piece.shape, (piece.alone,))
         return self.stored(alone)
 
     def _gather(self, tensor: LogicalTensor, first: int, last: int, rows: Stored, noted: int) -> None:
@@ -146,10 +146,6 @@ def refuse_nonfinite(stored: Stored, dtype: str, name: str, where: str, remedy: 
 
 def _holds_whole_rows(piece: Piece, tensor: LogicalTensor) -> bool:
     return piece.shape[1:] == tensor.shape[1:] and piece.strides == contiguous_strides(piece.shape)
-
-
-def _at_origin(piece: Piece) -> Piece:
-    return Piece(piece.file, piece.offset, (0,) * len(piece.shape), piece.shape, piece.strides)
 
 
 def _rows_of(piece: Piece, first: int, last: int, itemsize: int) -> Piece | None:
