@@ -308,6 +308,31 @@ class Parallelism(Section):
     )
 
 
+class Neuron(Section):
+    """What engine neuron is told besides; the other engine leaves it unread."""
+
+    sequence_parallel: bool = Field(
+        True,
+        description="Divide activations between layers over the tensor-parallel ranks: less memory, and what bf16 LoRA"
+        " needs to be right.",
+    )
+    flash_attention: bool | None = Field(
+        None,
+        description="Neuron's flash attention kernel, which needs dataset.max_length to be a multiple of 2048; left"
+        " out, it is used where that is so.",
+    )
+    zero_1: bool = Field(True, description="ZeRO-1: divide the optimizer's state over the data-parallel ranks.")
+    master_weights: bool = Field(
+        True, description="bf16 with ZeRO-1: the optimizer keeps fp32 weights and adds up gradients in fp32."
+    )
+    stochastic_rounding: bool = Field(True, description="Round to bf16 up or down at random, in proportion.")
+    fuse_qkv: bool = Field(False, description="One matrix for query, key and value projections.")
+    xser: bool = Field(True, description="Write one file for each tensor of a checkpoint, straight from the device.")
+    async_save: bool = Field(
+        False, description="Write checkpoints while training goes on, for as much host memory as they take."
+    )
+
+
 class Merge(Section):
     """The merged model on disk."""
 
@@ -348,6 +373,7 @@ class RunConfig(Section):
     lora: Lora = Field(default_factory=Lora)
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
+    neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
 

@@ -1,4 +1,8 @@
-"""What one node of each instance type offers. Sources: AWS instance pages and the Neuron documentation, 2026."""
+"""What one node of each instance type offers.
+
+Sources: AWS's instance pages; the Neuron documentation's architecture pages (Trainium: 190 TFLOPS in bf16 and 32 GiB
+for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets (dense bf16: A100 312, H100 and H200 989).
+"""
 
 from dataclasses import dataclass
 
@@ -10,25 +14,54 @@ class Instance:
     name: str
     device: str  # what torch calls it: "cpu", "cuda", "neuron"
     ranks: int | None  # None: any number, the run file says
+    devices: int = 0  # accelerator chips
+    cores_per_rank: int = 1  # physical NeuronCores in a logical one (LNC), at its default
+    device_gib: int = 0  # memory of one chip, GiB
+    device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
+    efa: int = 0  # network interfaces
+    vcpus: int = 0
+    memory_gib: int = 0  # of the host, GiB
+    nvme_gb: int = 0  # local disks together, 1e9 bytes
 
     @property
     def has_accelerators(self) -> bool:
         return self.device != "cpu"
 
+    @property
+    def rank_gib(self) -> float:
+        """Accelerator memory of one rank, GiB."""
+        return self.device_gib * self.devices / self.ranks if self.ranks else 0.0
 
-# trn2's logical cores are counted at LNC=2, the default.
+    @property
+    def rank_tflops(self) -> float:
+        """Peak of one rank in dense bf16, 1e12 operations a second."""
+        return self.device_tflops * self.devices / self.ranks if self.ranks else 0.0
+
+
+def _trainium(
+    name: str, chips: int, cores: int, efa: int, vcpus: int, memory_gib: int, nvme_gb: int, lnc: int = 1
+) -> Instance:
+    """`cores`: physical ones of a chip."""
+    gib, tflops = (32, 190.0) if name.startswith("trn1") else (96, 667.0)
+    return Instance(name, "neuron", chips * cores // lnc, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb)
+
+
+def _gpus(name: str, gib: int, tflops: float, efa: int, vcpus: int, memory_gib: int, nvme_gb: int) -> Instance:
+    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa, vcpus, memory_gib, nvme_gb)
+
+
 CATALOGUE: dict[str, Instance] = {
     instance.name: instance
     for instance in (
         Instance("local", "cpu", None),
-        Instance("trn1.32xlarge", "neuron", 32),
-        Instance("trn1n.32xlarge", "neuron", 32),
-        Instance("trn2.3xlarge", "neuron", 4),
-        Instance("trn2.48xlarge", "neuron", 64),
-        Instance("p4d.24xlarge", "cuda", 8),
-        Instance("p4de.24xlarge", "cuda", 8),
-        Instance("p5.48xlarge", "cuda", 8),
-        Instance("p5e.48xlarge", "cuda", 8),
-        Instance("p5en.48xlarge", "cuda", 8),
+        _trainium("trn1.32xlarge", 16, 2, efa=8, vcpus=128, memory_gib=512, nvme_gb=7600),
+        _trainium("trn1n.32xlarge", 16, 2, efa=16, vcpus=128, memory_gib=512, nvme_gb=7600),
+        _trainium("trn2.3xlarge", 1, 8, efa=1, vcpus=12, memory_gib=128, nvme_gb=470, lnc=2),
+        _trainium("trn2.48xlarge", 16, 8, efa=16, vcpus=192, memory_gib=2048, nvme_gb=7600, lnc=2),
+        _gpus("p4d.24xlarge", 40, 312.0, efa=4, vcpus=96, memory_gib=1152, nvme_gb=8000),
+        _gpus("p4de.24xlarge", 80, 312.0, efa=4, vcpus=96, memory_gib=1152, nvme_gb=8000),
+        _gpus("p5.48xlarge", 80, 989.4, efa=32, vcpus=192, memory_gib=2048, nvme_gb=30400),
+        _gpus("p5e.48xlarge", 141, 989.4, efa=32, vcpus=192, memory_gib=2048, nvme_gb=30400),
+        _gpus("p5en.48xlarge", 141, 989.4, efa=16, vcpus=192, memory_gib=2048, nvme_gb=30400),
     )
 }

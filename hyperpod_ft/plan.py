@@ -102,6 +102,7 @@ def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
         "degrees": asdict(layout),
         "instance_type": config.cluster.instance_type,
         "attention": config.model.attention,
+        "neuron": config.neuron.model_dump(exclude={"xser", "async_save"}) if config.engine == "neuron" else None,
         "seed": config.seed,
     }
 
