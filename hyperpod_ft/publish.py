@@ -31,7 +31,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    fsync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -58,12 +58,17 @@ def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
             remove(partial)
         raise
     fsync_tree(partial)
+    replace_directory(final, partial)
+
+
+def replace_directory(final: Path, partial: Path) -> None:
+    """Give `partial`, beside it and on disk, the name `final`; an earlier `final` is gone afterwards."""
     replaced = final.with_name(f".{final.name}.replaced")
     remove(replaced)
     with contextlib.suppress(FileNotFoundError):
         final.rename(replaced)
     partial.rename(final)
-    fsync_directory(final.parent)
+    fsync(final.parent)
     remove(replaced)
 
 
@@ -78,15 +83,12 @@ def remove(path: Path) -> None:
 def fsync_tree(directory: Path) -> None:
     for parent, _, names in os.walk(directory):
         for name in names:
-            _fsync(Path(parent, name))
-        _fsync(Path(parent))
+            fsync(Path(parent, name))
+        fsync(Path(parent))
 
 
-def fsync_directory(directory: Path) -> None:
-    _fsync(directory)
-
-
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Have a file's content, or a directory's entries, on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hyperpod_ft.engines import can_train
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
@@ -68,8 +67,6 @@ def plan(run: Run) -> None:
     layout = run.plan.degrees
     training = run.config.training
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
-    if not can_train(run.config.engine):
-        print(f"note      this version plans and renders engine {run.config.engine}, and cannot train with it yet")
     print(f"engine    {run.config.engine}, {run.config.training.method}, {training.precision}")
     print(
         f"ranks     {layout.nodes} x {run.config.cluster.instance_type}, {layout.ranks_per_node} a node"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.data.formats import check_prompt
-from hyperpod_ft.engines import require_engine
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import active_jobs
@@ -29,9 +28,8 @@ def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) 
     """Submit what has to run and return the jobs; none when all is done.
 
     `slurm` is asked about earlier jobs of the run that it may still have. Raises UserError when jobs of this run are
-    still active, when this version has not the engine, or would not plan the run as it was planned.
+    still active, or when this version would not plan the run as it was planned.
     """
-    require_engine(run.config.engine)
     if run.plan != plan(run.config):
         raise UserError(
             f"{run.directory}: was planned by another version of hyperpod-ft",

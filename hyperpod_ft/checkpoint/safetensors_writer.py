@@ -144,7 +144,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
         for_each(pool, content.blocks(), write_block)
         file.finish()
     partial.rename(final)
-    publish.fsync_directory(final.parent)
+    publish.fsync(final.parent)
     return digest.hexdigest()
 
 

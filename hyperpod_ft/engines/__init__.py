@@ -8,15 +8,12 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 
 if TYPE_CHECKING:
     from hyperpod_ft.engines.processes import Processes
-
-_MODULES = {"torch": "hyperpod_ft.engines.torch"}
 
 
 @dataclass(frozen=True)
@@ -37,21 +34,6 @@ class Engine(Protocol):
         """
 
 
-def can_train(name: str) -> bool:
-    """Whether this version can train with the engine."""
-    return name in _MODULES
-
-
-def require_engine(name: str) -> None:
-    """Raise UserError when this version cannot train with the engine."""
-    if not can_train(name):
-        raise UserError(
-            f"engine: this version of hyperpod-ft plans and renders {name} runs, but cannot train them yet",
-            "use `plan` and `render`, or engine: torch",
-        )
-
-
-def engine(name: str) -> Engine:
-    """The engine of that name. Raises UserError when this version has none."""
-    require_engine(name)
-    return cast(Engine, importlib.import_module(_MODULES[name]))
+def engine(name: Literal["torch", "neuron"]) -> Engine:
+    """The engine of that name."""
+    return cast(Engine, importlib.import_module(f"hyperpod_ft.engines.{name}"))

@@ -1,6 +1,6 @@
-"""What a sharded checkpoint of engine torch is on disk: its description, whether it is usable, which are kept.
+"""What a sharded checkpoint is on disk: its description, whether it is usable, which are kept.
 
-One checkpoint is a directory below `run.checkpoints`:
+One checkpoint is a directory below `run.checkpoints`; engine torch's (engines/neuron_checkpoint.py has the other's):
 
     step-00000400/
         checkpoint.json       written last; without it, or when a size or digest differs, the checkpoint does not count
@@ -25,7 +25,7 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
      "method": "lora" | "full",
      "base_model": {"source": ..., "revision": ...},
      "lora": {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": [...], "rslora": false} | null,
-     "layout": {"world_size": 4, "data_parallel": 2, "tensor_parallel": 2},
+     "layout": {"world_size": 4, "data_parallel": 2, "pipeline_parallel": 1, "tensor_parallel": 2},
      "progress": {...},                         what a restart goes on counting from (`Progress`)
      "files": {".metadata": 2519, "__0_0.distcp": 66304, ...},   sizes in bytes
      "sha256": {".metadata": "...", "__0_0.distcp": "...", ...}}  hex digests of the same files
@@ -72,7 +72,10 @@ def complete(run: Run) -> Iterator[Progress]:
     Rank 0 only. What the files hold is not read: `damaged` does that.
     """
     for directory in _by_age(run):
-        if reason := why_unusable(directory, run.plan["train"].fingerprint) or _why_unreadable(directory):
+        reason = why_unusable(directory, run.plan["train"].fingerprint)
+        if not reason and (directory / dcp.INDEX).exists():
+            reason = _why_unreadable(directory)
+        if reason:
             tell_ignored(directory, reason)
             continue
         values = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["progress"]
@@ -163,7 +166,7 @@ def describe(run: Run, progress: Progress) -> dict[str, Any]:
     lora = config.training.method == "lora"
     return {
         "format": FORMAT,
-        "engine": "torch",
+        "engine": config.engine,
         "step": progress.step,
         "fingerprint": run.plan["train"].fingerprint,
         "method": config.training.method,
@@ -172,6 +175,7 @@ def describe(run: Run, progress: Progress) -> dict[str, Any]:
         "layout": {
             "world_size": degrees.world_size,
             "data_parallel": degrees.data_parallel,
+            "pipeline_parallel": degrees.pipeline_parallel,
             "tensor_parallel": degrees.tensor_parallel,
         },
         "progress": asdict(progress),

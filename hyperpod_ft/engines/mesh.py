@@ -2,19 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.parallelism import Degrees
-
-# Loading a large model from the shared volume, or writing a checkpoint, may keep one rank from a collective.
-COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:

@@ -1,8 +1,10 @@
 """The processes of one training job, as torchrun started them, and the store through which they find each other."""
 
+import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -10,6 +12,8 @@ from hyperpod_ft.errors import UserError
 
 # Key-value waits that may take as long as another job's training: rank 0 may be waiting for the stage's lock.
 NO_TIMEOUT = timedelta(days=30)
+# Loading a large model from the shared volume, or writing a checkpoint, may keep one rank from a collective.
+COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,20 @@ class Processes:
     def leads(self) -> bool:
         """Rank 0 alone holds the lock, prints, and writes metrics and the record."""
         return self.rank == 0
+
+    def gather(self, occasion: str, value: Any) -> list[Any]:
+        """What every rank gives, by rank; JSON. Collective, and so all have come this far when it returns.
+
+        Goes through the store: no device has to wait, or compile, for it. `occasion` names this call, once a job.
+        """
+        self.store.set(f"{occasion}/{self.rank}", json.dumps(value))
+        if self.leads:
+            keys = [f"{occasion}/{rank}" for rank in range(self.world_size)]
+            self.store.wait(keys, COLLECTIVE_TIMEOUT)
+            self.store.set(occasion, "[" + ",".join(self.store.get(key).decode() for key in keys) + "]")
+        self.store.wait([occasion], COLLECTIVE_TIMEOUT)
+        found: list[Any] = json.loads(self.store.get(occasion))
+        return found
 
 
 def started(world_size: int) -> Processes:

@@ -119,6 +119,9 @@ class Jobs:
 
     directory: Path
     started: list[Launched] = field(default_factory=list)
+    python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+    modules: tuple[Path, ...] = (Path(__file__).parent,)
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; alone without it."""
@@ -126,13 +129,14 @@ class Jobs:
         output = self.directory / f"job-{len(self.started)}.out"
         with output.open("w") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, *module],
+                [self.python, "-m", *torchrun, *module],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 # torchrun leaves a directory in the temporary one
                 env=os.environ
                 | ENVIRONMENT
-                | {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(self.directory)},
+                | self.environment
+                | {"PYTHONPATH": os.pathsep.join(map(str, self.modules)), "TMPDIR": str(self.directory)},
                 text=True,
             )
         job = Launched(process, output)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hyperpod_ft.config import Training
-from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError
@@ -95,11 +94,6 @@ def test_only_predicted_labels_are_counted(tmp_path: Path) -> None:
     labels[1, 0] = labels[1, 5] = labels[2, 15] = 7
     np.save(tmp_path / "labels.npy", labels)
     assert Rows(tmp_path).label_tokens(np.array([1, 2, 3])) == 2
-
-
-def test_engine_neuron_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="cannot train them yet"):
-        engine("neuron")
 
 
 def test_duration() -> None:

@@ -64,7 +64,6 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert "no run.yaml in it" in refused("status", str(tmp_path), cwd=tmp_path)
     assert "was not submitted yet" in refused("status", "quickstart", cwd=tmp_path)
     assert "--launcher x: unknown" in refused("submit", "quickstart", "--launcher", "x", cwd=tmp_path)
-    assert "cannot train them yet" in refused("submit", "llama3-8b-dolly-lora-trn1", cwd=tmp_path)
     (tmp_path / "file").touch()
     assert "cluster.root: cannot make" in refused(
         "submit", "quickstart", "--set", f"cluster.root={tmp_path / 'file'}", cwd=tmp_path

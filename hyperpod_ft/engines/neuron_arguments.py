@@ -1,0 +1,61 @@
+"""What optimum-neuron's trainer is told: the run file in its words. Pure; `NeuronSFTConfig` checks the names."""
+
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config import RunConfig
+
+# Neuron's flash attention kernel works on tiles of this many tokens.
+FLASH_ATTENTION_TOKENS = 2048
+
+
+def arguments(config: RunConfig, directory: Path, steps: int) -> dict[str, Any]:
+    """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
+
+    `directory` is where the trainer itself would write; `steps` how many optimizer steps the run takes.
+    """
+    training, neuron, parallelism = config.training, config.neuron, config.parallelism
+    return {
+        "output_dir": str(directory),
+        "do_train": True,
+        "max_steps": steps,
+        "per_device_train_batch_size": training.micro_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "learning_rate": training.learning_rate,
+        # the kit sets the rate of every step itself
+        "lr_scheduler_type": "constant",
+        "weight_decay": training.weight_decay,
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "max_grad_norm": training.max_grad_norm,
+        "bf16": training.precision == "bf16",
+        "gradient_checkpointing": training.gradient_checkpointing,
+        # with LoRA the trainer looks into it without asking whether it is there
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "tensor_parallel_size": parallelism.tensor_parallel,
+        "pipeline_parallel_size": parallelism.pipeline_parallel,
+        "disable_sequence_parallel": not neuron.sequence_parallel,
+        "zero_1": neuron.zero_1,
+        "stochastic_rounding_enabled": neuron.stochastic_rounding,
+        "optimizer_use_master_weights": neuron.master_weights,
+        "optimizer_use_fp32_grad_acc": neuron.master_weights,
+        "fuse_qkv": neuron.fuse_qkv,
+        "use_xser": neuron.xser,
+        "async_save": neuron.async_save,
+        "max_length": config.dataset.max_length,
+        "packing": False,
+        # rows are tokenized, packed, and of full length already, with labels of their own
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "label_names": ["labels"],
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "skip_cache_push": True,
+    }
+
+
+def attention(config: RunConfig) -> str:
+    """The attention implementation, by transformers' names: the kernel where it is wanted and possible."""
+    fits = config.dataset.max_length % FLASH_ATTENTION_TOKENS == 0
+    wanted = config.neuron.flash_attention
+    return "flash_attention_2" if (fits if wanted is None else wanted) else "eager"

@@ -1,0 +1,138 @@
+"""optimum-neuron's trainer with the run's model, adapters and optimizer, and with its defects on this path mended.
+
+What is mended was seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; docs/fidelity.md says how.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from neuronx_distributed.parallel_layers import parallel_state
+from optimum.neuron import NeuronSFTConfig, NeuronSFTTrainer, NeuronTrainer
+from optimum.neuron.accelerate import optimizer as accelerated_optimizer
+from optimum.neuron.models.training import NeuronModelForCausalLM
+from peft import LoraConfig
+from torch import nn
+from transformers import AutoTokenizer
+
+from hyperpod_ft import publish
+from hyperpod_ft.engines import neuron_arguments
+from hyperpod_ft.run import Run
+
+
+class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
+    """What makes the model ready, runs forward and backward, and holds the optimizer; the loop is the engine's."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if not self.args.bf16:
+            # without this ZeRO-1 keeps the weights of an fp32 training in bf16
+            self.accelerator.mixed_precision_config.optimizer_use_master_weights = True
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        # NeuronSFTTrainer's adds `use_cache`, which pipeline parallelism refuses; the model has it off anyway
+        return NeuronTrainer.compute_loss(self, *arguments, **options)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters that this rank holds, by name."""
+        named = getattr(self.model, "local_named_parameters", self.model.named_parameters)
+        return {name: parameter for name, parameter in named() if parameter.requires_grad}
+
+
+def build(run: Run, directory: Path, steps: int) -> Trainer:
+    """The trainer, ready for its first step. Collective: joins the process group."""
+    config = run.config
+    # alike on every rank: what tensor parallelism leaves whole has to be equal everywhere
+    torch.manual_seed(config.seed)
+    settings = NeuronSFTConfig(**neuron_arguments.arguments(config, directory, steps))
+    model = NeuronModelForCausalLM.from_pretrained(
+        run.base_model,
+        settings.trn_config,
+        torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
+        attn_implementation=neuron_arguments.attention(config),
+    )
+    trainer = Trainer(
+        model=model,
+        args=settings,
+        processing_class=AutoTokenizer.from_pretrained(run.base_model),
+        peft_config=_adapters(run) if config.training.method == "lora" else None,
+        # looked at for the names of its columns; the engine feeds the rows
+        train_dataset=[{"input_ids": [0], "labels": [0]}],
+    )
+    _draw_adapters(trainer.model, config.seed)
+    rows = settings.train_batch_size * settings.gradient_accumulation_steps
+    trainer.setup_training(None, steps, 1, rows * steps, rows)
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    if settings.trn_config.sequence_parallel_enabled:
+        sum_sequence_parallel_gradients(trainer.parameters())
+    return trainer
+
+
+def _adapters(run: Run) -> LoraConfig:
+    lora = run.config.lora
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        use_rslora=lora.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=run.config.model.source,
+        revision=run.config.model.revision,
+    )
+
+
+@torch.no_grad()
+def _draw_adapters(model: nn.Module, seed: int) -> None:
+    """Give every lora_A the values that it has at any degree of tensor parallelism: its part of one whole matrix.
+
+    Upstream draws each rank's part by itself, from generators in the same state: every rank has the same block.
+    Kaiming uniform with a = sqrt(5), as PEFT (tuners/lora/layer.py, reset_lora_parameters): bound 1 / sqrt(columns).
+    """
+    for name, parameter in model.named_parameters():
+        if ".lora_A." not in name:
+            continue
+        parts, dimension = _division(parameter)
+        shape = list(parameter.shape)
+        shape[dimension] *= parts
+        generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
+        bound = 1 / math.sqrt(shape[1])
+        whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+        rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
+        parameter.copy_(whole.chunk(parts, dimension)[rank])
+
+
+def _division(parameter: nn.Parameter) -> tuple[int, int]:
+    """How many tensor-parallel ranks share the parameter, and along which dimension."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return 1, 0
+    return parallel_state.get_tensor_model_parallel_size(), parameter.partition_dim
+
+
+def is_replicated(parameter: nn.Parameter) -> bool:
+    """Whether every tensor-parallel rank holds all of it."""
+    return not getattr(parameter, "tensor_model_parallel", False)
+
+
+def sum_sequence_parallel_gradients(parameters: dict[str, nn.Parameter]) -> None:
+    """Have the gradients of replicated parameters summed over the tensor-parallel ranks, in every backward pass.
+
+    Each rank sees only its part of the sequence. Upstream sums those of norms alone, before the optimizer's step, and
+    not at all where gradients add up in fp32 (ZeRO-1 with master weights), and leaves out the factors of LoRA: the
+    ranks' copies drift apart, and what is exported is not what was trained.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def summed(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    for parameter in parameters.values():
+        if is_replicated(parameter):
+            parameter.register_hook(summed)
+    # done above, for all of them
+    accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None

@@ -1,0 +1,86 @@
+"""Small real runs of engine neuron, where its packages are: a Trainium node, or a CPU with stand-ins for the runtime.
+
+`HYPERPOD_FT_NEURON_PYTHON` names an interpreter that imports them, when it is not the one that runs the tests;
+docs/fidelity.md says what such an environment on a CPU consists of.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from hyperpod_ft.run import Run
+from tests.training.conftest import Jobs, jobs, tiny_llama
+from tests.training.conftest import make_run as make_training_run
+from tests.unit import tiny_tokenizer
+
+__all__ = ["jobs", "make_training_run"]
+
+HERE = Path(__file__).parent
+ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1"}
+MakeRun = Callable[..., Run]
+
+
+@cache
+def why_missing(python: str) -> str:
+    """Why the interpreter cannot run engine neuron; empty when it can."""
+    # as a rank: where stand-ins are needed they are there for ranks alone
+    probe = subprocess.run(
+        [python, "-c", "import neuronx_distributed, optimum.neuron, torch_xla"],
+        env=os.environ | ON_CPU | {"RANK": "0", "WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return probe.stderr.strip().rpartition("\n")[2] if probe.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def neuron_python() -> str:
+    python = os.environ.get("HYPERPOD_FT_NEURON_PYTHON", sys.executable)
+    if reason := why_missing(python):
+        pytest.skip(f"engine neuron did not run: {python}: {reason}; HYPERPOD_FT_NEURON_PYTHON names an interpreter")
+    return python
+
+
+@pytest.fixture
+def neuron_jobs(jobs: Jobs, neuron_python: str) -> Jobs:
+    """As `jobs`, with the interpreter that has Neuron's packages."""
+    jobs.python, jobs.environment, jobs.modules = neuron_python, ON_CPU, (HERE, HERE.parents[1])
+    return jobs
+
+
+def llama(**changes: Any) -> LlamaConfig:
+    return tiny_llama(vocab_size=400, num_hidden_layers=2, **changes)
+
+
+@pytest.fixture
+def make_run(make_training_run: Callable[..., Run]) -> MakeRun:
+    """`make_run("name", tp=2, dp=2, settings={"training.max_steps": 4})`: a run whose stages before train are done."""
+
+    def make(
+        name: str = "run",
+        *,
+        tp: int = 2,
+        dp: int = 1,
+        pp: int = 1,
+        settings: dict[str, Any] | None = None,
+        model: LlamaConfig | None = None,
+    ) -> Run:
+        values = {
+            "engine": "neuron",
+            "cluster.instance_type": "trn1.32xlarge",
+            "parallelism": {"ranks_per_node": tp * dp * pp, "tensor_parallel": tp, "pipeline_parallel": pp},
+            "training.micro_batch_size": 4 // dp,
+        }
+        run = make_training_run(name, values | (settings or {}), model or llama())
+        tiny_tokenizer.make().save_pretrained(run.base_model)
+        return run
+
+    return make
