@@ -42,7 +42,7 @@ class Instance:
 def _trainium(
     name: str, chips: int, cores: int, efa: int, vcpus: int, memory_gib: int, nvme_gb: int, lnc: int = 1
 ) -> Instance:
-    """`cores`: physical ones of a chip. Tensor parallelism as in optimum-neuron's Llama 3 and Qwen3 examples."""
+    """`cores`: physical ones of a chip. Tensor parallelism as in optimum-neuron's training examples."""
     gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
     ranks = chips * cores // lnc
     return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb, degree)

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.distributed import HashStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hyperpod_ft import runfile
 from hyperpod_ft.config import RunConfig
+from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.memory import GIB, Memory, available, estimate, parts
 from hyperpod_ft.model_fit import check_memory, check_model_directory
@@ -18,7 +21,10 @@ from hyperpod_ft.model_shape import ModelShape, model_shape
 from hyperpod_ft.parallelism import check_model, degrees
 from hyperpod_ft.run import Run
 from hyperpod_ft.sources import shipped
-from tests.unit.models import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
+from hyperpod_ft.stages import download, train
+from hyperpod_ft.stages.stage import perform
+from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
+from tests.unit.stage_runs import finish, weights
 
 MakeRun = Callable[..., Run]
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -226,6 +232,23 @@ def test_engine_torch_shards_over_dp_and_gathers_what_computes(make_run: MakeRun
     assert on_p5(parallelism={"tensor_parallel": 4}).logits == memory.logits, "the vocabulary is not divided"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "model_config", "gib"),
+    [
+        ("llama3-8b-dolly-lora-trn1", LLAMA_3_8B, 2.4),
+        ("llama3-8b-full-trn1", LLAMA_3_8B, 9.7),
+        ("qwen3-8b-lora-trn2", QWEN3_8B, 4.9),
+        ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
+    ],
+)
+def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:
+    config = runfile.load(runfile.find(recipe))
+    shape = shape_of(model_config)
+    check_model(config, degrees(config), shape)
+    memory = check_memory(config, degrees(config), shape)
+    assert memory is not None and memory.total / GIB == pytest.approx(gib, abs=0.05)
+
+
 # What is refused
 
 
@@ -304,3 +327,41 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             check(config, values)
     assert check(make_run().config, {"model_type": "gpt2"}) is None, "engine torch knows its attributes"
+
+
+@pytest.fixture
+def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
+    """A run whose model, of which only the configuration is real, takes more than a core has."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    (model / "model.safetensors").write_bytes(weights(norm=b"1234"))
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "context": "", "response": "b"}\n')
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        parallelism={"tensor_parallel": 8},
+        model={"source": str(model)},
+        dataset={"source": str(tmp_path / "rows.jsonl"), "format": "dolly"},
+    )
+    run.freeze()
+    finish(run, "env")
+    return run
+
+
+def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
+    with pytest.raises(UserError, match="this would fit"):
+        perform(too_large, "download", download.work)
+    assert not too_large.is_done("download")
+
+
+def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model came here before it was refused, as when another run fetched it. One process stands for all ranks."""
+    too_large.base_model.mkdir(parents=True)
+    (too_large.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    monkeypatch.setattr(train, "engine", lambda _: None)
+    monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
+    store = HashStore()
+    with pytest.raises(UserError, match="this would fit"):
+        train._lead(Processes(0, 32, 0, store))
+    assert store.get("hyperpod_ft/train/verdict") == b"leave", "the other ranks are told"
