@@ -21,6 +21,7 @@ from pydantic import (
 
 from hyperpod_ft.instances import CATALOGUE
 
+FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel takes multiples of it
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
 
@@ -301,7 +302,11 @@ class Training(Section):
 class Parallelism(Section):
     """How the ranks divide; data parallelism is what remains."""
 
-    tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
+    tensor_parallel: PositiveInt | None = Field(
+        None,
+        description="Ranks that share each layer's matrices, on one node; left out, 8 on trn1 and 4 on trn2 with engine"
+        " neuron, else 1.",
+    )
     pipeline_parallel: PositiveInt = Field(1, description="Groups of layers on ranks of their own (engine neuron).")
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; the instance type's accelerators when left out."
@@ -391,8 +396,31 @@ class RunConfig(Section):
             raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
         if self.training.method == "full" and self.merge.dtype != "base":
             raise ValueError("merge.dtype: with training.method full nothing is merged; leave it at base")
+        if self.engine == "neuron":
+            self._neuron_supports_the_rest()
         return self
+
+    def _neuron_supports_the_rest(self) -> None:
+        if self.neuron.flash_attention and self.dataset.max_length % FLASH_ATTENTION_LENGTH:
+            raise ValueError(
+                f"neuron.flash_attention: dataset.max_length {self.dataset.max_length} is no multiple of"
+                f" {FLASH_ATTENTION_LENGTH}; make it one, or leave flash_attention out"
+            )
+        if self.training.method != "lora":
+            return
+        if self.neuron.fuse_qkv:
+            raise ValueError("neuron.fuse_qkv: optimum-neuron fails with it and LoRA; set it to false")
+        if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in self.lora.target_modules}) == 1:
+            raise ValueError(
+                "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none"
+            )
 
     @property
     def root(self) -> Path:
         return Path(self.cluster.root)
+
+    @property
+    def flash_attention(self) -> bool:
+        """Whether engine neuron computes attention with Neuron's kernel: as asked, or where rows have its length."""
+        wanted = self.neuron.flash_attention
+        return self.dataset.max_length % FLASH_ATTENTION_LENGTH == 0 if wanted is None else wanted

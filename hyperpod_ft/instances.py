@@ -22,6 +22,7 @@ class Instance:
     vcpus: int = 0
     memory_gib: int = 0  # of the host, GiB
     nvme_gb: int = 0  # local disks together, 1e9 bytes
+    tensor_parallel: int = 1  # what engine neuron takes when the run file says nothing
 
     @property
     def has_accelerators(self) -> bool:
@@ -41,9 +42,10 @@ class Instance:
 def _trainium(
     name: str, chips: int, cores: int, efa: int, vcpus: int, memory_gib: int, nvme_gb: int, lnc: int = 1
 ) -> Instance:
-    """`cores`: physical ones of a chip."""
-    gib, tflops = (32, 190.0) if name.startswith("trn1") else (96, 667.0)
-    return Instance(name, "neuron", chips * cores // lnc, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb)
+    """`cores`: physical ones of a chip. Tensor parallelism as in optimum-neuron's training examples."""
+    gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
+    ranks = chips * cores // lnc
+    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb, degree)
 
 
 def _gpus(name: str, gib: int, tflops: float, efa: int, vcpus: int, memory_gib: int, nvme_gb: int) -> Instance:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
+from hyperpod_ft.memory import GIB, Memory, available
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
 from hyperpod_ft.run import Job, Run
@@ -47,7 +49,7 @@ def shown(path: Path | str) -> str:
 
 def plan_as_dict(run: Run) -> dict[str, Any]:
     """The plan with what is known only on this volume: what is done, and the steps."""
-    check(run)
+    memory = check(run)
     will_run = {stage.name for stage in choose(run)}
     values = run.plan.as_dict()
     for stage in values["stages"]:
@@ -57,6 +59,7 @@ def plan_as_dict(run: Run) -> dict[str, Any]:
     return {
         "run_directory": str(run.directory),
         **values,
+        "memory": {"available_bytes": available(run.config), "bytes": asdict(memory)} if memory else None,
         "steps_per_epoch": known.per_epoch if known else None,
         "total_steps": known.total if known else None,
     }
@@ -73,6 +76,8 @@ def plan(run: Run) -> None:
         f" = {layout.world_size}: tensor {layout.tensor_parallel} x pipeline {layout.pipeline_parallel}"
         f" x data {layout.data_parallel}"
     )
+    if memory := values["memory"]:
+        print(f"memory    {Memory(**memory['bytes'])}; it has {memory['available_bytes'] / GIB:.1f} (estimated)")
     rows = rows_per_step(training, layout.data_parallel)
     tokens = rows * run.config.dataset.max_length
     print(f"step      {rows} rows = {tokens:,} tokens at most")

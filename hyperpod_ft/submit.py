@@ -14,8 +14,9 @@ from hyperpod_ft import __version__, publish
 from hyperpod_ft.data.formats import check_prompt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
+from hyperpod_ft.memory import Memory
+from hyperpod_ft.model_fit import check_model_directory
 from hyperpod_ft.monitor import active_jobs
-from hyperpod_ft.parallelism import check_model_directory
 from hyperpod_ft.plan import StagePlan, plan
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
@@ -78,11 +79,12 @@ def _alone(run: Run, slurm: Launcher, launcher: Launcher | None) -> Iterator[Non
         yield
 
 
-def check(run: Run) -> None:
+def check(run: Run) -> Memory | None:
     """Refuse what would fail later, where that can be seen now.
 
     Prompts that are no rows of the dataset's format, an interpreter that is not there, and, when the model is here
-    already, degrees that it cannot be divided by (`download` does that otherwise).
+    already, degrees that it cannot be divided by and accelerators that it does not fit (`download` does that
+    otherwise). Returns what it takes of an accelerator, where that is known.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
         if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
@@ -91,8 +93,8 @@ def check(run: Run) -> None:
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
     for directory in (run.base_model, Path(run.config.model.source)):
         if directory.is_absolute() and directory.is_dir():
-            check_model_directory(run.plan.degrees, directory, run.config.engine)
-            return
+            return check_model_directory(run.config, run.plan.degrees, directory)
+    return None
 
 
 def _prepare(run: Run) -> list[Path]:

@@ -1,4 +1,6 @@
-"""Write docs/run-file.md and docs/commands.md from the code. A test fails when they are out of date.
+"""Write docs/run-file.md, docs/commands.md and the table of docs/parallelism.md from the code.
+
+A test fails when they are out of date.
 
 python scripts/reference.py
 """
@@ -7,6 +9,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import memory_table
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -101,7 +104,12 @@ def _walk(command: Any, path: list[str]) -> list[tuple[list[str], Any]]:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    return {DOCS / "run-file.md": run_file(), DOCS / "commands.md": commands()}
+    parallelism = DOCS / "parallelism.md"
+    return {
+        DOCS / "run-file.md": run_file(),
+        DOCS / "commands.md": commands(),
+        parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
+    }
 
 
 if __name__ == "__main__":

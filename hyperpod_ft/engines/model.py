@@ -48,8 +48,9 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
     base = _load(run)
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older families spell these keys in their own way
-        keys = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
-        parallelism.check_model(run.plan.degrees, {key: getattr(base.config, key, None) for key in keys}, "torch")
+        heads = base.config.num_attention_heads
+        kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
+        parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     model = _with_adapters(base, run) if config.training.method == "lora" else base
     layers = decoder_layers(base)
     trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)

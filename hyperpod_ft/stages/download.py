@@ -16,7 +16,7 @@ from hyperpod_ft.download.listing import Source, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.parallelism import check_model_directory
+from hyperpod_ft.model_fit import check_model_directory
 from hyperpod_ft.run import Run
 from hyperpod_ft.sources import Asset
 from hyperpod_ft.stages.stage import Result, main
@@ -35,7 +35,7 @@ def work(run: Run) -> Result:
         run.base_model,
         _check_model,
     )
-    check_model_directory(run.plan.degrees, run.base_model, run.config.engine)
+    check_model_directory(run.config, run.plan.degrees, run.base_model)
     fetched_dataset = ensure(
         "dataset",
         _DATASET,

@@ -20,6 +20,7 @@ from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.model_fit import check_model_directory
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import stage
 
@@ -53,6 +54,7 @@ def _lead(processes: Processes) -> None:
 
     def work(run: Run) -> stage.Result:
         chosen = engine(run.config.engine)
+        check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
         processes.store.set(_VERDICT, "train")
         trained: Trained = chosen.train(run, processes)

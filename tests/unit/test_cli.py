@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft import runfile
+from scripts.memory_table import LLAMA_3_8B
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
@@ -48,6 +49,22 @@ def test_flagship_layout(tmp_path: Path) -> None:
     assert (degrees["tensor_parallel"], degrees["data_parallel"], degrees["world_size"]) == (8, 4, 32)
     config = runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))
     assert (config.lora.r, config.training.gradient_accumulation_steps, config.training.epochs) == (16, 3, 3)
+
+
+def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    here = [f"--set=cluster.root={tmp_path}", f"--set=model.source={tmp_path / 'model'}", "--set=model.revision=null"]
+    arguments = "plan", "llama3-8b-full-trn1", *here
+    plan = call(*arguments, cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert "memory    9.7 GiB a rank (weights 1.9, gradients 4.7," in plan.stdout
+    memory = json.loads(call(*arguments, "--json", cwd=tmp_path).stdout)["memory"]
+    assert sum(memory["bytes"].values()) < memory["available_bytes"] == 16 * 2**30 * 0.9
+    told = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
+    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in told
+    unknown = call("plan", "llama3-8b-full-trn1", "--json", cwd=tmp_path)
+    assert json.loads(unknown.stdout)["memory"] is None, "no model is here"
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.parallelism import Degrees, check_model
+from hyperpod_ft.parallelism import Degrees
 from hyperpod_ft.run import Run
 
 MakeRun = Callable[..., Run]
@@ -115,22 +115,3 @@ def test_resources(make_run: MakeRun) -> None:
 def test_impossible_degrees_show_their_arithmetic(make_run: MakeRun, overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         _ = make_run(**overrides).plan
-
-
-@pytest.mark.parametrize(
-    ("tensor_parallel", "engine", "words"),
-    [
-        (3, "torch", "does not divide the model's 8 attention heads"),
-        (8, "torch", "does not divide the model's 4 key/value heads"),
-        (8, "neuron", None),
-        (4, "torch", None),
-    ],
-)
-def test_heads_divide(tensor_parallel: int, engine: str, words: str | None) -> None:
-    model = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2}
-    layout = Degrees(1, tensor_parallel, tensor_parallel, 1)
-    if words is None:
-        check_model(layout, model, engine)
-    else:
-        with pytest.raises(UserError, match=words):
-            check_model(layout, model, engine)

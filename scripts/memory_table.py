@@ -1,0 +1,116 @@
+"""The table of docs/parallelism.md: what a training step takes of a core, by model, method, instances and degrees.
+
+`python scripts/reference.py` writes it between the page's markers.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hyperpod_ft.config import RunConfig
+from hyperpod_ft.memory import GIB, available, estimate
+from hyperpod_ft.model_shape import model_shape
+from hyperpod_ft.parallelism import check_model, degrees
+
+BEGIN, END = "<!-- made by `python scripts/reference.py` -->", "<!-- end -->"
+
+# What the models' published config.json say of their size.
+LLAMA_3_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+LLAMA_3_70B = LLAMA_3_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+QWEN3_8B = LLAMA_3_8B | {
+    "model_type": "qwen3",
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+
+TRN1, TRN2, TRN2_SMALL = "trn1.32xlarge", "trn2.48xlarge", "trn2.3xlarge"
+# nodes, instance type, tensor and pipeline parallelism
+LAYOUTS = {
+    "Llama 3 8B": (
+        LLAMA_3_8B,
+        {
+            "lora": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
+            "full": [(1, TRN1, 4, 1), (1, TRN1, 8, 1), (4, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
+        },
+    ),
+    "Llama 3 70B": (
+        LLAMA_3_70B,
+        {
+            "lora": [(1, TRN1, 8, 1), (1, TRN1, 32, 1), (2, TRN1, 8, 4), (2, TRN1, 32, 1), (1, TRN2, 16, 1)],
+            "full": [(2, TRN1, 32, 1), (8, TRN1, 32, 4), (8, TRN1, 32, 8), (4, TRN2, 32, 4)],
+        },
+    ),
+    "Qwen3 8B": (
+        QWEN3_8B,
+        {
+            "lora": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
+            "full": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
+        },
+    ),
+}
+
+
+def document(text: str) -> str:
+    """A page with what lies between its markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([f"{before}{BEGIN}", "", *_rows(), "", f"{END}{after}"])
+
+
+def _rows() -> Iterator[str]:
+    names = "model", "method", "nodes", "TP x PP x DP", "weights", "gradients", "optimizer", "activations", "logits"
+    yield _row(*names, "GiB a core", "it has", "fits")
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for name, (model_config, methods) in LAYOUTS.items():
+        for method, layouts in methods.items():
+            for layout in layouts:
+                yield _estimate(name, model_config, method, *layout)
+
+
+def _estimate(
+    name: str, model_config: dict[str, Any], method: str, nodes: int, instance_type: str, tensor: int, pipeline: int
+) -> str:
+    config = RunConfig.model_validate(
+        {
+            "name": "table",
+            "engine": "neuron",
+            "cluster": {"instance_type": instance_type, "nodes": nodes},
+            "model": {"source": "any/model"},
+            "dataset": {"source": "any/data", "format": "dolly", "max_length": 2048},
+            "training": {"method": method, "gradient_checkpointing": True},
+            "parallelism": {"tensor_parallel": tensor, "pipeline_parallel": pipeline},
+        }
+    )
+    shape, layout = model_shape(model_config), degrees(config)
+    assert shape is not None
+    check_model(config, layout, shape)
+    memory, room = estimate(config, layout, shape), available(config)
+    return _row(
+        name,
+        "LoRA" if method == "lora" else method,
+        f"{nodes} x {instance_type}",
+        f"{tensor} x {pipeline} x {layout.data_parallel}",
+        *(f"{value / GIB:.1f}" for value in vars(memory).values()),
+        f"{memory.total / GIB:.1f}",
+        f"{room / GIB:.1f}",
+        "yes" if memory.total <= room else "no",
+    )
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
