@@ -62,7 +62,7 @@ class Attempt:
         self.data_parallel = degrees.data_parallel
         rows_per_step = self.config.micro_batch_size * self.config.gradient_accumulation_steps * degrees.data_parallel
         self.steps = total_steps(self.config, len(self.rows), rows_per_step)
-        self.trainer = neuron_trainer.build(run, run.checkpoints, self.steps)
+        self.trainer = neuron_trainer.build(run, self.steps)
         self.pipeline = degrees.pipeline_parallel > 1
         # a pipeline takes all rows of a step at once and divides them itself
         accumulated = 1 if self.pipeline else self.config.gradient_accumulation_steps

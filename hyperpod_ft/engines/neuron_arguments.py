@@ -1,22 +1,20 @@
 """What optimum-neuron's trainer is told: the run file in its words. Pure; `NeuronSFTConfig` checks the names."""
 
-from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config import RunConfig
-
-# Neuron's flash attention kernel works on tiles of this many tokens.
-FLASH_ATTENTION_TOKENS = 2048
+from hyperpod_ft.run import Run
 
 
-def arguments(config: RunConfig, directory: Path, steps: int) -> dict[str, Any]:
+def arguments(run: Run, steps: int) -> dict[str, Any]:
     """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
 
-    `directory` is where the trainer itself would write; `steps` how many optimizer steps the run takes.
+    `steps`: how many optimizer steps the run takes.
     """
-    training, neuron, parallelism = config.training, config.neuron, config.parallelism
+    config, degrees = run.config, run.plan.degrees
+    training, neuron = config.training, config.neuron
     return {
-        "output_dir": str(directory),
+        "output_dir": str(run.checkpoints),
         "do_train": True,
         "max_steps": steps,
         "per_device_train_batch_size": training.micro_batch_size,
@@ -32,8 +30,8 @@ def arguments(config: RunConfig, directory: Path, steps: int) -> dict[str, Any]:
         "gradient_checkpointing": training.gradient_checkpointing,
         # with LoRA the trainer looks into it without asking whether it is there
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "tensor_parallel_size": parallelism.tensor_parallel,
-        "pipeline_parallel_size": parallelism.pipeline_parallel,
+        "tensor_parallel_size": degrees.tensor_parallel,
+        "pipeline_parallel_size": degrees.pipeline_parallel,
         "disable_sequence_parallel": not neuron.sequence_parallel,
         "zero_1": neuron.zero_1,
         "stochastic_rounding_enabled": neuron.stochastic_rounding,
@@ -55,7 +53,5 @@ def arguments(config: RunConfig, directory: Path, steps: int) -> dict[str, Any]:
 
 
 def attention(config: RunConfig) -> str:
-    """The attention implementation, by transformers' names: the kernel where it is wanted and possible."""
-    fits = config.dataset.max_length % FLASH_ATTENTION_TOKENS == 0
-    wanted = config.neuron.flash_attention
-    return "flash_attention_2" if (fits if wanted is None else wanted) else "eager"
+    """The attention implementation, by transformers' names."""
+    return "flash_attention_2" if config.flash_attention else "eager"

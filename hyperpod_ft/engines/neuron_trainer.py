@@ -4,7 +4,6 @@ What is mended was seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; d
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,12 +40,12 @@ class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
         return {name: parameter for name, parameter in named() if parameter.requires_grad}
 
 
-def build(run: Run, directory: Path, steps: int) -> Trainer:
+def build(run: Run, steps: int) -> Trainer:
     """The trainer, ready for its first step. Collective: joins the process group."""
     config = run.config
     # alike on every rank: what tensor parallelism leaves whole has to be equal everywhere
     torch.manual_seed(config.seed)
-    settings = NeuronSFTConfig(**neuron_arguments.arguments(config, directory, steps))
+    settings = NeuronSFTConfig(**neuron_arguments.arguments(run, steps))
     model = NeuronModelForCausalLM.from_pretrained(
         run.base_model,
         settings.trn_config,
