@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch_xla.core.xla_model as xm
 from neuronx_distributed.optimizer import NeuronZero1Optimizer
 from neuronx_distributed.parallel_layers import parallel_state
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -56,8 +56,18 @@ class Checkpoints:
             publish.remove(partial)
             (partial / "resume").mkdir(parents=True)
         self._meet(progress, "made")
-        self._trainer.model.save_pretrained(str(partial))
-        self._write_state(_state_file(partial, self._processes.rank))
+        try:
+            self._trainer.model.save_pretrained(str(partial))
+            self._write_state(_state_file(partial, self._processes.rank))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # torch.save hides it behind a RuntimeError, safetensors in an error of its own
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
+                raise
+            raise UserError(
+                f"{partial.parent}: the checkpoint cannot be written: {cause or error}",
+                "free or repair the volume, then resume",
+            ) from error
         self._unfinished = progress
         if not self._run.config.neuron.async_save:
             self.finish()
@@ -147,10 +157,7 @@ class Checkpoints:
         # safetensors leaves a file's mode at 0600, which shuts others out of a shared volume
         file.touch()
         mode = file.stat().st_mode
-        try:
-            save_file(held, file)
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written: {error}", "free or repair the volume, then resume") from error
+        save_file(held, file)
         file.chmod(mode)
 
     @property

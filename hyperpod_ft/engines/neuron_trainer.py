@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import neuron_arguments
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 
 
@@ -52,6 +53,8 @@ def build(run: Run, steps: int) -> Trainer:
         torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
         attn_implementation=neuron_arguments.attention(config),
     )
+    if config.training.method == "lora":
+        _check_targets(model, config.lora.target_modules)
     trainer = Trainer(
         model=model,
         args=settings,
@@ -67,6 +70,17 @@ def build(run: Run, steps: int) -> Trainer:
     if settings.trn_config.sequence_parallel_enabled:
         sum_sequence_parallel_gradients(trainer.parameters())
     return trainer
+
+
+def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
+    # by the names that they have in the model's files: upstream fuses some of them
+    names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+    for target in targets:
+        if target.rpartition(".")[2] not in names:
+            raise UserError(
+                f"lora.target_modules: {target!r} matches no module of the model", f"it has {', '.join(sorted(names))}"
+            )
 
 
 def _adapters(run: Run) -> LoraConfig:

@@ -23,7 +23,8 @@ from tests.unit import tiny_tokenizer
 __all__ = ["jobs", "make_training_run"]
 
 HERE = Path(__file__).parent
-ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1"}
+# the last one: importing torch._inductor would start a process for each CPU
+ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 MakeRun = Callable[..., Run]
 
 
