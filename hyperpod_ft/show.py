@@ -13,8 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperpod_ft import figures
 from hyperpod_ft.engines import can_train
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.figures import Figures
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
@@ -113,6 +115,8 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
 
 def status(current: RunStatus) -> None:
     _console().print(_status_table(current))
+    if current.figures:
+        print(f"trained: {figures.line(current.figures)}")
     _advice(current)
 
 
@@ -132,7 +136,10 @@ def _progress(current: RunStatus) -> str:
         return ""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}"
+    if progress.samples_per_second:
+        rate += f"  {progress.samples_per_second:,.2f} samples/s"
+    mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
+    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}{mfu}"
 
 
 def _advice(current: RunStatus) -> None:
@@ -302,6 +309,17 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
             current.submitted,
             shown(current.directory),
         )
+    _console().print(table)
+
+
+def comparison(compared: Sequence[Figures]) -> None:
+    """A column for each training."""
+    head, *lines = figures.table(compared)
+    table = _table(*head)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cells in lines:
+        table.add_row(*(Text(cell) for cell in cells))
     _console().print(table)
 
 
