@@ -54,14 +54,16 @@ def figures(run: Run) -> Figures | None:
     generated = _valid(run, "generate")
     exact = generated.facts.get("exact_match", {}) if generated else {}
     nodes = run.plan.degrees.nodes
-    facts, price = trained.facts, run.config.cluster.price_per_node_hour
+    facts = trained.facts
+    # a price may be given after the training
+    hours = facts.get("node_hours")
+    cost = usage.cost(run, hours) if hours is not None else None
     return Figures(
         run=f"{run.config.name}/{run.plan.run_id}",
         method=run.config.training.method,
         instances=f"{nodes} x {run.config.cluster.instance_type}",
         precompile_seconds=precompiled.seconds if precompiled else None,
-        # a price may be given after the training
-        cost=facts.get("cost") if price is None else usage.cost(run, facts.get("node_hours", 0.0)),
+        cost=facts.get("cost") if cost is None else cost,
         exact_train=_exact(exact.get("train")),
         exact_validation=_exact(exact.get("validation")),
         **{name: facts.get(name) for name in _FACTS},

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import figures, publish, usage
-from hyperpod_ft.monitor import status
+from hyperpod_ft import figures, publish, show, usage
+from hyperpod_ft.monitor import Progress, RunStatus, StageStatus, status
 from hyperpod_ft.run import Record, Run, utc_now
 from hyperpod_ft.slurm import Slurm
 
@@ -121,11 +121,23 @@ def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
     assert [cells[0] for cells in figures.table([found])][1:] == ["method", "instances", "steps", "tokens/s", "minutes"]
 
 
-def test_status_has_them_once_trained(make_run: MakeRun) -> None:
+def test_status_of_a_training_at_work_has_its_newest_rates(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = StageStatus("train", "running", "1:02 trn-1", "4")
+    current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
+    rates = Progress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
+    show.status(replace(current, progress=rates))
+    assert "step 12/300  loss 2.3100  7,279 tokens/s  3.55 samples/s  MFU 8.0%  1:02 trn-1" in capsys.readouterr().out
+
+
+def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1)
     assert status(run, Slurm({"PATH": ""})).figures is None
     finish(run, "train", FACTS)
     current = status(run, Slurm({"PATH": ""}))
+    show.status(current)
+    assert "\ntrained: 3.554 samples/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
     assert current.figures is not None
     assert figures.line(current.figures) == (
         "3.554 samples/s, 7,279 tokens/s, MFU 8.0%, 3.370 s/step, 53.0 min, 16.00 accelerator-hours, cost 21.50"
