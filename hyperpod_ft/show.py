@@ -125,7 +125,9 @@ def _status_table(current: RunStatus) -> RenderableType:
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
         if stage.stage == "train" and stage.state == "running" and current.progress:
-            detail = f"{_progress(current)}  {detail}"
+            samples = current.progress.samples_per_second
+            rate = f"  {samples:,.2f} samples/s" if samples else ""
+            detail = f"{_progress(current)}{rate}  {detail}"
         table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), table)
 
@@ -136,8 +138,6 @@ def _progress(current: RunStatus) -> str:
         return ""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-    if progress.samples_per_second:
-        rate += f"  {progress.samples_per_second:,.2f} samples/s"
     mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
     return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}{mfu}"
 

@@ -128,7 +128,7 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
     current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
     rates = Progress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
     show.status(replace(current, progress=rates))
-    assert "step 12/300  loss 2.3100  7,279 tokens/s  3.55 samples/s  MFU 8.0%  1:02 trn-1" in capsys.readouterr().out
+    assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 samples/s  1:02 trn-1" in capsys.readouterr().out
 
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
