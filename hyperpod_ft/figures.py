@@ -34,7 +34,7 @@ class Figures:
     seconds_per_step: float | None
     seconds: float | None  # in the training loop, over all attempts
     warm_up_seconds: float | None
-    precompile_seconds: float | None
+    precompile_seconds: float | None  # in no other figure
     attempts: int | None
     node_hours: float | None
     accelerator_hours: float | None

@@ -1,9 +1,11 @@
 """How fast a training is: rates that follow from what one optimizer step takes and how long it lasted."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
+from hyperpod_ft.checkpoint.model_directory import read_config
+from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.tied import OUTPUT, is_tied
 from hyperpod_ft.flops import flops_per_token
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.run import Run
@@ -44,24 +46,32 @@ class Throughput:
         )
 
 
-def throughput(
-    run: Run,
-    model_config: Mapping[str, Any],
-    *,
-    rows_per_step: int,
-    max_length: int,
-    total_parameters: int,
-    trainable_parameters: int,
-) -> Throughput:
-    """Of a run whose dataset is prepared. `model_config` and the numbers of parameters as for `flops_per_token`."""
+def throughput(run: Run, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
+    """Of a run whose model and dataset are there; `trainable_parameters` of the whole model, on all ranks.
+
+    Raises UserError when the base model's files are missing or damaged.
+    """
     record = run.record("dataset")
     facts = record.facts if record else {}
     examples, rows = facts.get("train_examples"), facts.get("train_rows")
+    total = base_parameters(run.base_model)
+    if run.config.training.method == "lora":
+        total, trained = total + trainable_parameters, trainable_parameters
+    else:
+        trained = total
     rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,
         documents_per_row=examples / rows if examples and rows else None,
-        flops_per_token=flops_per_token(model_config, total_parameters, trainable_parameters, max_length),
+        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length),
         peak_flops=rank_flops * run.plan.degrees.world_size,
     )
+
+
+def base_parameters(directory: Path) -> int:
+    """Parameters of the model in a directory, by the headers of its files; one that is tied to another counts once."""
+    tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
+    if is_tied(read_config(directory), tensors):
+        tensors.pop(OUTPUT, None)
+    return sum(tensors.values())

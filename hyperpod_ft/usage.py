@@ -1,4 +1,4 @@
-"""How long a run has held its nodes: one small file an attempt, kept up to date by a thread while it lasts.
+"""How long the training of a run has held its nodes: a small file an attempt, which a thread keeps up to date.
 
 Progress counts the steps that a checkpoint has saved; a bill counts every minute, those lost in a kill too. An attempt
 begins when its stage begins to work, some seconds after its job, and one that is killed is known to within
@@ -23,9 +23,8 @@ _EVERY_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Attempt:
-    """One job that held all the nodes of a run."""
+    """One time that training held all the nodes of a run."""
 
-    stage: str
     job_id: str
     started: str  # ISO 8601, UTC
     seconds: float
@@ -34,11 +33,11 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def counted(run: Run, stage: str) -> Iterator[None]:
-    """Keep the account of one attempt at `stage` while the block lasts, whatever ends it. On one process of the job."""
+def counted(run: Run) -> Iterator[None]:
+    """Keep the account of one attempt while the block lasts, whatever ends it. On one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "")
-    path = run.attempts / f"{stage}-{started.replace(':', '')}-{os.getpid()}.json"
+    path = run.attempts / f"{started.replace(':', '')}-{os.getpid()}.json"
     nodes = run.plan.degrees.nodes
     accelerators = nodes * CATALOGUE[run.config.cluster.instance_type].devices
     ended = threading.Event()
@@ -47,7 +46,7 @@ def counted(run: Run, stage: str) -> Iterator[None]:
         seconds = round(time.monotonic() - clock, 3)
         # a full volume ends the training, if anything does, with words of its own
         with contextlib.suppress(OSError):
-            publish.write_json(path, asdict(Attempt(stage, job_id, started, seconds, nodes, accelerators)))
+            publish.write_json(path, asdict(Attempt(job_id, started, seconds, nodes, accelerators)))
 
     def keep() -> None:
         while not ended.wait(_EVERY_SECONDS):
@@ -74,7 +73,7 @@ def attempts(run: Run) -> list[Attempt]:
 
 
 def totals(run: Run) -> dict[str, Any]:
-    """Over all attempts at all stages that count: hours of nodes and of accelerators, and what they cost.
+    """Over all attempts: hours of nodes and of accelerators, and what they cost.
 
     Accelerator-hours are None where there are no accelerators.
     """

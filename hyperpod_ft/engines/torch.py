@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, metrics, optimization, sanity
 from hyperpod_ft.engines.batches import DataOrder, Rows
@@ -67,17 +67,10 @@ class Attempt:
         )
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, mesh)
-        self.model_config = read_object(
-            run.base_model / "config.json", "run: hyperpod-ft submit --only download --force"
-        )
         self.throughput = throughput(
-            run,
-            self.model_config,
-            rows_per_step=self.order.rows_per_step,
-            max_length=self.rows.max_length,
-            total_parameters=self.model.total_parameters,
-            trainable_parameters=self.model.trainable_parameters,
+            run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
+        self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.optimizer = optimization.ShardedAdamW(self.model.trainable, self.config)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
@@ -97,7 +90,7 @@ class Attempt:
                 progress = log.advance(progress, step.loss)
                 if self.processes.leads:
                     log.write(progress, step.learning_rate, step.grad_norm)
-                sanity.check(self.config, progress, self.steps, self.model_config.get("vocab_size"))
+                sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps
                 if last or step.stop_signal or step.number % self.config.save_every_steps == 0:
                     self._save(progress)

@@ -55,7 +55,7 @@ def _lead(processes: Processes) -> None:
         chosen = engine(run.config.engine)
         _check_data(run)
         processes.store.set(_VERDICT, "train")
-        with usage.counted(run, "train"):
+        with usage.counted(run):
             trained: Trained = chosen.train(run, processes)
         return stage.Result((trained.checkpoint, run.metrics), trained.facts | usage.totals(run))
 

@@ -16,7 +16,8 @@ from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
 from hyperpod_ft.engines.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
-from tests.training.conftest import Jobs, MakeRun, curve, metrics, train_here
+from hyperpod_ft.throughput import base_parameters, throughput
+from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 
 pytestmark = pytest.mark.training
 
@@ -52,6 +53,21 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     assert written == {"checkpoint.json", ".metadata", "__0_0.distcp", "metrics.jsonl"}
     final = json.loads((run.checkpoints / "step-00000007" / "checkpoint.json").read_text())
     assert final["lora"]["r"] == 4 and final["method"] == "lora" and final["layout"]["tensor_parallel"] == 1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_utilization_counts_the_parameters_that_train(make_run: MakeRun, method: str, tied: bool) -> None:
+    settings = {"training.max_steps": 1, "training.method": method}
+    run = make_run(settings=settings, model=tiny_llama(tie_word_embeddings=tied))
+    facts = train_here(run).facts
+    assert base_parameters(run.base_model) == facts["total_parameters"] - (method == "lora") * 7424
+    # a layer: q, o 64 x 64; k, v 64 x 32; gate, up, down 64 x 96; two norms. Last norm, output matrix 128 x 64.
+    multiplied = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64 + 128 * 64
+    adapters = 6 * 7424 if method == "lora" else 0
+    attention = 12 * 2 * 8 * 8 * 32
+    operations = throughput(run, 2, 32, facts["trainable_parameters"]).flops_per_token
+    assert operations == (4 if method == "lora" else 6) * multiplied + adapters + attention
 
 
 def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +159,7 @@ def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, j
     assert not run.checkpoints.exists() and run.record("train") is None
     # the curve that led there is, and so is the bill
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
-    assert [attempt.stage for attempt in usage.attempts(run)] == ["train"]
+    assert len(usage.attempts(run)) == 1
 
 
 def test_the_base_models_loss_survives_a_restart(make_run: MakeRun) -> None:

@@ -43,14 +43,14 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
     Record(stage, run.plan[stage].fingerprint, {}, (), facts, utc_now(), 90.0, "test", "").write(run.record_path(stage))
 
 
-def add(run: Run, number: int, seconds: float, stage: str = "train") -> None:
-    attempt = usage.Attempt(stage, "1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
+def add(run: Run, number: int, seconds: float) -> None:
+    attempt = usage.Attempt("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
     publish.write_json(run.attempts / f"{number}.json", asdict(attempt))
 
 
 def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     run = make_run(**TRN1, cluster__nodes=2, cluster__price_per_node_hour=20.0)
-    add(run, 1, 1800.0, "precompile")
+    add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
     publish.write_text(run.attempts / "4.json", "{")
@@ -63,11 +63,11 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERPOD_FT_JOB_ID", "77")
     run = make_run()
-    with pytest.raises(RuntimeError), usage.counted(run, "train"):
+    with pytest.raises(RuntimeError), usage.counted(run):
         time.sleep(0.05)
         raise RuntimeError
     (attempt,) = usage.attempts(run)
-    assert attempt.seconds >= 0.05 and (attempt.stage, attempt.job_id, attempt.nodes) == ("train", "77", 1)
+    assert attempt.seconds >= 0.05 and (attempt.job_id, attempt.nodes) == ("77", 1)
     assert attempt.accelerators == 0 and usage.totals(run)["accelerator_hours"] is None
     assert not [thread for thread in threading.enumerate() if thread.name == "usage"]
 
@@ -78,7 +78,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     program = (
         "import sys, time; from pathlib import Path; from hyperpod_ft import usage; from hyperpod_ft.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
-        "with usage.counted(Run.open(Path(sys.argv[1])), 'train'): time.sleep(60)"
+        "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
     try:

@@ -308,7 +308,7 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
 
     run = make_run()
     finish_all(run)
-    with usage.counted(run, "train"):
+    with usage.counted(run):
         pass
     submit(run, Accepting(), Slurm(), Selection(only="merge", force=True))
     assert usage.totals(run)["attempts"] == 1
