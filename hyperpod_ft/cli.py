@@ -5,12 +5,13 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_checkpoint, cli_local, publish, runfile, show
+from hyperpod_ft import __version__, cli_checkpoint, cli_local, figures, publish, runfile, show
 from hyperpod_ft import submit as submission
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
@@ -191,6 +192,21 @@ def list_command(
         print(json.dumps([current.as_dict() for current in statuses], indent=2))
     else:
         show.runs(chosen, statuses)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="Run directories, run files or recipes; trained ones.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show trainings side by side: speed, hours, cost, losses, exact answers."""
+    compared = [figures.require(_open(run, None)) for run in runs]
+    if as_json:
+        print(json.dumps([asdict(of) for of in compared], indent=2))
+    else:
+        show.comparison(compared)
 
 
 def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, origin: str = "") -> None:

@@ -139,6 +139,11 @@ class Cluster(Section):
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory each stage without accelerators asks for, in GB; Slurm's default when left out."
     )
+    price_per_node_hour: PositiveFloat | None = Field(
+        None,
+        description="What one training node costs an hour, in your currency; gives the cost of training in its record"
+        " and in `status` and `compare`.",
+    )
     mail_user: Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an address")] | None = Field(
         None, description="Whom Slurm tells when a job fails, runs out of time, or can never start."
     )
@@ -294,6 +299,13 @@ class Training(Section):
         description="Recompute activations in the backward pass, and with data parallelism gather layers again in it:"
         " less memory for more time.",
     )
+    sanity_steps: NonNegativeInt = Field(
+        20,
+        description="From this step on, or the last one if there are fewer, training stops when the smoothed loss is"
+        " above the base model's by sanity_margin; at step 1 when the base model's is that much above guessing among"
+        " its tokens. 0 turns both off; a loss that is no finite number always stops it.",
+    )
+    sanity_margin: PositiveFloat = Field(2.0, description="How much the loss may be above, in nats a token.")
     log_every_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step always saves.")
     keep_checkpoints: PositiveInt = Field(2, description="Newest complete checkpoints kept on disk.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.figures import Figures, figures
 from hyperpod_ft.launcher import JobState, Launcher
 from hyperpod_ft.process import Process
 from hyperpod_ft.run import ISO_UTC, Job, Run
@@ -35,6 +36,8 @@ class Progress:
     total_steps: int | None
     loss: float
     tokens_per_second: float | None
+    samples_per_second: float | None = None  # packed rows
+    mfu: float | None = None  # 0 to 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class RunStatus:
     submitted: str = ""  # first, ISO 8601, UTC
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     progress: Progress | None = None
+    figures: Figures | None = None  # once trained
     note: str = ""  # why states are unknown
 
     @property
@@ -124,6 +128,7 @@ def status(run: Run, slurm: Launcher) -> RunStatus:
         submitted=min((job.submitted for job in run.jobs()), default=""),
         origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
         progress=_progress(run, stages),
+        figures=figures(run),
         note=note,
     )
 
@@ -195,10 +200,11 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
     try:
         row = json.loads(rows[0])
         step, loss, rate = row["step"], row["loss"], row["tokens_per_second"]
-    except (IndexError, ValueError, TypeError, KeyError):  # the last line is being written, or damaged
+        samples, mfu = row.get("samples_per_second"), row.get("mfu")
+    except (IndexError, ValueError, TypeError, KeyError, AttributeError):  # the last line is being written, or damaged
         return None
     known = steps(run)
-    return Progress(step, known.total if known else None, loss, rate)
+    return Progress(step, known.total if known else None, loss, rate, samples, mfu)
 
 
 def steps(run: Run) -> Steps | None:

@@ -95,9 +95,13 @@ class _Definition:
     accelerated: bool = False
 
 
+# What is written and watched, and changes no result.
+_BESIDE_TRAINING = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
+
+
 def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
     return {
-        "training": config.training.model_dump(exclude={"log_every_steps", "save_every_steps", "keep_checkpoints"}),
+        "training": config.training.model_dump(exclude=_BESIDE_TRAINING),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(layout),
         "instance_type": config.cluster.instance_type,

@@ -143,6 +143,11 @@ class Run:
         return self.directory / "metrics.jsonl"
 
     @property
+    def attempts(self) -> Path:
+        """How long each attempt at training has held the nodes, a file each."""
+        return self.directory / "attempts"
+
+    @property
     def adapter(self) -> Path:
         """The consolidated PEFT adapter (method lora)."""
         return self.directory / "adapter"

@@ -14,7 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hyperpod_ft import figures
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.figures import Figures
 from hyperpod_ft.launcher import Launcher
 from hyperpod_ft.memory import GIB, Memory, available
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
@@ -115,6 +117,8 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
 
 def status(current: RunStatus) -> None:
     _console().print(_status_table(current))
+    if current.figures:
+        print(f"trained: {figures.line(current.figures)}")
     _advice(current)
 
 
@@ -123,7 +127,9 @@ def _status_table(current: RunStatus) -> RenderableType:
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
         if stage.stage == "train" and stage.state == "running" and current.progress:
-            detail = f"{_progress(current)}  {detail}"
+            samples = current.progress.samples_per_second
+            rate = f"  {samples:,.2f} samples/s" if samples else ""
+            detail = f"{_progress(current)}{rate}  {detail}"
         table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), table)
 
@@ -134,7 +140,8 @@ def _progress(current: RunStatus) -> str:
         return ""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}"
+    mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
+    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}{mfu}"
 
 
 def _advice(current: RunStatus) -> None:
@@ -304,6 +311,17 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
             current.submitted,
             shown(current.directory),
         )
+    _console().print(table)
+
+
+def comparison(compared: Sequence[Figures]) -> None:
+    """A column for each training."""
+    head, *lines = figures.table(compared)
+    table = _table(*head)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cells in lines:
+        table.add_row(*(Text(cell) for cell in cells))
     _console().print(table)
 
 

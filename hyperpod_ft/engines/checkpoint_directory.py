@@ -59,6 +59,8 @@ class Progress:
     seconds: float = 0.0  # spent in the training loop up to this step
     first_loss: float | None = None
     last_loss: float | None = None
+    smoothed_loss: float | None = None  # an exponential mean of the losses so far, `sanity.smoothed`
+    first_steps_seconds: float = 0.0  # of `seconds`: the first step of each attempt, which warms up
     resumed_from: tuple[int, ...] = field(default=())
 
 

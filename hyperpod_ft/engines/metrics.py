@@ -1,20 +1,22 @@
-"""What rank 0 tells about the steps: a row in metrics.jsonl and a line in the job's log."""
+"""What rank 0 tells about the steps: a row in metrics.jsonl and a line in the job's log; facts for the record.
+
+For every engine: it imports no torch, and is told what only the device knows.
+"""
 
 import contextlib
 import json
-import resource
-import sys
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines.batches import Rows
+from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.run import Run
+from hyperpod_ft.throughput import Throughput
 
 
 @dataclass(frozen=True)
@@ -26,27 +28,41 @@ class StepMetrics:
     loss: float  # mean over the label tokens of this step
     learning_rate: float
     grad_norm: float  # before clipping
-    tokens_per_second: float  # rows * max_length, padding included, since the row before
-    samples_per_second: float  # rows of max_length tokens
+    # since the row before, see throughput.Rates
+    seconds_per_step: float
+    samples_per_second: float
+    documents_per_second: float | None
+    tokens_per_second: float
+    mfu: float | None
     memory_mb: float  # peak of rank 0: the accelerator's memory, or the process's own on CPU; 1e6 bytes
     seconds: float  # in the training loop so far, over all attempts
 
     def line(self, steps: int, eta_seconds: float) -> str:
         """For example `step 12/300  loss 2.3100  lr 1.9e-04  grad 0.83  1,234 tok/s  eta 1m20s`."""
+        mfu = f"  MFU {self.mfu:.1%}" if self.mfu is not None else ""
         return (
             f"step {self.step}/{steps}  loss {self.loss:.4f}  lr {self.learning_rate:.1e}  grad {self.grad_norm:.2f}"
-            f"  {self.tokens_per_second:,.0f} tok/s  eta {duration(eta_seconds)}"
+            f"  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {duration(eta_seconds)}"
         )
 
 
 class MetricsLog:
-    """Keeps time on every rank; writes on rank 0, which alone calls `open` and `write`."""
+    """Keeps time on every rank; writes on rank 0, which alone calls `open` and `write`.
+
+    `rows` are those of an epoch, `steps` those of the whole run, `progress` that of the checkpoint gone on from.
+    """
 
     def __init__(
-        self, run: Run, rows_per_step: int, rows: Rows, steps: int, progress: Progress, device: torch.device
+        self,
+        run: Run,
+        throughput: Throughput,
+        rows: int,
+        steps: int,
+        progress: Progress,
+        peak_memory_mb: Callable[[], float],
     ) -> None:
         self._path, self._every = run.metrics, run.config.training.log_every_steps
-        self._rows_per_step, self._rows, self._steps, self._device = rows_per_step, rows, steps, device
+        self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
         self._begun_at = self._progress_at = self._written_at = time.monotonic()
         self._begun_step = self._written_step = progress.step
 
@@ -58,9 +74,17 @@ class MetricsLog:
     def advance(self, progress: Progress, loss: float) -> Progress:
         """The progress after one more step."""
         now = time.monotonic()
-        seconds, self._progress_at = progress.seconds + now - self._progress_at, now
-        first = loss if progress.first_loss is None else progress.first_loss
-        return replace(progress, step=progress.step + 1, seconds=seconds, first_loss=first, last_loss=loss)
+        seconds, self._progress_at = now - self._progress_at, now
+        warming_up = progress.step == self._begun_step
+        return replace(
+            progress,
+            step=progress.step + 1,
+            seconds=progress.seconds + seconds,
+            first_steps_seconds=progress.first_steps_seconds + (seconds if warming_up else 0.0),
+            first_loss=loss if progress.first_loss is None else progress.first_loss,
+            last_loss=loss,
+            smoothed_loss=sanity.smoothed(progress.smoothed_loss, loss),
+        )
 
     def write(self, progress: Progress, learning_rate: float, grad_norm: float) -> None:
         """Write and print the step that ends here, when it is to be logged: the first, the last, every so many."""
@@ -69,23 +93,57 @@ class MetricsLog:
             return
         assert progress.last_loss is not None
         now = time.monotonic()
-        samples_per_second = (step - self._written_step) * self._rows_per_step / (now - self._written_at)
+        rates = self._throughput.rates(step - self._written_step, now - self._written_at)
         row = StepMetrics(
             step=step,
-            epoch=round(step * self._rows_per_step / len(self._rows), 4),
+            epoch=round(step * self._throughput.rows_per_step / self._rows, 4),
             loss=progress.last_loss,
             learning_rate=learning_rate,
             grad_norm=grad_norm,
-            tokens_per_second=round(samples_per_second * self._rows.max_length, 1),
-            samples_per_second=round(samples_per_second, 3),
-            memory_mb=round(peak_memory_mb(self._device), 1),
+            memory_mb=round(self._peak_memory_mb(), 1),
             seconds=round(progress.seconds, 3),
+            **asdict(rates),
         )
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(row)) + "\n")
         pace = (now - self._begun_at) / (step - self._begun_step)
         print(row.line(self._steps, pace * (self._steps - step)), flush=True)
         self._written_at, self._written_step = now, step
+
+
+def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> dict[str, Any]:
+    """What the record says of a finished training, over all attempts that its checkpoints come from.
+
+    Rates are those of the whole time in the training loop, its checkpoints and first steps included;
+    `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` what the first step of each
+    attempt took beyond it: compiling, as a rule.
+    """
+    trained = progress.step * throughput.rows_per_step
+    rates = asdict(throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
+    median = _median_step_seconds(run.metrics)
+    warm_up = None
+    if median is not None:
+        warm_up = max(0.0, progress.first_steps_seconds - (1 + len(progress.resumed_from)) * median)
+    return {
+        "steps": progress.step,
+        "epochs": round(trained / rows, 4),
+        "first_loss": progress.first_loss,
+        "final_loss": progress.last_loss,
+        "samples": trained,  # packed rows
+        "tokens": trained * throughput.max_length,  # padding included
+        "seconds": round(progress.seconds, 3),  # in the training loop
+        **rates,
+        "seconds_per_step": median,
+        "warm_up_seconds": None if warm_up is None else round(warm_up, 3),
+        "resumed_from": list(progress.resumed_from),
+    }
+
+
+def _median_step_seconds(path: Path) -> float | None:
+    """Over the rows but that of step 1, which warms up; None when there is no other."""
+    rows = [json.loads(line) for line, step in _lines(path) if step > 1]
+    found = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
+    return round(statistics.median(found), 4) if found else None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
@@ -98,15 +156,6 @@ def _lines(path: Path) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if isinstance(step := json.loads(line)["step"], int):
                 yield line, step
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB (1e6 bytes): the accelerator's, or this process's resident set on CPU."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated() / 1e6
-    # ru_maxrss is in KiB on Linux, in bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def duration(seconds: float) -> str:

@@ -16,31 +16,28 @@ import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
-from hyperpod_ft.engines import Trained, checkpoint_directory, neuron_checkpoint, neuron_trainer
+from hyperpod_ft.checkpoint.model_directory import read_config
+from hyperpod_ft.engines import (
+    Trained,
+    checkpoint_directory,
+    mesh,
+    metrics,
+    neuron_checkpoint,
+    neuron_trainer,
+    sanity,
+)
 from hyperpod_ft.engines.batches import DataOrder, Rows
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
-from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.schedule import learning_rate, total_steps
+from hyperpod_ft.throughput import throughput
 
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.Engine`."""
     return Attempt(run, processes).to_the_end()
-
-
-@dataclass(frozen=True)
-class Step:
-    """What all ranks know after an optimizer step."""
-
-    number: int
-    loss: float  # mean over the step's label tokens
-    grad_norm: float  # global, before clipping
-    learning_rate: float
-    stop_signal: int  # 0: nobody was asked to stop
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class Attempt:
             data_parallel=degrees.data_parallel,
         )
         self.trainable_parameters = self.trainer.get_num_trainable_parameters()
+        self.throughput = throughput(run, rows_per_step, self.rows.max_length, self.trainable_parameters)
+        self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.checkpoints = neuron_checkpoint.Checkpoints(run, self.trainer, processes)
@@ -83,35 +82,29 @@ class Attempt:
         xm.set_rng_state(seed)
 
     def to_the_end(self) -> Trained:
-        """Train what is left. Raises Interrupted after a signal, UserError when the loss is no number."""
-        progress = self._resume()
-        log = MetricsLog(self.run, self.order.rows_per_step, self.rows, self.steps, progress, torch.device("cpu"))
+        """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
+        self._resume()
+        self.log = metrics.MetricsLog(
+            self.run, self.throughput, self.order.rows, self.steps, self.progress, _peak_memory_mb
+        )
         if self.processes.leads:
-            log.open()
-            self._announce(progress)
+            self.log.open()
+            self._announce()
         sent: _Sent | None = None
         with asked_to_stop() as signals:
-            for number in range(progress.step + 1, self.steps + 1):
-                following = self._send(number, signals)
-                known = [self._read(sent)] if sent else []
-                sent = following
-                last, stopped = number == self.steps, any(step.stop_signal for step in known)
-                save = last or stopped or number % self.config.save_every_steps == 0
-                if save:
-                    known.append(self._read(sent))
+            for number in range(self.progress.step + 1, self.steps + 1):
+                before, sent = sent, self._send(number, signals)
+                stop = self._take(before) if before else 0
+                last = number == self.steps
+                if last or stop or number % self.config.save_every_steps == 0:
+                    stop = max(stop, self._take(sent))
                     sent = None
-                for step in known:
-                    progress = log.advance(progress, step.loss)
-                    if self.processes.leads:
-                        log.write(progress, step.learning_rate, step.grad_norm)
-                if save:
-                    self.checkpoints.save(progress)
-                stop = max((step.stop_signal for step in known), default=0)
-                if stop and save and not last:
+                    self.checkpoints.save(self.progress)
+                if stop and not last:
                     self.checkpoints.finish()
                     raise Interrupted(number, stop)
         self.checkpoints.finish()
-        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts(progress))
+        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts())
 
     def _send(self, number: int, signals: list[int]) -> _Sent:
         """Give the device all of step `number`."""
@@ -157,24 +150,30 @@ class Attempt:
         batch = self.rows.batch(rows, torch.device("cpu") if self.pipeline else self.device)
         return {"input_ids": batch.input_ids, "labels": batch.labels}
 
-    def _read(self, sent: _Sent) -> Step:
-        """Wait for the step. Raises UserError, on every rank, when loss or gradients are not finite."""
+    def _take(self, sent: _Sent) -> int:
+        """Wait for the step and take note of it. Returns the signal that asked some rank to stop; 0: none.
+
+        Raises UserError, on every rank, when loss or gradients are none to go on from.
+        """
         loss, norm, *asked = sent.summary.cpu().tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {sent.number}: the loss is {loss} and the gradient norm {norm}; nothing was saved",
                 "lower training.learning_rate, or look at the rows of this step",
             )
-        stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
-        return Step(sent.number, loss, norm, sent.learning_rate, int(stop))
+        self.progress = self.log.advance(self.progress, loss)
+        if self.processes.leads:
+            self.log.write(self.progress, sent.learning_rate, norm)
+        sanity.check(self.config, self.progress, self.steps, self.vocabulary)
+        return int(max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0))
 
-    def _resume(self) -> Progress:
-        progress = self.checkpoints.restore()
-        if progress.step in (0, self.steps):
-            return progress
-        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
+    def _resume(self) -> None:
+        """Load the newest complete checkpoint; no progress when there is none."""
+        self.progress = self.checkpoints.restore()
+        if 0 < self.progress.step < self.steps:
+            self.progress = replace(self.progress, resumed_from=(*self.progress.resumed_from, self.progress.step))
 
-    def _announce(self, progress: Progress) -> None:
+    def _announce(self) -> None:
         degrees, order = self.run.plan.degrees, self.order
         print(
             f"train: {self.config.method} of {self.trainable_parameters:,} parameters"
@@ -183,25 +182,20 @@ class Attempt:
             f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
             flush=True,
         )
-        if progress.step:
-            print(f"train: going on from step {progress.step}", flush=True)
+        if self.progress.step:
+            print(f"train: going on from step {self.progress.step}", flush=True)
 
-    def _facts(self, progress: Progress) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         degrees = self.run.plan.degrees
-        rows = progress.step * self.order.rows_per_step
-        tokens = rows * self.rows.max_length
-        return {
-            "steps": progress.step,
-            "epochs": round(rows / self.order.rows, 4),
-            "first_loss": progress.first_loss,
-            "final_loss": progress.last_loss,
+        return metrics.facts(self.run, self.throughput, self.order.rows, self.progress) | {
             "trainable_parameters": self.trainable_parameters,
-            "tokens": tokens,  # padding included
-            "tokens_per_second": round(tokens / progress.seconds, 1) if progress.seconds else None,
-            "seconds": round(progress.seconds, 3),  # in the training loop, over all attempts
-            "resumed_from": list(progress.resumed_from),
             "world_size": degrees.world_size,
             "dp": degrees.data_parallel,
             "pp": degrees.pipeline_parallel,
             "tp": degrees.tensor_parallel,
         }
+
+
+def _peak_memory_mb() -> float:
+    """Of this process on the host: XLA tells what is in use, not what was."""
+    return mesh.peak_memory_mb(torch.device("cpu"))

@@ -15,19 +15,20 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyperpod_ft.checkpoint.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, optimization
+from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, metrics, optimization, sanity
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
-from hyperpod_ft.engines.mesh import device_mesh, device_of
-from hyperpod_ft.engines.metrics import MetricsLog
+from hyperpod_ft.engines.mesh import device_mesh, device_of, peak_memory_mb
 from hyperpod_ft.engines.model import ShardedModel, build
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.tensor_parallel import check_replicas, sum_partial_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.schedule import learning_rate, total_steps
+from hyperpod_ft.throughput import throughput
 
 
 def train(run: Run, processes: Processes) -> Trained:
@@ -66,14 +67,20 @@ class Attempt:
         )
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, mesh)
+        self.throughput = throughput(
+            run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
+        )
+        self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.optimizer = optimization.ShardedAdamW(self.model.trainable, self.config)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
     def to_the_end(self) -> Trained:
-        """Train what is left. Raises Interrupted after a signal, UserError when the loss is no number."""
+        """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
         progress = self._resume()
-        log = MetricsLog(self.run, self.order.rows_per_step, self.rows, self.steps, progress, self.device)
+        log = metrics.MetricsLog(
+            self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
+        )
         if self.processes.leads:
             log.open()
             self._announce(progress)
@@ -83,6 +90,7 @@ class Attempt:
                 progress = log.advance(progress, step.loss)
                 if self.processes.leads:
                     log.write(progress, step.learning_rate, step.grad_norm)
+                sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps
                 if last or step.stop_signal or step.number % self.config.save_every_steps == 0:
                     self._save(progress)
@@ -189,19 +197,9 @@ class Attempt:
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         degrees = self.run.plan.degrees
-        rows = progress.step * self.order.rows_per_step
-        tokens = rows * self.rows.max_length
-        return {
-            "steps": progress.step,
-            "epochs": round(rows / self.order.rows, 4),
-            "first_loss": progress.first_loss,
-            "final_loss": progress.last_loss,
+        return metrics.facts(self.run, self.throughput, self.order.rows, progress) | {
             "trainable_parameters": self.model.trainable_parameters,
             "total_parameters": self.model.total_parameters,
-            "tokens": tokens,  # padding included
-            "tokens_per_second": round(tokens / progress.seconds, 1) if progress.seconds else None,
-            "seconds": round(progress.seconds, 3),  # in the training loop, over all attempts
-            "resumed_from": list(progress.resumed_from),
             "world_size": degrees.world_size,
             "dp": degrees.data_parallel,
             "tp": degrees.tensor_parallel,

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-from hyperpod_ft import publish
+from hyperpod_ft import publish, usage
 from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
@@ -57,8 +57,9 @@ def _lead(processes: Processes) -> None:
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
         processes.store.set(_VERDICT, "train")
-        trained: Trained = chosen.train(run, processes)
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts)
+        with usage.counted(run):
+            trained: Trained = chosen.train(run, processes)
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts | usage.totals(run))
 
     try:
         stage.main("train", work)

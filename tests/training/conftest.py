@@ -226,7 +226,8 @@ def make_run(tmp_path: Path) -> MakeRun:
         if not (run.dataset / "train").exists():
             write_rows(run.dataset / "train", rows, max_length)
         for need in run.plan["train"].needs:
-            Record(need, run.plan[need].fingerprint, {}, (), {}, utc_now(), 0.0, "test", "").write(
+            facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
+            Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(
                 run.record_path(need)
             )
         return run

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, PretrainedConfig
 
-from hyperpod_ft import publish
+from hyperpod_ft import publish, usage
 from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
 from hyperpod_ft.engines.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
-from tests.training.conftest import Jobs, MakeRun, curve, metrics, train_here
+from hyperpod_ft.throughput import base_parameters, throughput
+from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 
 pytestmark = pytest.mark.training
 
@@ -36,12 +37,37 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     assert facts["epochs"] == pytest.approx(14 / 24, abs=1e-4)
     assert facts["first_loss"] == metrics(run)[0]["loss"] and facts["final_loss"] == metrics(run)[-1]["loss"]
     assert {facts["world_size"], facts["dp"], facts["tp"]} == {1}
+    assert facts["samples"] == 7 * 2 and facts["mfu"] is None, "nobody knows the peak of these CPUs"
+    for row in metrics(run):
+        assert row["samples_per_second"] == pytest.approx(2 / row["seconds_per_step"], rel=0.02)
+        assert row["tokens_per_second"] == pytest.approx(row["samples_per_second"] * 32, rel=1e-3)
+        assert row["documents_per_second"] == pytest.approx(row["samples_per_second"] * 3, rel=1e-3)
+        assert row["mfu"] is None
+    assert facts["samples_per_second"] == pytest.approx(14 / facts["seconds"], rel=0.01)
+    assert facts["documents_per_second"] == pytest.approx(3 * facts["samples_per_second"], rel=1e-3)
+    assert facts["seconds_per_step"] == sorted(row["seconds_per_step"] for row in metrics(run)[1:])[1]
+    assert 0 <= facts["warm_up_seconds"] <= facts["seconds"]
     # r 4: q, o 64+64; k, v 64+32; gate, up, down 64+96; two layers
     assert facts["trainable_parameters"] == 2 * 4 * (2 * 128 + 2 * 96 + 3 * 160)
     written = {Path(output.path).name for output in record.outputs}
     assert written == {"checkpoint.json", ".metadata", "__0_0.distcp", "metrics.jsonl"}
     final = json.loads((run.checkpoints / "step-00000007" / "checkpoint.json").read_text())
     assert final["lora"]["r"] == 4 and final["method"] == "lora" and final["layout"]["tensor_parallel"] == 1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_utilization_counts_the_parameters_that_train(make_run: MakeRun, method: str, tied: bool) -> None:
+    settings = {"training.max_steps": 1, "training.method": method}
+    run = make_run(settings=settings, model=tiny_llama(tie_word_embeddings=tied))
+    facts = train_here(run).facts
+    assert base_parameters(run.base_model) == facts["total_parameters"] - (method == "lora") * 7424
+    # a layer: q, o 64 x 64; k, v 64 x 32; gate, up, down 64 x 96; two norms. Last norm, output matrix 128 x 64.
+    multiplied = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64 + 128 * 64
+    adapters = 6 * 7424 if method == "lora" else 0
+    attention = 12 * 2 * 8 * 8 * 32
+    operations = throughput(run, 2, 32, facts["trainable_parameters"]).flops_per_token
+    assert operations == (4 if method == "lora" else 6) * multiplied + adapters + attention
 
 
 def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +143,48 @@ def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:
     with pytest.raises(UserError, match="step 1: the loss is nan"):
         train_here(run)
     assert not run.checkpoints.exists() and run.record("train") is None
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, jobs: Jobs, method: str) -> None:
+    settings = {"training.method": method, "training.learning_rate": 1.0, "training.sanity_steps": 6}
+    # a random model answers about as badly whatever its layers do: only the output matrix makes it worse
+    settings |= {"lora": {"target_modules": ["q_proj", "lm_head"]}}
+    settings |= {"training.max_steps": 30, "training.save_every_steps": 6, "training.warmup_share": 0.0}
+    run = make_run(settings=settings)
+    said = jobs.train(run, expect=2)
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].startswith("error: train: step 6: the loss has come to "), said
+    assert "more than training.sanity_margin 2 above the base model's 4." in errors[0]
+    assert not run.checkpoints.exists() and run.record("train") is None
+    # the curve that led there is, and so is the bill
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
+    assert len(usage.attempts(run)) == 1
+
+
+def test_the_base_models_loss_survives_a_restart(make_run: MakeRun) -> None:
+    """What the loss is compared with is that of step 1 of the first attempt, not of the step gone on from."""
+    run = make_run(settings={"training.max_steps": 6, "training.save_every_steps": 2})
+    train_here(run)
+    run.record_path("train").unlink()
+    (run.checkpoints / "step-00000006" / "checkpoint.json").unlink()
+    checkpoint = run.checkpoints / "step-00000004" / "checkpoint.json"
+    values = json.loads(checkpoint.read_text())
+    assert values["progress"]["first_loss"] == metrics(run)[0]["loss"]
+    values["progress"] |= {"first_loss": 1.0, "smoothed_loss": 4.0}
+    publish.write_json(checkpoint, values)
+    with pytest.raises(UserError, match=r"step 6: the loss has come to .* above the base model's 1.0000"):
+        train_here(run)
+
+
+def test_a_broken_base_model_is_told_at_step_1(make_run: MakeRun) -> None:
+    run = make_run()
+    file = run.base_model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] *= 1000
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"step 1: the base model's loss is .* above 4.8520, that of guessing among"):
+        train_here(run)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

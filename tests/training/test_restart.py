@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from hyperpod_ft import usage
 from hyperpod_ft.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve, metrics
 from tests.unit.small_volume import small_volume
@@ -42,6 +43,9 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     record = killed.record("train")
     assert record is not None and record.facts["resumed_from"] in ([10], [15])
     assert f"going on from step {record.facts['resumed_from'][0]}" in said
+    # the killed attempt is on the bill, though its last steps were trained again
+    assert record.facts["attempts"] == 2 and len(usage.attempts(killed)) == 2
+    assert record.facts["node_hours"] * 3600 > record.facts["seconds"]
 
 
 def test_a_file_that_another_rank_wrote_is_damaged(make_run: MakeRun, jobs: Jobs) -> None:

@@ -64,6 +64,9 @@ def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun)
         {"cluster__environment": {"A": "b"}},
         {"training__save_every_steps": 7},
         {"training__keep_checkpoints": 9},
+        {"training__sanity_steps": 0},
+        {"training__sanity_margin": 9.0},
+        {"cluster__price_per_node_hour": 21.5},
         {"dataset__workers": 3},
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import publish
+from hyperpod_ft import publish, usage
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.monitor import all_runs, status
@@ -300,6 +300,21 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
             submit(run, Refusing(), Slurm(), selection)
         assert choose(run) == ()
         assert set(before) <= set(run.root.rglob("*"))
+
+
+def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
+    class Accepting(Process):
+        def submit(self, run: Run, stages: object, submitted: object) -> None: ...
+
+    run = make_run()
+    finish_all(run)
+    with usage.counted(run):
+        pass
+    submit(run, Accepting(), Slurm(), Selection(only="merge", force=True))
+    assert usage.totals(run)["attempts"] == 1
+    submit(run, Accepting(), Slurm(), Selection(only="train", force=True))
+    assert usage.totals(run)["attempts"] == 0
+    assert len(list(run.directory.glob("attempts.discarded-*/*.json"))) == 1
 
 
 def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:

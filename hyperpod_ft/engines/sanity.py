@@ -1,0 +1,40 @@
+"""Is the loss one that training has, or is the run broken? Asked before anything is saved. Imports no torch."""
+
+import math
+
+from hyperpod_ft.config import Training
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.errors import UserError
+
+_NEWEST_SHARE = 0.25
+_TURN_OFF = "training.sanity_steps: 0 turns this check off"
+
+
+def smoothed(before: float | None, loss: float) -> float:
+    """The exponential mean of the losses so far: one step's outlier moves it by a quarter."""
+    return loss if before is None else before + _NEWEST_SHARE * (loss - before)
+
+
+def check(training: Training, progress: Progress, steps: int, vocabulary: int | None) -> None:
+    """Raise UserError when the loss after step `progress.step` of `steps` is none to go on from.
+
+    The first step's loss is the base model's own: adapters begin at zero, and no parameter has moved. Above
+    ln(vocabulary), what a model has that knows nothing, by `sanity_margin`, the base model itself is broken. From step
+    `sanity_steps` on, or the last if there are fewer, the smoothed loss may be above the base model's by that much.
+    """
+    margin = training.sanity_margin
+    base, now = progress.first_loss, progress.smoothed_loss
+    if not training.sanity_steps or base is None or now is None:
+        return
+    if progress.step == 1 and vocabulary and base > math.log(vocabulary) + margin:
+        raise UserError(
+            f"step 1: the base model's loss is {base:.4f}, more than training.sanity_margin {margin:g} above"
+            f" {math.log(vocabulary):.4f}, that of guessing among its {vocabulary} tokens",
+            f"look whether model.source and its tokenizer are what the data was prepared for; {_TURN_OFF}",
+        )
+    if progress.step >= min(training.sanity_steps, steps) and now > base + margin:
+        raise UserError(
+            f"step {progress.step}: the loss has come to {now:.4f}, more than training.sanity_margin {margin:g} above"
+            f" the base model's {base:.4f}; this step was not saved",
+            f"lower training.learning_rate, or look at the data; {_TURN_OFF}",
+        )
