@@ -50,6 +50,8 @@ TimeLimit = Annotated[
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+# optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
+_CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What the scripts set themselves.
 _RESERVED_NAMES = re.compile(
@@ -83,6 +85,19 @@ def _no_control_characters(value: str) -> str:
 PlainPath = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain_path)]
 Source = Annotated[str, StringConstraints(min_length=1), AfterValidator(_no_control_characters)]
 Revision = Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a commit, tag or branch")]
+
+
+def _package_repository(value: str) -> str:
+    if _SECRET_VALUE.search(value):
+        raise ValueError("holds a password; put it into ~/.netrc")
+    if value.startswith("/"):
+        return _plain_path(value)
+    if not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/?&=%+-]+", value):
+        raise ValueError("must be the URL of a package index, or an absolute path to a directory of wheels")
+    return value
+
+
+PackageRepository = Annotated[str, AfterValidator(_package_repository)]
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -182,6 +197,17 @@ class PythonEnvironment(Section):
         None,
         description="An existing interpreter to use: its path, or `current` for the one running hyperpod-ft."
         " Left out, the `env` stage builds a virtual environment below `cluster.root`.",
+    )
+    sdk: Literal["2.26.1", "2.28.0"] = Field(
+        "2.26.1",
+        description="Engine neuron: the AWS Neuron SDK whose packages are installed. `2.26.1` is what optimum-neuron"
+        " 0.4.5 was released with; `2.28.0` is newer.",
+    )
+    package_repositories: tuple[PackageRepository, ...] = Field(
+        (),
+        description="Engine neuron: where pip finds the Neuron packages and a PyTorch without CUDA, and nothing else:"
+        " URLs of package indexes (AWS's Neuron repository, and the one of PyTorch's CPU builds), or directories of"
+        " wheels. Left out, pip's own configuration has to name them.",
     )
 
 
@@ -348,6 +374,11 @@ class Neuron(Section):
     async_save: bool = Field(
         False, description="Write checkpoints while training goes on, for as much host memory as they take."
     )
+    precompile_steps: PositiveInt = Field(
+        10,
+        le=1000,
+        description="Steps of the trial from which `precompile` learns what to compile; AWS recommends 10 to 15.",
+    )
 
 
 class Merge(Section):
@@ -399,6 +430,8 @@ class RunConfig(Section):
         device = CATALOGUE[self.cluster.instance_type].device
         if self.engine == "neuron" and device != "neuron":
             raise ValueError(f"engine neuron needs a trn instance type, not {self.cluster.instance_type}")
+        if self.engine == "neuron":
+            self._compile_cache_is_the_kits()
         if self.engine == "torch" and device == "neuron":
             if self.cluster.instance_type.startswith("trn1"):
                 raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
@@ -425,6 +458,22 @@ class RunConfig(Section):
         if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in self.lora.target_modules}) == 1:
             raise ValueError(
                 "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none"
+            )
+
+    def _compile_cache_is_the_kits(self) -> None:
+        """Stages `precompile` and `train` look after one cache, below the root; both have to mean the same."""
+        root, given = self.cluster.root, self.cluster.environment
+        # one that is not absolute yet is looked at again when it is resolved
+        if root.startswith("/") and not _CACHE_PATH.fullmatch(root):
+            raise ValueError(
+                f"cluster.root: compiled graphs are kept below {root}, and optimum-neuron reads such a path only as far"
+                " as letters, digits and / _ - go; choose another root"
+            )
+        if "NEURON_COMPILE_CACHE_URL" in given or re.search(
+            r"--(cache_dir|no.cache)", given.get("NEURON_CC_FLAGS", "")
+        ):
+            raise ValueError(
+                "cluster.environment: the kit sets the directory of the Neuron compile cache; leave it out"
             )
 
     @property

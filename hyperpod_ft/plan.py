@@ -8,8 +8,9 @@ from typing import Any
 
 from hyperpod_ft.config import RunConfig, Stage
 from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.neuron_environment import graph_settings
 from hyperpod_ft.parallelism import Degrees, degrees
-from hyperpod_ft.requirements import requirements
+from hyperpod_ft.requirements import environment_name, requirements
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,15 @@ class _Definition:
     shared: bool = False
     trains: bool = False
     accelerated: bool = False
+    # its fingerprint is of what it depends on itself, not also of what it needs
+    self_contained: bool = False
 
 
+_NEURON_NO_RESULT = {"xser", "async_save", "precompile_steps"}
 # What is written and watched, and changes no result.
 _BESIDE_TRAINING = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
+# What shapes no graph, of the training's settings.
+_GRAPHS_UNCHANGED = _BESIDE_TRAINING | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
 
 
 def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
@@ -106,13 +112,32 @@ def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
         "degrees": asdict(layout),
         "instance_type": config.cluster.instance_type,
         "attention": config.model.attention,
-        "neuron": config.neuron.model_dump(exclude={"xser", "async_save"}) if config.engine == "neuron" else None,
+        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT) if config.engine == "neuron" else None,
         "seed": config.seed,
     }
 
 
+def _packages(config: RunConfig) -> Any:
+    return config.env.python or [requirements(environment_name(config))]
+
+
+def _graphs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+    """What the compiled graphs of a training depend on: shapes and operations, not data or the schedule's numbers."""
+    return {
+        "model": config.model.model_dump(),
+        "max_length": config.dataset.max_length,
+        "training": config.training.model_dump(exclude=_GRAPHS_UNCHANGED),
+        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
+        "degrees": asdict(layout),
+        "instance_type": config.cluster.instance_type,
+        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT),
+        "environment": graph_settings(config),
+        "packages": _packages(config),
+    }
+
+
 _STAGES: dict[Stage, _Definition] = {
-    "env": _Definition(1, (), lambda config, _: config.env.python or [requirements(config.engine)], shared=True),
+    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True),
     "download": _Definition(
         1,
         (),
@@ -128,7 +153,9 @@ _STAGES: dict[Stage, _Definition] = {
         lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
         shared=True,
     ),
-    "precompile": _Definition(1, ("env", "download", "dataset"), _training_inputs, trains=True),
+    "precompile": _Definition(
+        1, ("env", "download", "dataset"), _graphs, shared=True, trains=True, self_contained=True
+    ),
     "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, trains=True),
     # with method full, what it writes is the final model
     "consolidate": _Definition(
@@ -155,8 +182,11 @@ def plan(config: RunConfig) -> Plan:
     for name in chosen:
         definition = _STAGES[name]
         needs = tuple(need for need in definition.needs if need in chosen)
-        # Where an interpreter lies, or which pins it was built from, makes no other run: records name the versions.
-        inherited = [fingerprints[need] for need in needs if need != "env"]
+        # Where an interpreter lies, or which pins it was built from, makes no other run: records name the versions. And
+        # what precompile depends on is, but for the interpreter, a part of what training does.
+        inherited = [fingerprints[need] for need in needs if need not in ("env", "precompile")]
+        if definition.self_contained:
+            inherited = []
         fingerprints[name] = _fingerprint(
             name, definition.version, config.engine, definition.depends_on(config, layout), inherited
         )

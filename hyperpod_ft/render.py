@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from hyperpod_ft import __version__
+from hyperpod_ft import __version__, neuron_environment
 from hyperpod_ft.config import time_limit_seconds
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.plan import StagePlan
@@ -69,8 +69,8 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
             "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
         ),
         code=kit.code,
-        # precompilation is the training command under Neuron's graph extraction
-        prefix='"$(dirname "$python")"/neuron_parallel_compile ' if stage.name == "precompile" else "",
+        # what compiles and trains on Neuron devices
+        neuron=neuron_environment.variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
         version=__version__,
     )
 

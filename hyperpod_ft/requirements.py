@@ -1,18 +1,34 @@
-"""The pinned packages of each engine's Python environment."""
+"""The pinned packages of each engine's Python environment: one file in pins/ for each."""
 
+import re
 from functools import cache
 from pathlib import Path
 
+from hyperpod_ft.config import RunConfig
+
 _DIRECTORY = Path(__file__).resolve().parent / "pins"
+# Only AWS's repository has these; the packages of the same names on PyPI are empty. And torch, whose Linux build on
+# PyPI is one for CUDA.
+_NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}
 
 
-def pins_file(engine: str) -> Path:
-    """The requirements file that pip installs for an engine."""
-    return _DIRECTORY / f"{engine}.txt"
+def environment_name(config: RunConfig) -> str:
+    """Which file of pins a run's environment is built from: `torch`, or `neuron-<SDK>`."""
+    return f"neuron-{config.env.sdk}" if config.engine == "neuron" else config.engine
+
+
+def pins_file(environment: str) -> Path:
+    """The requirements file that pip installs for an environment."""
+    return _DIRECTORY / f"{environment}.txt"
 
 
 @cache
-def requirements(engine: str) -> tuple[str, ...]:
+def requirements(environment: str) -> tuple[str, ...]:
     """The pins without comments: what the environment's fingerprint depends on."""
-    lines = (line.split("#")[0].strip() for line in pins_file(engine).read_text().splitlines())
+    lines = (line.split("#")[0].strip() for line in pins_file(environment).read_text().splitlines())
     return tuple(line for line in lines if line)
+
+
+def from_neuron_repositories(pins: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the pins that have to come from `env.package_repositories`."""
+    return tuple(pin for pin in pins if re.split(r"[\[=<>~ ;]", pin)[0] in _NEURON_REPOSITORIES)

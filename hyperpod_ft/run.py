@@ -138,6 +138,16 @@ class Run:
         return self.directory / "checkpoints"
 
     @property
+    def trial(self) -> Path:
+        """Where the trial of stage precompile may write; removed when it ends."""
+        return self.directory / "precompile"
+
+    @property
+    def trial_facts(self) -> Path:
+        """What the trial tells stage precompile of itself."""
+        return self.trial / "facts.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"
@@ -212,6 +222,11 @@ class Run:
     def dataset(self) -> Path:
         """The tokenized, packed dataset."""
         return self.root / "datasets" / self.plan["dataset"].fingerprint
+
+    @property
+    def neuron_cache(self) -> Path:
+        """Compiled graphs of this run's shapes (engine neuron)."""
+        return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
 
     @property
     def environment(self) -> Path:

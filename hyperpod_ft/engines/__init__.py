@@ -33,6 +33,13 @@ class Engine(Protocol):
         Called on every rank. Raises UserError for what a user can mend, `interruption.Interrupted` after a signal.
         """
 
+    def precompile(self, run: Run, processes: Processes) -> dict[str, Any]:
+        """Trace the graphs of training: a few steps, whose results mean nothing, leaving no file of its own.
+
+        Only of engines that compile ahead (neuron). Takes `config.neuron.precompile_steps` steps, writes below
+        `run.trial` if it has to, and gives facts for the record of stage precompile. Called on every rank.
+        """
+
 
 def engine(name: Literal["torch", "neuron"]) -> Engine:
     """The engine of that name."""

@@ -40,6 +40,16 @@ def train(run: Run, processes: Processes) -> Trained:
     return Attempt(run, processes).to_the_end()
 
 
+def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+    """Trace the graphs of training; see `hyperpod_ft.engines.Engine`."""
+    attempt = Attempt(run, processes)
+    steps = min(run.config.neuron.precompile_steps, attempt.steps)
+    for number in range(1, steps + 1):
+        attempt.send(number, [])
+    xm.wait_device_ops()
+    return {"trial_steps": steps}
+
+
 @dataclass(frozen=True)
 class _Sent:
     """A step that the device may still be working on: loss, gradient norm and signals, fp32."""
@@ -93,7 +103,7 @@ class Attempt:
         sent: _Sent | None = None
         with asked_to_stop() as signals:
             for number in range(self.progress.step + 1, self.steps + 1):
-                before, sent = sent, self._send(number, signals)
+                before, sent = sent, self.send(number, signals)
                 stop = self._take(before) if before else 0
                 last = number == self.steps
                 if last or stop or number % self.config.save_every_steps == 0:
@@ -106,7 +116,7 @@ class Attempt:
         self.checkpoints.finish()
         return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts())
 
-    def _send(self, number: int, signals: list[int]) -> _Sent:
+    def send(self, number: int, signals: list[int]) -> _Sent:
         """Give the device all of step `number`."""
         optimizer = self.trainer.optimizer
         loss = self._forward_backward(number)

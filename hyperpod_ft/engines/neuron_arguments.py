@@ -14,7 +14,7 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
     config, degrees = run.config, run.plan.degrees
     training, neuron = config.training, config.neuron
     return {
-        "output_dir": str(run.checkpoints),
+        "output_dir": str(run.directory),
         "do_train": True,
         "max_steps": steps,
         "per_device_train_batch_size": training.micro_batch_size,

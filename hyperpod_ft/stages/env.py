@@ -7,17 +7,23 @@ environment below `cluster.root` from the engine's pins. Host packages and drive
 """
 
 import json
+import platform
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-from hyperpod_ft import publish
+from hyperpod_ft import interpreters, neuron_devices, publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.requirements import pins_file
+from hyperpod_ft.installation import install, install_neuron
+from hyperpod_ft.requirements import environment_name, pins_file
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import stage
 
-_IMPORTS = {"torch": ("torch", "transformers", "peft", "safetensors"), "neuron": ("torch", "optimum.neuron")}
+_IMPORTS = {
+    "torch": ("torch", "transformers", "peft", "safetensors"),
+    # each is an empty package when it came from PyPI
+    "neuron": ("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
+}
 
 # Runs in the environment under test: the imports are the test, the listing is for the record.
 _PROBE = """
@@ -31,33 +37,38 @@ print(json.dumps({"python": platform.python_version(), "packages": dict(sorted(p
 
 
 def work(run: Run) -> stage.Result:
-    outputs = []
+    engine, outputs = run.config.engine, []
     if run.config.env.python is None:
-        build(pins_file(run.config.engine), run.environment)
+        build(pins_file(environment_name(run.config)), run.environment, engine, run.config.env.package_repositories)
         outputs = [run.environment / "pyvenv.cfg"]
-    found = probe(run.python, _IMPORTS[run.config.engine])
+    found = probe(run.python, _IMPORTS[engine], _remedy(run))
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
-    return stage.Result(outputs, {"interpreter": str(run.python), **found})
+    facts: dict[str, Any] = {"interpreter": str(run.python), **found}
+    if engine == "neuron":
+        facts["neuron_devices"] = _neuron_devices()
+    return stage.Result(outputs, facts)
 
 
-def build(pins: Path, environment: Path) -> None:
+def build(pins: Path, environment: Path, engine: str = "torch", repositories: tuple[str, ...] = ()) -> None:
     """Make a virtual environment at `environment` with the packages of the requirements file `pins`.
 
-    Raises UserError when pip cannot install them.
+    Raises UserError when no interpreter is found for it, or pip cannot install them.
     """
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
-        _must([sys.executable, "-m", "venv", str(partial)], "python -m venv")
-        python = str(partial / "bin" / "python")
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-        _must([*pip, "--requirement", str(pins)], "pip install")
+        if engine == "neuron":
+            interpreters.create_environment(partial, environment.parent)
+            install_neuron(partial / "bin" / "python", pins, repositories)
+        else:
+            interpreters.create_like_this_one(partial)
+            install(partial / "bin" / "python", pins)
         _move_scripts(partial, environment)
 
 
-def probe(python: Path, imports: tuple[str, ...]) -> dict[str, dict[str, str]]:
+def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, dict[str, str]]:
     """Versions of Python and of every package of an interpreter, after importing `imports` in it.
 
-    Raises UserError when the interpreter is missing, too old or cannot import them.
+    Raises UserError when the interpreter is missing, or, with the `remedy`, cannot import them.
     """
     # the kit's code is on PYTHONPATH; -P would need Python 3.11
     try:
@@ -65,11 +76,28 @@ def probe(python: Path, imports: tuple[str, ...]) -> dict[str, dict[str, str]]:
     except OSError as error:
         raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or leave it out") from error
     if done.returncode:
-        raise UserError(
-            f"env.python: {python} cannot import {', '.join(imports)}: {_last_line(done.stderr)}",
-            "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or leave env.python out",
-        )
+        raise UserError(f"env: {python} cannot import {', '.join(imports)}: {_last_line(done.stderr)}", remedy)
     found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _remedy(run: Run) -> str:
+    """What to do when the imports fail."""
+    if run.config.engine == "torch":
+        return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or leave env.python out"
+    if run.config.env.python:
+        return "install the Neuron packages there, or leave env.python out"
+    return "name AWS's Neuron repository in env.package_repositories: packages of these names on PyPI are empty"
+
+
+def _neuron_devices() -> list[dict[str, Any]] | None:
+    """For the record: None where no `neuron-ls` is, as on most head nodes."""
+    program = neuron_devices.neuron_ls()
+    if program is None:
+        print(f"env: no neuron-ls on {platform.node()}; training looks at the devices of its own nodes", flush=True)
+        return None
+    found = neuron_devices.devices(program)
+    print(f"env: {program} sees {len(found)} Neuron devices on {platform.node()}", flush=True)
     return found
 
 
@@ -79,15 +107,6 @@ def _move_scripts(partial: Path, final: Path) -> None:
         content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
         if content.startswith(b"#!") or script.name.startswith("activate"):
             script.write_bytes(content.replace(str(partial).encode(), str(final).encode()))
-
-
-def _must(command: list[str], name: str) -> None:
-    done = subprocess.run(command, stdout=None, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr, flush=True)
-        raise UserError(
-            f"{name} failed: {_last_line(done.stderr)}", "check the network and the package index, then resume"
-        )
 
 
 def _last_line(text: str) -> str:

@@ -42,12 +42,16 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def main(name: str, work: Callable[[Run], Result]) -> None:
-    """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback."""
+def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | None = None) -> None:
+    """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback.
+
+    `arguments` are the program's own when left out; there has to be one, the run directory.
+    """
     try:
-        if len(sys.argv) != 2:
+        given = sys.argv[1:] if arguments is None else arguments
+        if len(given) != 1:
             raise UserError(f"usage: python -m hyperpod_ft.stages.{name} RUN_DIR")
-        perform(Run.open(Path(sys.argv[1])), name, work)
+        perform(Run.open(Path(given[0])), name, work)
     except UserError as error:
         _end(name, str(error))
     except OSError as error:
@@ -68,8 +72,8 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     for need in planned.needs:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
-    # a job with accelerators does not sit on them until another is done with the same work
-    patience = _TRAINING_PATIENCE_SECONDS if planned.trains else None
+    # a job with accelerators does not sit on them until another is done with the same work, unless it gains by it
+    patience = _TRAINING_PATIENCE_SECONDS if planned.trains and not planned.shared else None
     with publish.lock(run.lock_path(name), f"{name}: another job is doing this; waiting for it", patience):
         if run.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)

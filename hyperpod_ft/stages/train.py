@@ -1,21 +1,26 @@
 """Stage train: fine-tune the model on the run's prepared rows.
 
-    python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR
+    python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
 
 Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
 then lets the others begin; they wait for its word. Leaves `checkpoints/step-*/` and `metrics.jsonl`. Started again,
 it continues from the newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
 stopped it after saving.
+
+With `--trial` it takes `neuron.precompile_steps` steps with the same arguments otherwise, for stage precompile, which
+starts it so under `neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
 """
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 
-from hyperpod_ft import publish, usage
+from hyperpod_ft import neuron_cache, publish, usage
 from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
@@ -25,6 +30,7 @@ from hyperpod_ft.run import Run
 from hyperpod_ft.stages import stage
 
 _VERDICT = "hyperpod_ft/train/verdict"  # store key: what rank 0 decided, `train` or `leave`
+_TRIAL = "--trial"
 _REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it ends
 
 
@@ -36,15 +42,17 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":  # all ranks meet it; one tells
             _report(error)
         sys.exit(EXIT_USER_ERROR)
-    if processes.leads:
+    if sys.argv[2:] == [_TRIAL]:
+        _trial(run, processes)
+    elif processes.leads:
         _lead(processes)
     else:
         _follow(run, processes)
 
 
 def _join() -> tuple[Run, Processes]:
-    if len(sys.argv) != 2:
-        raise UserError("usage: python -m hyperpod_ft.stages.train RUN_DIR")
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], [_TRIAL]):
+        raise UserError(f"usage: python -m hyperpod_ft.stages.train RUN_DIR [{_TRIAL}]")
     run = Run.open(Path(sys.argv[1]))
     return run, started(run.plan.degrees.world_size)
 
@@ -56,10 +64,10 @@ def _lead(processes: Processes) -> None:
         chosen = engine(run.config.engine)
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
-        processes.store.set(_VERDICT, "train")
-        with usage.counted(run):
+        with _counted_graphs(run) as graphs, usage.counted(run):
+            processes.store.set(_VERDICT, "train")
             trained: Trained = chosen.train(run, processes)
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts | usage.totals(run))
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | usage.totals(run))
 
     try:
         stage.main("train", work)
@@ -70,6 +78,36 @@ def _lead(processes: Processes) -> None:
         if not processes.store.check([_VERDICT]):
             processes.store.set(_VERDICT, "leave")
         processes.store.set(_REPORTED, "yes")
+
+
+@contextlib.contextmanager
+def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
+    """Training over a sound compile cache, where there is one; afterwards how many graphs were still compiled in it.
+
+    They are those that another job of the same shapes compiled meanwhile, too.
+    """
+    facts: dict[str, Any] = {}
+    if "precompile" not in run.plan:
+        yield facts
+        return
+    cache = run.neuron_cache
+    with neuron_cache.using(cache) as removed:
+        for name in removed:
+            print(f"train: removed from the compile cache, damaged or left by a killed compiler: {name}", flush=True)
+        before = neuron_cache.finished(cache)
+        yield facts
+        facts["graphs_compiled"] = len(neuron_cache.finished(cache) - before)
+    print(f"train: {facts['graphs_compiled']} graphs were compiled during training", flush=True)
+
+
+def _trial(run: Run, processes: Processes) -> None:
+    """Every rank of the trial; stage precompile looked after all else."""
+    try:
+        facts = engine(run.config.engine).precompile(run, processes)
+    except UserError as error:
+        _leave(error, processes)
+    if processes.leads:
+        publish.write_json(run.trial_facts, facts)
 
 
 def _check_data(run: Run) -> None:
@@ -95,16 +133,25 @@ def _follow(run: Run, processes: Processes) -> None:
     try:
         engine(run.config.engine).train(run, processes)
     except UserError as error:
-        # torchrun ends every rank as soon as one fails: rank 0 meets the same error and gets time to print it
-        try:
-            processes.store.wait([_REPORTED], timedelta(seconds=30))
-        except RuntimeError:
-            _report(error)
-        sys.exit(EXIT_USER_ERROR)
+        _leave(error, processes)
     except Interrupted as interrupted:
         with contextlib.suppress(RuntimeError):
             processes.store.wait([_REPORTED], timedelta(seconds=30))
         sys.exit(interrupted.exit_status)
+
+
+def _leave(error: UserError, processes: Processes) -> NoReturn:
+    """End this rank with an error that all ranks meet: rank 0 tells it, any other only if that does not happen."""
+    if processes.leads:
+        _report(error)
+        processes.store.set(_REPORTED, "yes")
+        sys.exit(EXIT_USER_ERROR)
+    # torchrun ends every rank as soon as one fails: rank 0 gets time to print
+    try:
+        processes.store.wait([_REPORTED], timedelta(seconds=30))
+    except RuntimeError:
+        _report(error)
+    sys.exit(EXIT_USER_ERROR)
 
 
 def _report(error: UserError) -> None:

@@ -74,6 +74,55 @@ def test_what_changes_no_result_changes_no_fingerprint(make_run: MakeRun, overri
     assert changed(make_run, **overrides) == []
 
 
+NEURON = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"training__learning_rate": 1.0, "training__schedule": "linear", "training__warmup_share": 0.5},
+        {"training__epochs": 9, "seed": 3},
+        {"dataset": {"source": "org/other", "format": "chat", "revision": "1"}},
+        {"neuron": {"precompile_steps": 20, "xser": False}},
+        {"name": "other", "cluster__time_limit": "1:00:00", "cluster__environment": {"A": "b"}},
+    ],
+)
+def test_runs_of_the_same_shapes_share_their_compiled_graphs(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    one, other = make_run(**NEURON), make_run(**{**NEURON, **overrides})
+    assert one.record_path("precompile") == other.record_path("precompile")
+    assert one.neuron_cache == other.neuron_cache == one.root / "neuron-cache" / one.plan["precompile"].fingerprint
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model__revision": "other"},
+        {"dataset__max_length": 4096},
+        {"training__micro_batch_size": 2},
+        {"training__gradient_accumulation_steps": 2},
+        {"training__precision": "fp32"},
+        {"training__method": "full"},
+        {"training__gradient_checkpointing": True},
+        {"lora": {"r": 8}},
+        {"parallelism": {"tensor_parallel": 4}},
+        {"cluster__nodes": 2},
+        {"cluster__instance_type": "trn1n.32xlarge"},
+        {"neuron": {"sequence_parallel": False}},
+        {"cluster__environment": {"NEURON_CC_FLAGS": "-O1"}},
+        {"env": {"sdk": "2.28.0"}},
+    ],
+)
+def test_what_changes_graphs_has_a_cache_of_its_own(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    neuron = {**NEURON, "env": {}}
+    assert make_run(**neuron).neuron_cache != make_run(**{**neuron, **overrides}).neuron_cache
+
+
+def test_another_sdk_makes_no_other_run(make_run: MakeRun) -> None:
+    one, other = (make_run(**{**NEURON, "env": {"sdk": sdk}}) for sdk in ("2.26.1", "2.28.0"))
+    assert one.plan.run_id == other.plan.run_id
+    assert one.environment != other.environment
+
+
 def test_lora_settings_do_not_matter_for_full_training(make_run: MakeRun) -> None:
     assert make_run(training__method="full").plan.run_id == make_run(training__method="full", lora__r=2).plan.run_id
 

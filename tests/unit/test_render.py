@@ -133,13 +133,31 @@ def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
     assert run.exit_marker("merge", "7").read_text() == "2\n"
 
 
-def test_precompile_is_the_training_command_under_graph_extraction() -> None:
+def test_precompile_is_the_training_command_for_a_few_steps_under_graph_extraction() -> None:
+    """Line by line the scripts differ in these places alone, and where a stage is named."""
     scripts = flagship()
-    command = [line.strip() for line in scripts["train"].splitlines() if "torch.distributed.run" in line]
-    precompile = [line.strip() for line in scripts["precompile"].splitlines() if "torch.distributed.run" in line]
-    assert precompile == [
-        line.replace('"$python" -m', '"$(dirname "$python")"/neuron_parallel_compile "$python" -m') for line in command
-    ]
+    train, precompile = (
+        [line for line in scripts[stage].splitlines() if not line.startswith("#SBATCH --job-name")]
+        for stage in ("train", "precompile")
+    )
+    differing = [(theirs, ours) for theirs, ours in zip(train, precompile, strict=True) if theirs != ours]
+    assert [
+        ours.replace("neuron_parallel_compile ", "")
+        .replace(" --trial'", "'")
+        .replace('"$python" -m hyperpod_ft.stages.precompile "$RUN_DIR" ', "")
+        .replace("precompile", "train")
+        for _, ours in differing
+    ] == [theirs for theirs, _ in differing]
+    commands = [ours for _, ours in differing if "stages.train" in ours or "torch.distributed.run" in ours]
+    assert len(commands) == 2
+    assert commands[0].startswith('  exec neuron_parallel_compile "$python" -m torch.distributed.run ')
+    assert commands[1].endswith('-m hyperpod_ft.stages.train "$RUN_DIR" --trial\'')
+
+
+def test_only_what_compiles_or_trains_on_neuron_devices_is_told_of_the_compile_cache(make_run: MakeRun) -> None:
+    for stage, text in flagship().items():
+        assert ("export NEURON_CC_FLAGS=" in text) == (stage in ("precompile", "train"))
+    assert not any("NEURON" in text for text in render(make_run(), KIT).values())
 
 
 def test_a_script_that_is_told_to_stop_says_so_in_its_exit_status(make_run: MakeRun, tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""The Neuron compile cache on disk: which graphs it holds compiled, what is damaged in it, and who uses it.
+
+    <cache>/neuronxcc-<version>/MODULE_<hash of the graph>+<hash of the compiler's flags>/
+        model.hlo_module.pb[.gz], compile_flags.json   the graph, as it was extracted
+        model.hlo_module.pb.lock                       while somebody compiles it; a killed compiler leaves it behind,
+                                                       and whoever wants the graph next waits for it without end
+        model.neff, then model.done                    the compiled graph
+        model.log                                      instead of them: why it could not be compiled
+
+Sources: AWS's Neuron documentation ("Neuron Persistent Cache", "neuron_parallel_compile CLI", "Work with NEFF Files");
+huggingface.co/aws-neuron/optimum-neuron-cache, which is such a directory; and for the locks, reports of their users.
+"""
+
+import contextlib
+import fcntl
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperpod_ft import publish
+
+_NEFF_HEADER_BYTES = 1024
+_NEFF_SIZES = struct.Struct("<8xQQ")  # after pkg_version: header_size, data_size
+# While others use the cache, what did not change for this long belongs to none of them: the largest graphs compile for
+# an hour or two.
+_ABANDONED_SECONDS = 6 * 3600
+
+
+def finished(cache: Path) -> set[str]:
+    """The compiled graphs, by their path within the cache."""
+    return {_name(cache, entry) for entry in _entries(cache) if not why_unfinished(entry)}
+
+
+def unfinished(cache: Path) -> dict[str, str]:
+    """The graphs that are there but not compiled, each with the reason."""
+    reasons = {_name(cache, entry): why_unfinished(entry) for entry in _entries(cache)}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def why_unfinished(entry: Path) -> str:
+    """Why an entry cannot be used as it is; empty when it holds a whole NEFF that was marked as done."""
+    if not (entry / "model.done").is_file():
+        return _first_line(entry / "model.log") or "not compiled"
+    neff = entry / "model.neff"
+    try:
+        size = neff.stat().st_size
+        with neff.open("rb") as stream:
+            header_bytes, data_bytes = _NEFF_SIZES.unpack(stream.read(_NEFF_SIZES.size))
+    except (OSError, struct.error):
+        return "marked as done, without a NEFF"
+    whole = max(header_bytes, _NEFF_HEADER_BYTES) + data_bytes
+    return "" if size >= whole else f"its NEFF has {size} of {whole} bytes"
+
+
+@contextlib.contextmanager
+def using(cache: Path) -> Iterator[list[str]]:
+    """Take away what is damaged, then use the cache, together with the other jobs that do; yields what was removed.
+
+    The first to come knows that nobody compiles: each lock was left by a process that is gone, and so was each entry
+    that is not finished. Later ones remove only what is marked as done and is not whole, and what nobody touched for
+    hours.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    # held exclusively for the repair, then shared, by the process that starts the compilers; the kernel lets go of it
+    with (cache / "users.lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        removed = repair(cache, alone=alone)
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        yield removed
+
+
+def repair(cache: Path, *, alone: bool) -> list[str]:
+    """Remove damaged entries and stale locks; gives the names of what was removed. See `using` about `alone`."""
+    removed = []
+    for entry in sorted(_entries(cache)):
+        abandoned = alone or _seconds_untouched(entry) > _ABANDONED_SECONDS
+        broken = (entry / "model.done").exists()
+        if why_unfinished(entry) and (abandoned or broken):
+            publish.remove(entry)
+            removed.append(_name(cache, entry))
+        elif abandoned:
+            for lock in entry.glob("*.lock"):
+                lock.unlink(missing_ok=True)
+                removed.append(_name(cache, lock))
+    return removed
+
+
+def _entries(cache: Path) -> Iterator[Path]:
+    return (entry for entry in cache.glob("neuronxcc-*/MODULE_*") if entry.is_dir())
+
+
+def _name(cache: Path, path: Path) -> str:
+    return path.relative_to(cache).as_posix()
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return stream.readline(2000).strip()
+    except OSError:
+        return ""
+
+
+def _seconds_untouched(entry: Path) -> float:
+    try:
+        return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
+    except FileNotFoundError:  # another job is just changing it
+        return 0.0

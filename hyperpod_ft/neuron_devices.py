@@ -1,0 +1,58 @@
+"""What `neuron-ls` says about this node's Neuron devices."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.errors import UserError
+
+_TOOLS = "/opt/aws/neuron/bin"
+# The second replaces the first with Neuron 2.34, says AWS's announcement of October 2026.
+_JSON_OPTIONS = (("--json-output",), ("--output-format", "json"))
+_SECONDS = 120
+
+
+def neuron_ls() -> Path | None:
+    """The program, which AWS's images have; None elsewhere."""
+    found = shutil.which("neuron-ls") or shutil.which("neuron-ls", path=_TOOLS)
+    return Path(found) if found else None
+
+
+def devices(program: Path, device_files: Path = Path("/dev")) -> list[dict[str, Any]]:
+    """The node's devices, without the processes on them; none on a node that has no device files.
+
+    Raises UserError when there are devices that `neuron-ls` cannot read: its driver is missing or of another time.
+    """
+    messages: list[str] = []
+    for options in _JSON_OPTIONS:
+        try:
+            done = subprocess.run(
+                [str(program), *options], capture_output=True, text=True, check=False, timeout=_SECONDS
+            )
+            if done.returncode == 0:
+                return _described(json.loads(done.stdout))
+            messages.append(_last_line(done.stderr + done.stdout) or f"exit status {done.returncode}")
+        except (ValueError, AttributeError, TypeError) as error:
+            messages.append(f"not the JSON that was expected: {error}")
+        except subprocess.TimeoutExpired:
+            messages.append(f"no answer within {_SECONDS} s")
+    if not any(device_files.glob("neuron[0-9]*")):
+        return []
+    raise UserError(
+        f"{program}: {', then '.join(dict.fromkeys(messages))}",
+        "the node's Neuron driver does not fit its tools or is not at work: have the cluster's image updated or the"
+        " node replaced; the kit leaves drivers alone",
+    )
+
+
+def _described(listing: Any) -> list[dict[str, Any]]:
+    if isinstance(listing, dict):  # the newer format has the list in an object
+        (listing,) = (value for value in listing.values() if isinstance(value, list))
+    return [{key: value for key, value in entry.items() if key != "neuron_processes"} for entry in listing]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

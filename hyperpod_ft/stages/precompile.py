@@ -1,0 +1,67 @@
+"""Stage `precompile`: compile the graphs of training before training needs them (engine neuron).
+
+    python -m hyperpod_ft.stages.precompile RUN_DIR COMMAND ARGUMENT...
+
+Runs once, on the first node, and starts COMMAND: training's own command on every node, each torchrun under
+`neuron_parallel_compile`. That runs `python -m hyperpod_ft.stages.train RUN_DIR --trial` only to collect graphs, then
+compiles them in parallel. What it leaves is judged by the cache itself, which all runs of the same shapes share.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from hyperpod_ft import neuron_cache, publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.run import Run
+from hyperpod_ft.stages import stage
+
+
+def work(run: Run, command: Sequence[str]) -> stage.Result:
+    """Run the command over a sound cache. Raises UserError when graphs are missing from it afterwards."""
+    cache = run.neuron_cache
+    with neuron_cache.using(cache) as removed:
+        _tell_removed(removed)
+        before = neuron_cache.finished(cache)
+        facts = _trial(run, command)
+        done, missing = neuron_cache.finished(cache), neuron_cache.unfinished(cache)
+    if missing:
+        name, reason = next(iter(sorted(missing.items())))
+        raise UserError(
+            f"{len(missing)} of {len(done) + len(missing)} graphs were not compiled, {cache / name}: {reason}",
+            "see the compiler's lines above; resume compiles what is missing",
+        )
+    if not done:
+        raise UserError(
+            f"{cache}: the trial left no graph to compile", "see the lines of neuron_parallel_compile above"
+        )
+    print(f"precompile: {len(done)} graphs, {len(done - before)} of them compiled now", flush=True)
+    return stage.Result(
+        [cache / name / "model.neff" for name in sorted(done)],
+        {"graphs": len(done), "graphs_compiled": len(done - before), "cache_entries_removed": removed, **facts},
+    )
+
+
+def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
+    """What the trial told of itself. Exits as the command did when it failed."""
+    publish.remove(run.trial)
+    try:
+        status = subprocess.run(command, check=False).returncode
+        if status:
+            print(f"error: precompile: the command ended with exit status {status}; see above", file=sys.stderr)
+            sys.exit(status if status > 0 else 128 - status)
+        facts: dict[str, object] = json.loads(run.trial_facts.read_text(encoding="utf-8"))
+        return facts
+    finally:
+        publish.remove(run.trial)
+
+
+def _tell_removed(removed: Sequence[str]) -> None:
+    for name in removed:
+        print(f"precompile: removed from the cache, damaged or left by a killed compiler: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    stage.main("precompile", partial(work, command=sys.argv[2:]), sys.argv[1:2])
