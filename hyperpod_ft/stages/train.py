@@ -12,10 +12,11 @@ import contextlib
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-from hyperpod_ft import publish
+from hyperpod_ft import publish, restarts
 from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
@@ -56,7 +57,8 @@ def _lead(processes: Processes) -> None:
         _check_data(run)
         processes.store.set(_VERDICT, "train")
         trained: Trained = chosen.train(run, processes)
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts)
+        restarted = {"restarts": [asdict(restart) for restart in restarts.history(run, "train")]}
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts | restarted)
 
     try:
         stage.main("train", work)

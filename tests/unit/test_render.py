@@ -135,8 +135,8 @@ def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
 
 def test_precompile_is_the_training_command_under_graph_extraction() -> None:
     scripts = flagship()
-    command = [line.strip() for line in scripts["train"].splitlines() if "torch.distributed.run" in line]
-    precompile = [line.strip() for line in scripts["precompile"].splitlines() if "torch.distributed.run" in line]
+    command = [line.strip() for line in scripts["train"].splitlines() if "engines.torchrun" in line]
+    precompile = [line.strip() for line in scripts["precompile"].splitlines() if "engines.torchrun" in line]
     assert precompile == [
         line.replace('"$python" -m', '"$(dirname "$python")"/neuron_parallel_compile "$python" -m') for line in command
     ]
