@@ -148,6 +148,11 @@ class Cluster(Section):
         description="Time limit of the stages that train, in Slurm's form [days-]hours:minutes:seconds.",
     )
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
+    max_restarts: NonNegativeInt = Field(
+        3,
+        description="How often a training job whose ranks crash is started again, from its newest checkpoint, before it"
+        " counts as failed. Time limits and lost nodes do not count.",
+    )
     cpus_per_cpu_stage: PositiveInt = Field(
         8, description="CPUs each stage without accelerators asks for; at most 2 on instance type `local`."
     )

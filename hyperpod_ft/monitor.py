@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ft import restarts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.figures import Figures, figures
 from hyperpod_ft.launcher import JobState, Launcher
@@ -48,6 +49,7 @@ class StageStatus:
     job_id: str = ""
     seconds: float | None = None  # of work, once done
     log: str = ""  # path
+    restarts: str = ""  # of its newest job, in words
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ def _stage_status(
     if not reason:
         record = run.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
-        return StageStatus(stage, "done", done_elsewhere, job_id, record.seconds if record else None, log_path)
+        seconds = record.seconds if record else None
+        return StageStatus(stage, "done", done_elsewhere, job_id, seconds, log_path, _restarts(run, stage, job_id))
     if not needed and not (states and job_id in states and states[job_id].active):
         return StageStatus(stage, "done", f"{reason}, and nothing needs it", job_id, None, log_path)
     if job is None:
@@ -153,7 +156,12 @@ def _stage_status(
     state, detail = _job_state(run, job, states.get(job_id))
     if state == "not run":
         detail = reason
-    return StageStatus(stage, state, detail, job_id, None, log_path)
+    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id))
+
+
+def _restarts(run: Run, stage: str, job_id: str) -> str:
+    of_job = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
+    return restarts.describe(of_job, run.config.cluster.max_restarts)
 
 
 def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:

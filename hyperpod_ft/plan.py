@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyperpod_ft.config import RunConfig, Stage
+from hyperpod_ft.config import RunConfig, Stage, time_limit_seconds
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.neuron_environment import graph_settings
 from hyperpod_ft.parallelism import Degrees, degrees
 from hyperpod_ft.requirements import environment_name, requirements
+
+_WARNING_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Resources:
     @property
     def exclusive(self) -> bool:
         return self.cpus is None
+
+    @property
+    def warning_seconds(self) -> int:
+        """How long before its time limit a job that trains is told to save: 5 minutes, or a tenth of less."""
+        return min(_WARNING_SECONDS, time_limit_seconds(self.time_limit) // 10)
 
 
 @dataclass(frozen=True)

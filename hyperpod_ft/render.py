@@ -11,7 +11,6 @@ from pathlib import Path
 import jinja2
 
 from hyperpod_ft import __version__, neuron_environment
-from hyperpod_ft.config import time_limit_seconds
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.run import Run
@@ -19,9 +18,6 @@ from hyperpod_ft.sources import shipped
 
 # Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
 _BEFORE_ENVIRONMENT = ("env", "download")
-
-# How long before its time limit a training job is told to save.
-_WARNING_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
         resources=stage.resources,
         cluster=run.config.cluster.model_dump(),
         trains=stage.trains,
-        warning_seconds=min(_WARNING_SECONDS, time_limit_seconds(stage.resources.time_limit) // 10),
         instance=CATALOGUE[run.config.cluster.instance_type],
         degrees=run.plan.degrees,
         threads=1 if stage.trains else stage.resources.cpus or 8,

@@ -193,6 +193,14 @@ class Run:
         """There when the job was cancelled on purpose."""
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
+    def restarts(self, stage: str) -> Path:
+        """The attempts at a stage that trains which another followed, oldest first."""
+        return self.directory / "restarts" / f"{stage}.json"
+
+    def attempt_directory(self, stage: str) -> Path:
+        """What the nodes tell about the latest attempt at a stage that trains."""
+        return self.directory / "restarts" / f"{stage}.attempt"
+
     @property
     def origin(self) -> Path:
         """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""

@@ -130,6 +130,7 @@ def _status_table(current: RunStatus) -> RenderableType:
             samples = current.progress.samples_per_second
             rate = f"  {samples:,.2f} samples/s" if samples else ""
             detail = f"{_progress(current)}{rate}  {detail}"
+        detail = ", ".join(part for part in (stage.restarts, detail) if part)
         table.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), table)
 
@@ -219,10 +220,11 @@ def _watch_lines(run: Run, slurm: Launcher) -> RunStatus:
     while True:
         current = _patient_status(run, slurm)
         for stage in current.stages:
-            if told.get(stage.stage) != stage.state and stage.state not in ("pending", "not run"):
-                told[stage.stage] = stage.state
+            now = f"{stage.state}, {stage.restarts}" if stage.restarts else stage.state
+            if told.get(stage.stage) != now and stage.state not in ("pending", "not run"):
+                told[stage.stage] = now
                 seconds = f" in {stage.seconds:.1f} s" if stage.seconds is not None else ""
-                print(f"{_clock()}  {stage.stage:<12} {stage.state}{seconds}", flush=True)
+                print(f"{_clock()}  {stage.stage:<12} {now}{seconds}", flush=True)
         if current.progress and time.monotonic() - last_line > _LINE_EVERY_SECONDS and _is_training(current.stages):
             last_line = time.monotonic()
             print(f"{_clock()}  {'train':<12} {_progress(current)}", flush=True)

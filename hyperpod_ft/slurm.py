@@ -85,6 +85,16 @@ class Slurm:
         if done.returncode and "Invalid job id" not in done.stderr:
             raise UserError(f"scancel: {_last_line(done.stderr)}", "see squeue")
 
+    def requeue(self, job_id: str) -> None:
+        """Have a job that runs end and wait to run again, under the same id. Raises UserError with scontrol's words."""
+        done = self._run(["scontrol", "requeue", job_id])
+        if done.returncode:
+            raise UserError(f"scontrol requeue {job_id}: {_last_line(done.stderr)}", "go on with: hyperpod-ft resume")
+
+    def host_names(self, node_list: str) -> list[str]:
+        """The nodes of a list like `node[1-4]`; none when Slurm does not say."""
+        return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
+
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # by argument what the environment (SBATCH_JOB_NAME) may not change: jobs are known by it
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]

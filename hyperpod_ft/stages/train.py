@@ -16,11 +16,12 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hyperpod_ft import neuron_cache, publish, usage
+from hyperpod_ft import neuron_cache, publish, restarts, usage
 from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
@@ -67,7 +68,8 @@ def _lead(processes: Processes) -> None:
         with _counted_graphs(run) as graphs, usage.counted(run):
             processes.store.set(_VERDICT, "train")
             trained: Trained = chosen.train(run, processes)
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | usage.totals(run))
+        restarted = {"restarts": [asdict(restart) for restart in restarts.history(run, "train")]}
+        return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
 
     try:
         stage.main("train", work)
