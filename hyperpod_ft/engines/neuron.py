@@ -80,7 +80,9 @@ class Attempt:
             gradient_accumulation_steps=accumulated,
             data_parallel=degrees.data_parallel,
         )
-        self.trainable_parameters = self.trainer.get_num_trainable_parameters()
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        held = dict(processes.gather("trainable", (stage, self.trainer.trainable_here)))
+        self.trainable_parameters = sum(held.values())
         self.throughput = throughput(run, rows_per_step, self.rows.max_length, self.trainable_parameters)
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.device = xm.xla_device()

@@ -5,6 +5,8 @@ from typing import Any
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.run import Run
 
+_NO_BOUND = 1e30
+
 
 def arguments(run: Run, steps: int) -> dict[str, Any]:
     """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
@@ -25,7 +27,8 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "weight_decay": training.weight_decay,
         "adam_beta1": training.adam_beta1,
         "adam_beta2": training.adam_beta2,
-        "max_grad_norm": training.max_grad_norm,
+        # without a bound the trainer would not tell the norm
+        "max_grad_norm": training.max_grad_norm or _NO_BOUND,
         "bf16": training.precision == "bf16",
         "gradient_checkpointing": training.gradient_checkpointing,
         # with LoRA the trainer looks into it without asking whether it is there

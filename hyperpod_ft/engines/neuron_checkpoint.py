@@ -30,7 +30,8 @@ from torch import nn
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
-from hyperpod_ft.engines.neuron_trainer import Trainer, is_replicated
+from hyperpod_ft.engines.neuron_gradients import is_replicated
+from hyperpod_ft.engines.neuron_trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run

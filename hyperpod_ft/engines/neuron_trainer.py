@@ -7,23 +7,24 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 from optimum.neuron import NeuronSFTConfig, NeuronSFTTrainer, NeuronTrainer
-from optimum.neuron.accelerate import optimizer as accelerated_optimizer
 from optimum.neuron.models.training import NeuronModelForCausalLM
 from peft import LoraConfig
 from torch import nn
 from transformers import AutoTokenizer
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import neuron_arguments
+from hyperpod_ft.engines import neuron_arguments, neuron_gradients
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.parallelism import kv_size_multiplier
 from hyperpod_ft.run import Run
 
 
 class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
     """What makes the model ready, runs forward and backward, and holds the optimizer; the loop is the engine's."""
+
+    trainable_here: int  # elements of the trainable parameters of this pipeline stage, over all its ranks
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -67,8 +68,13 @@ def build(run: Run, steps: int) -> Trainer:
     rows = settings.train_batch_size * settings.gradient_accumulation_steps
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
+    parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
+    repeated = kv_size_multiplier(model.config.num_key_value_heads, degree)
+    copies = {name: neuron_gradients.copies(name, p, repeated) for name, p in parameters.items()}
+    trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
+    neuron_gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
     if settings.trn_config.sequence_parallel_enabled:
-        sum_sequence_parallel_gradients(trainer.parameters())
+        neuron_gradients.sum_over_sequence(parameters)
     return trainer
 
 
@@ -123,29 +129,3 @@ def _division(parameter: nn.Parameter) -> tuple[int, int]:
     if not getattr(parameter, "tensor_model_parallel", False):
         return 1, 0
     return parallel_state.get_tensor_model_parallel_size(), parameter.partition_dim
-
-
-def is_replicated(parameter: nn.Parameter) -> bool:
-    """Whether every tensor-parallel rank holds all of it."""
-    return not getattr(parameter, "tensor_model_parallel", False)
-
-
-def sum_sequence_parallel_gradients(parameters: dict[str, nn.Parameter]) -> None:
-    """Have the gradients of replicated parameters summed over the tensor-parallel ranks, in every backward pass.
-
-    Each rank sees only its part of the sequence. Upstream sums those of norms alone, before the optimizer's step, and
-    not at all where gradients add up in fp32 (ZeRO-1 with master weights), and leaves out the factors of LoRA: the
-    ranks' copies drift apart, and what is exported is not what was trained.
-    """
-    group = parallel_state.get_tensor_model_parallel_group()
-
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    for parameter in parameters.values():
-        if is_replicated(parameter):
-            parameter.register_hook(summed)
-    # done above, for all of them
-    accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None

@@ -1,0 +1,95 @@
+"""Gradients as they should be: what optimum-neuron 0.4.5 and neuronx-distributed 0.15 leave out or count twice."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from neuronx_distributed.optimizer import NeuronZero1Optimizer
+from neuronx_distributed.parallel_layers import grads, parallel_state
+from optimum.neuron.accelerate import optimizer as accelerated_optimizer
+from torch import nn
+
+# Of a fused qkv_proj, whose key and value heads are repeated when there are fewer than tensor-parallel ranks.
+_KEY_OR_VALUE = re.compile(r"\.(weight|bias)_[kv]$")
+
+
+def is_replicated(parameter: nn.Parameter) -> bool:
+    """Whether every tensor-parallel rank holds all of it."""
+    return not getattr(parameter, "tensor_model_parallel", False)
+
+
+def copies(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
+    """On how many of the tensor-parallel ranks each of its elements is."""
+    if is_replicated(parameter):
+        return int(parallel_state.get_tensor_model_parallel_size())
+    return kv_size_multiplier if _KEY_OR_VALUE.search(name) else 1
+
+
+def sum_over_sequence(parameters: dict[str, nn.Parameter]) -> None:
+    """Have the gradients of replicated parameters summed over the tensor-parallel ranks, in every backward pass.
+
+    Each rank sees only its part of the sequence. Upstream sums those of norms alone, before the optimizer's step, and
+    not at all where gradients add up in fp32 (ZeRO-1 with master weights), and leaves out the factors of LoRA: the
+    ranks' copies drift apart, and what is exported is not what was trained.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def summed(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    for parameter in parameters.values():
+        if is_replicated(parameter):
+            parameter.register_hook(summed)
+    # done above, for all of them
+    accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None
+
+
+def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> None:
+    """Have the optimizer clip by the norm of the whole model's gradient.
+
+    Upstream counts repeated key and value heads once a copy. `copies_of`: see `copies`, by the parameter's id.
+    """
+    inner = optimizer.optimizer
+    if isinstance(inner, NeuronZero1Optimizer):
+
+        def parts_and_norm(norm_type: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+            pairs = [
+                (parameter, part)
+                for wholes, parts in zip(inner.param_groups, inner.base_optimizer.param_groups, strict=True)
+                for parameter, part in zip(wholes["params"], parts["params"], strict=True)
+                if part.grad is not None
+            ]
+            norm = _norm(((part.grad, copies_of[id(parameter)]) for parameter, part in pairs), inner._sharding_groups)
+            return [part for _, part in pairs], norm
+
+        inner._get_params_and_grad_norm = parts_and_norm
+        return
+
+    def clip(parameters: list[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+        norm = _norm((parameter.grad, copies_of[id(parameter)]) for parameter in with_gradient)
+        grads.clip_grads_with_norm(with_gradient, norm, max_norm)
+        return norm
+
+    accelerated_optimizer.clip_grad_norm = clip
+
+
+def _norm(
+    gradients: Iterable[tuple[torch.Tensor, int]], sharding_groups: list[list[int]] | None = None
+) -> torch.Tensor:
+    """The 2-norm over all ranks of one model, fp32 [1]; the same graph on each of them."""
+    squares = [gradient.detach().float().pow(2).sum() / copies for gradient, copies in gradients]
+    total = torch.stack(squares).sum().reshape(1)
+    for group in (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    ):
+        if group.size() > 1:
+            dist.all_reduce(total, group=group)
+    if sharding_groups is not None:
+        grads.all_reduce("sum", [total], groups=sharding_groups)
+    return total.sqrt()
