@@ -42,7 +42,7 @@ def indexes(tmp_path: Path) -> Iterator[str]:
     root = tmp_path / "indexes"
     for name, version in NEURON.items():
         module = {"neuronx-cc": "neuronxcc"}.get(name, name.replace("-", "_"))
-        files = {f"{module}/__init__.py": "source = 'AWS'\n"}
+        files = {f"{module}/__init__.py": "from . import version\n" if name == "torch" else ""}
         if name == "torch":
             files["torch/version.py"] = "cuda = None\n"
             wheel(root / "cpu", name, f"{version}+cpu", files)
