@@ -48,7 +48,7 @@ def why_unfinished(entry: Path) -> str:
         with neff.open("rb") as stream:
             header_bytes, data_bytes = _NEFF_SIZES.unpack(stream.read(_NEFF_SIZES.size))
     except (OSError, struct.error):
-        return "marked as done, without a NEFF"
+        return _first_line(entry / "model.log") or "marked as done, without a NEFF"
     whole = max(header_bytes, _NEFF_HEADER_BYTES) + data_bytes
     return "" if size >= whole else f"its NEFF has {size} of {whole} bytes"
 

@@ -32,7 +32,9 @@ from importlib import metadata
 for name in sys.argv[1:]:
     importlib.import_module(name)
 packages = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-print(json.dumps({"python": platform.python_version(), "packages": dict(sorted(packages.items()))}))
+cuda = sys.modules["torch"].version.cuda if "torch" in sys.modules else None
+found = {"python": platform.python_version(), "cuda": cuda, "packages": dict(sorted(packages.items()))}
+print(json.dumps(found))
 """
 
 
@@ -45,6 +47,8 @@ def work(run: Run) -> stage.Result:
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}
     if engine == "neuron":
+        if found["cuda"]:  # only in an interpreter that was given: what is built here has none
+            print(f"env: note: its torch is a build for CUDA {found['cuda']}, of no use on Neuron nodes", flush=True)
         facts["neuron_devices"] = _neuron_devices()
     return stage.Result(outputs, facts)
 
@@ -65,8 +69,8 @@ def build(pins: Path, environment: Path, engine: str = "torch", repositories: tu
         _move_scripts(partial, environment)
 
 
-def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, dict[str, str]]:
-    """Versions of Python and of every package of an interpreter, after importing `imports` in it.
+def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]:
+    """Versions of Python, torch's CUDA and every package of an interpreter, after importing `imports` in it.
 
     Raises UserError when the interpreter is missing, or, with the `remedy`, cannot import them.
     """
@@ -77,7 +81,7 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, dict
         raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or leave it out") from error
     if done.returncode:
         raise UserError(f"env: {python} cannot import {', '.join(imports)}: {_last_line(done.stderr)}", remedy)
-    found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

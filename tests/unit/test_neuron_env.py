@@ -23,7 +23,7 @@ from hyperpod_ft import installation, interpreters, neuron_devices
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.requirements import environment_name, from_neuron_repositories, requirements
 from hyperpod_ft.run import Run
-from hyperpod_ft.stages.env import build, probe
+from hyperpod_ft.stages.env import _neuron_devices, build, probe
 
 MakeRun = Callable[..., Run]
 NEURON = {"torch": "2.8.0", "neuronx-cc": "2.21", "libneuronxla": "2.2", "torch-neuronx": "2.8", "nki": "0.2"}
@@ -42,7 +42,7 @@ def indexes(tmp_path: Path) -> Iterator[str]:
     root = tmp_path / "indexes"
     for name, version in NEURON.items():
         module = {"neuronx-cc": "neuronxcc"}.get(name, name.replace("-", "_"))
-        files = {f"{module}/__init__.py": "source = 'AWS'\n"}
+        files = {f"{module}/__init__.py": "from . import version\n" if name == "torch" else ""}
         if name == "torch":
             files["torch/version.py"] = "cuda = None\n"
             wheel(root / "cpu", name, f"{version}+cpu", files)
@@ -201,6 +201,18 @@ def test_a_driver_that_does_not_serve_its_devices_is_an_error(tmp_path: Path) ->
     (tmp_path / "neuron0").touch()
     with pytest.raises(UserError, match=r"neuron-ls: error=driver version is not supported; the node's Neuron driver"):
         neuron_devices.devices(stand_in, tmp_path)
+
+
+def test_a_node_without_neuron_ls_is_said_and_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(neuron_devices, "_TOOLS", str(tmp_path))
+    assert _neuron_devices() is None
+    assert "env: no neuron-ls on " in capsys.readouterr().out
+    script(tmp_path / "neuron-ls", f"echo '{json.dumps([DEVICE])}'")
+    assert _neuron_devices() == [KNOWN]
+    assert "sees 1 Neuron devices" in capsys.readouterr().out
 
 
 def test_both_sdks_pin_every_neuron_package(make_run: MakeRun) -> None:

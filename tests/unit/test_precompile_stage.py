@@ -1,79 +1,35 @@
 """Stage precompile through its rendered script: real bash, torchrun and stage programs.
 
-Stand-ins, since the real ones need AWS's packages: `neuron_parallel_compile` (tests/stand_ins/), and an engine whose
-trial only writes down how it was started.
+`neuron_parallel_compile` and the engine are stand-ins, see tests/neuron_stand_ins.py.
 """
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import neuron_cache, publish
+from hyperpod_ft import neuron_cache
 from hyperpod_ft.engines import engine
-from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.run import Run
 from hyperpod_ft.stages.train import _counted_graphs
+from tests import neuron_stand_ins
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MakeRun = Callable[..., Run]
-
-# Loaded by every interpreter of the job: engine neuron becomes the stand-in below.
-SITE = """
-import importlib.abc, sys
-
-class Patch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "hyperpod_ft.engines.processes":
-            import hyperpod_ft.engines
-            hyperpod_ft.engines._MODULES["neuron"] = "stand_in_engine"
-        return None
-
-sys.meta_path.insert(0, Patch())
-"""
-ENGINE = """
-import json, os
-from hyperpod_ft.errors import UserError
-
-def precompile(run, processes):
-    if os.environ.get("STAND_IN_TRIAL") == "refuses":
-        raise UserError("this cannot be traced", "mend it")
-    run.trial.mkdir(exist_ok=True)
-    names = ("NEURON_EXTRACT_GRAPHS_ONLY", "NEURON_CC_FLAGS", "WORLD_SIZE")
-    (run.directory / f"rank{processes.rank}.json").write_text(json.dumps({name: os.environ[name] for name in names}))
-    return {"trial_steps": run.config.neuron.precompile_steps}
-"""
 
 
 @pytest.fixture
 def run(make_run: MakeRun, tmp_path: Path) -> Run:
     """Two ranks of engine neuron, ready for precompile, in an environment of stand-ins."""
-    programs = tmp_path / "venv" / "bin"
-    programs.mkdir(parents=True)
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "sitecustomize.py").write_text(SITE)
-    (modules / "stand_in_engine.py").write_text(ENGINE)
-    python = programs / "python"
-    python.write_text(f'#!/bin/bash\nexport PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    shutil.copy(REPOSITORY / "tests" / "stand_ins" / "neuron_parallel_compile", programs)
     run = make_run(
         engine="neuron",
         cluster__instance_type="trn1.32xlarge",
         parallelism={"ranks_per_node": 2, "tensor_parallel": 2},
-        env__python=str(python),
+        env__python=str(neuron_stand_ins.environment(tmp_path / "venv")),
     )
-    run.freeze()
-    for stage in ("env", "download", "dataset"):
-        finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, "", 0, "", "")
-        finished.write(run.record_path(stage))
-    publish.write_text(run.script("precompile"), render(run, Kit(python, REPOSITORY))["precompile"])
+    neuron_stand_ins.ready_for_precompile(run)
     return run
 
 

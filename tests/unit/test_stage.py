@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -229,6 +230,29 @@ def test_a_second_training_job_does_not_sit_on_its_nodes(make_run: MakeRun, monk
     monkeypatch.setattr(stage, "_TRAINING_PATIENCE_SECONDS", 0.2)
     with publish.lock(run.lock_path("train")), pytest.raises(UserError, match="another job still holds this"):
         stage.perform(run, "train", lambda run: stage.Result())
+
+
+def test_a_run_waits_while_another_compiles_the_graphs_that_it_needs_too(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(engine="neuron", cluster__instance_type="trn1.32xlarge", parallelism={"tensor_parallel": 8})
+    finish_all(run, but="precompile")
+    monkeypatch.setattr(stage, "_TRAINING_PATIENCE_SECONDS", 0.2)
+    held, work = threading.Event(), []
+
+    def compile_elsewhere() -> None:
+        with publish.lock(run.lock_path("precompile")):
+            held.set()
+            time.sleep(1)
+            work.append("elsewhere")
+            finish(run, "precompile")
+
+    other = threading.Thread(target=compile_elsewhere)
+    other.start()
+    held.wait()
+    stage.perform(run, "precompile", lambda run: work.append("here") or stage.Result())
+    other.join()
+    assert work == ["elsewhere"], "and finds it done"
 
 
 @pytest.mark.parametrize(

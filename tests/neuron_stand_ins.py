@@ -1,0 +1,65 @@
+"""A Python environment of stand-ins for AWS's packages: engine neuron's jobs run in it, and compile and train nothing.
+
+`neuron_parallel_compile` is tests/stand_ins/neuron_parallel_compile; the engine's trial only writes down how it was
+started, as `rank<N>.json` in the run directory.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.render import Kit, render
+from hyperpod_ft.run import Record, Run
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Loaded by every interpreter of the job: engine neuron becomes the stand-in below.
+SITE = """
+import importlib.abc, sys
+
+class Patch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "hyperpod_ft.engines.processes":
+            import hyperpod_ft.engines
+            hyperpod_ft.engines._MODULES["neuron"] = "stand_in_engine"
+        return None
+
+sys.meta_path.insert(0, Patch())
+"""
+ENGINE = """
+import json, os
+from hyperpod_ft.errors import UserError
+
+def precompile(run, processes):
+    if os.environ.get("STAND_IN_TRIAL") == "refuses":
+        raise UserError("this cannot be traced", "mend it")
+    run.trial.mkdir(exist_ok=True)
+    names = ("NEURON_EXTRACT_GRAPHS_ONLY", "NEURON_CC_FLAGS", "WORLD_SIZE", "LOCAL_RANK")
+    (run.directory / f"rank{processes.rank}.json").write_text(json.dumps({name: os.environ[name] for name in names}))
+    return {"trial_steps": run.config.neuron.precompile_steps}
+"""
+
+
+def environment(directory: Path) -> Path:
+    """Make the environment in `directory`; gives its interpreter, which is this one with the stand-ins."""
+    programs, modules = directory / "bin", directory / "modules"
+    programs.mkdir(parents=True)
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(SITE)
+    (modules / "stand_in_engine.py").write_text(ENGINE)
+    python = programs / "python"
+    python.write_text(f'#!/bin/bash\nexport PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shutil.copy(REPOSITORY / "tests" / "stand_ins" / "neuron_parallel_compile", programs)
+    return python
+
+
+def ready_for_precompile(run: Run) -> None:
+    """Freeze the run, write its script of stage precompile, and call done what comes before it."""
+    run.freeze()
+    run.logs.mkdir(parents=True)
+    for stage in ("env", "download", "dataset"):
+        finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, "", 0, "", "")
+        finished.write(run.record_path(stage))
+    publish.write_text(run.script("precompile"), render(run, Kit(run.python, REPOSITORY))["precompile"])

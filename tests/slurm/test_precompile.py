@@ -1,0 +1,44 @@
+"""Stage precompile on two nodes of a real Slurm: `srun` under the stage program, one torchrun a node.
+
+`neuron_parallel_compile` and the engine are stand-ins, see tests/neuron_stand_ins.py.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.run import Run
+from tests import neuron_stand_ins
+
+pytestmark = pytest.mark.slurm
+MakeRun = Callable[..., Run]
+
+
+def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        cluster__nodes=2,
+        cluster__time_limit="5",
+        parallelism={"ranks_per_node": 1, "tensor_parallel": 1},
+        env__python=str(neuron_stand_ins.environment(tmp_path / "venv")),
+    )
+    neuron_stand_ins.ready_for_precompile(run)
+    subprocess.run(
+        ["sbatch", "--wait", run.script("precompile")],
+        env={**os.environ, **cluster.environment()},
+        check=False,
+        timeout=200,
+    )
+    log = "".join(path.read_text() for path in run.logs.glob("*.out"))
+    record = run.record("precompile")
+    assert record is not None, log
+    assert record.facts["graphs"] == 2
+    ranks = [json.loads((run.directory / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [(rank["WORLD_SIZE"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("2", "0")], "one on each node"
+    assert not run.trial.exists()
