@@ -151,7 +151,7 @@ class Cluster(Section):
     max_restarts: NonNegativeInt = Field(
         3,
         description="How often a training job whose ranks crash is started again, from its newest checkpoint, before it"
-        " counts as failed. Time limits and lost nodes do not count.",
+        " counts as failed. Time limits, and nodes that Slurm itself finds lost, do not count.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8, description="CPUs each stage without accelerators asks for; at most 2 on instance type `local`."

@@ -24,6 +24,7 @@ from hyperpod_ft.restarts import NOTICE_STATUS, TERMINATED_STATUS, Attempt, Deci
 from hyperpod_ft.run import Run
 from hyperpod_ft.slurm import Slurm
 
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 # Of the time between the notice and the limit, what the ranks get to save in before the job is requeued under them.
 _SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
@@ -38,7 +39,7 @@ class Signals:
         self.told = 0
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
-        for number in (signal.SIGUSR1, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
@@ -53,10 +54,10 @@ class Signals:
         """Since the first signal; 0 before it."""
         return time.monotonic() - self._first_at if self.told else 0.0
 
-    def wait(self, seconds: float, *, after: int = 0) -> None:
-        """Until the time is over, or another signal has come than `after` (0: any)."""
+    def wait(self, seconds: float, awaited: tuple[int, ...] = _SIGNALS) -> None:
+        """Until the time is over, or one of the signals has come."""
         deadline = time.monotonic() + seconds
-        while self.told == after and time.monotonic() < deadline:
+        while self.told not in awaited and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 
@@ -89,7 +90,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         restarts.remember(run, stage, job_id, attempt, decision)
         Slurm().requeue(slurm_id)
         # Slurm ends this job as soon as it can; a script that ended by itself first would be a job that failed
-        signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, after=signals.told)
+        signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
         return None
 
 
@@ -128,17 +129,22 @@ def main() -> int:
     """Run the command line; returns the exit status, which it leaves on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
     signals = Signals()
-    status: int | None = EXIT_USER_ERROR
     try:
         run = Run.open(Path(directory))
-        marker = run.exit_marker(stage, os.environ.get("HYPERPOD_FT_JOB_ID", "manual"))
-        publish.remove(marker)  # of the time before the job was requeued
-        status = supervise(run, stage, command, signals)
-        if status is not None:
-            publish.write_text(marker, f"{status}\n")
     except UserError as error:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
-    return TERMINATED_STATUS if status is None else status
+        return EXIT_USER_ERROR
+    marker = run.exit_marker(stage, os.environ.get("HYPERPOD_FT_JOB_ID", "manual"))
+    publish.remove(marker)  # of the time before the job was requeued
+    try:
+        status = supervise(run, stage, command, signals)
+    except UserError as error:
+        print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
+        status = EXIT_USER_ERROR
+    if status is None:  # it has not ended
+        return TERMINATED_STATUS
+    publish.write_text(marker, f"{status}\n")
+    return status
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The model is the shipped tiny Llama and the data its questions; only the training is short.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -315,3 +316,40 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     assert head.status()["state"] == "done"
     assert [row["step"] for row in metrics(directory)] == list(range(1, 25))
     assert Run.open(Path(directory)).record("train").facts["resumed_from"][0] % 4 == 0  # type: ignore[union-attr]
+
+
+def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
+    run_file = head.write(values(shared, max_steps=40, save_every_steps=5) | {"name": "by-itself"})
+    head("submit", run_file)
+    directory = head.status()["directory"]
+    run = Run.open(Path(directory))
+    head.wait(lambda: len(metrics(directory)) >= 6)
+    os.kill(ranks_of(directory)[0], signal.SIGKILL)
+    head.wait(lambda: run.restarts("train").exists())
+    training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
+    assert training["state"] == "running"
+    assert training["restarts"].startswith("restart 1 of 3 (rank ")
+    assert "restart 1 of 3 (rank " in head("status")
+
+    head.wait(lambda: ranks_of(directory) and metrics(directory)[-1]["step"] >= 12)
+    head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
+    head.wait_for_the_queue()
+    assert head.status()["state"] == "done", "what depended on it has waited"
+    assert [row["step"] for row in metrics(directory)] == list(range(1, 41))
+    record = run.record("train")
+    assert record is not None and record.job_id == training["job_id"]
+    assert [restart["cause"] for restart in record.facts["restarts"]] == ["crash", "time limit"]
+    assert ": SIGKILL at step " in record.facts["restarts"][0]["reason"]
+    saved = record.facts["restarts"][1]
+    assert saved["checkpoint"] == saved["step"] == record.facts["resumed_from"][-1], "notice cost no step"
+
+
+def ranks_of(directory: str) -> list[int]:
+    """The processes that train a run, without those that started them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if arguments[-4:-1] == [b"-m", b"hyperpod_ft.stages.train", directory.encode()] and len(arguments) < 7:
+                found.append(int(process.name))
+    return found

@@ -175,7 +175,7 @@ def test_a_script_that_is_told_to_stop_says_so_in_its_exit_status(make_run: Make
     script.write_text(render(run, KIT)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
-        while not (tmp_path / "started").exists():
+        while not (run.directory / "started").exists():
             time.sleep(0.01)
         os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
     assert job.returncode == 143

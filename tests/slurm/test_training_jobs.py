@@ -1,0 +1,206 @@
+"""The script of stage train on a real Slurm: its launch on four nodes, and what the supervisor makes of its end.
+
+The stage itself is replaced by a few lines where what is tested is the script: they lie in a copy of the kit's code.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft import restarts
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.render import Kit, render
+from hyperpod_ft.run import Run
+from hyperpod_ft.submit import snapshot
+
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
+MakeRun = Callable[..., Run]
+
+# Every rank says who it is, and what the sum over all ranks of 1 + rank is.
+ALL_REDUCE = """
+import json, os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(1.0 + dist.get_rank())
+dist.all_reduce(total)
+names = ("SLURMD_NODENAME", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+told = {name: os.environ[name] for name in names} | {"rank": dist.get_rank(), "total": total.item()}
+Path(sys.argv[1], f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
+dist.destroy_process_group()
+"""
+
+# Trains one step for each notice of the time limit; done after the second.
+ONE_STEP_A_NOTICE = """
+import signal, sys, time
+from pathlib import Path
+run = Path(sys.argv[1])
+def save(number, frame):
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    sys.exit(128 + number)
+signal.signal(signal.SIGUSR1, save)
+while not (run / "checkpoints").exists():
+    time.sleep(0.1)
+"""
+
+# Crashes as often as it is told in a file.
+CRASHES = """
+import json, os, sys
+from pathlib import Path
+run = Path(sys.argv[1])
+ends = (run / "ends").read_text().split()
+(run / "ends").write_text(" ".join(ends[1:]))
+with (run / "metrics.jsonl").open("a") as metrics:
+    metrics.write(json.dumps({"step": int(ends[0])}) + "\\n")
+os._exit(int(ends[0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def four_nodes(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("four"))
+    cluster.up(nodes=4, cpus=4, bound_to_parent=True)
+    yield cluster
+    cluster.down()
+
+
+def slurm(cluster: LocalCluster, *arguments: str) -> str:
+    return subprocess.run(
+        arguments,
+        env=os.environ | cluster.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    ).stdout
+
+
+def state(cluster: LocalCluster, job: str) -> str:
+    return slurm(cluster, "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}").strip()
+
+
+def wait_for(cluster: LocalCluster, job: str, wanted: str, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while (now := state(cluster, job)) != wanted:
+        assert now not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), now
+        assert time.monotonic() < deadline, now
+        time.sleep(0.2)
+
+
+def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
+    """The rendered script of stage train, with `program` in place of the stage. Returns the job."""
+    code = run.root / "code-of-the-test"
+    shutil.copytree(snapshot(run.root), code)
+    (code / "hyperpod_ft" / "stages" / "train.py").write_text(program)
+    run.freeze()
+    run.logs.mkdir(parents=True)
+    run.script("train").parent.mkdir()
+    run.script("train").write_text(render(run, Kit(Path(sys.executable), code))["train"])
+    return slurm(cluster, "sbatch", "--parsable", *options, str(run.script("train"))).strip()
+
+
+def said(run: Run, job: str) -> str:
+    return run.log("train", job).read_text()
+
+
+def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun) -> None:
+    """torchrun, health check, node names, port: all as in training; eight ranks on four nodes."""
+    run = make_run(cluster__nodes=4)
+    job = submit(four_nodes, run, ALL_REDUCE)
+    wait_for(four_nodes, job, "COMPLETED")
+    ranks: list[dict[str, Any]] = [
+        json.loads((run.directory / f"rank-{rank}.json").read_text()) for rank in range(run.plan.degrees.world_size)
+    ]
+    assert [told["total"] for told in ranks] == [36.0] * 8
+    assert {told["WORLD_SIZE"] for told in ranks} == {"8"}
+    assert {told["LOCAL_WORLD_SIZE"] for told in ranks} == {"2"}
+    # two neighbouring ranks on each node, in the nodes' order: a tensor-parallel pair never leaves its node
+    assert [(told["SLURMD_NODENAME"], told["GROUP_RANK"], told["LOCAL_RANK"]) for told in ranks] == [
+        (f"node{node + 1}", str(node), str(local)) for node in range(4) for local in range(2)
+    ]
+    assert len({(told["MASTER_ADDR"], told["MASTER_PORT"]) for told in ranks}) == 1
+    assert run.exit_marker("train", job).read_text() == "0\n"
+    reports = sorted(path.name for path in run.attempt_directory("train").iterdir())
+    assert reports == [f"node-{number}.json" for number in range(4)]
+
+
+def test_an_unfit_node_ends_the_job_before_it_trains(four_nodes: LocalCluster, make_run: MakeRun) -> None:
+    """Its interpreter differs, by a stand-in for `python` that has a package more on one node."""
+    run = make_run(cluster__nodes=2)
+    odd = run.root / "odd" / "torch_neuronx-1.0.dist-info"
+    odd.mkdir(parents=True)
+    (odd / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 1.0\n")
+    python = run.root / "python"
+    python.write_text(
+        f'#!/bin/bash\n[[ ${{SLURMD_NODENAME:-}} == node2 && "$*" == *health* ]] && PYTHONPATH+=:{odd.parent}\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    run = make_run(cluster__nodes=2, env__python=str(python))
+    job = submit(four_nodes, run, ALL_REDUCE)
+    wait_for_end(four_nodes, job)
+    assert state(four_nodes, job) == "FAILED"
+    errors = [line for line in said(run, job).splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(
+        "error: health: node2: versions differ from the other nodes' (theirs): torch-neuronx 1.0 (missing);"
+    )
+    assert run.exit_marker("train", job).read_text() == "2\n"
+    assert restarts.history(run, "train") == [], "it costs no restart"
+
+
+def wait_for_end(cluster: LocalCluster, job: str) -> None:
+    deadline = time.monotonic() + 120
+    while state(cluster, job) not in ("FAILED", "COMPLETED", "CANCELLED"):
+        assert time.monotonic() < deadline, state(cluster, job)
+        time.sleep(0.2)
+
+
+def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalCluster, make_run: MakeRun) -> None:
+    """Slurm's shortest limit, a minute: it gives notice after half of it, and the next job in the chain waits on."""
+    run = make_run(cluster__time_limit="1", parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
+    job = submit(four_nodes, run, ONE_STEP_A_NOTICE)
+    out = str(run.directory / "next.out")
+    following = slurm(
+        four_nodes, "sbatch", "--parsable", f"--output={out}", f"--dependency=afterok:{job}", "--wrap", "true"
+    ).strip()
+    wait_for(four_nodes, following, "COMPLETED")
+    assert state(four_nodes, job) == "COMPLETED"
+    assert "train: nearly out of time; the job is requeued and goes on from step 1" in said(run, job)
+    assert [(restart.cause, restart.checkpoint) for restart in restarts.history(run, "train")] == [("time limit", 1)]
+
+
+def test_crashes_are_retried_until_they_repeat_themselves(four_nodes: LocalCluster, make_run: MakeRun) -> None:
+    run = make_run(parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
+    run.directory.mkdir(parents=True)
+    ends = run.directory / "ends"
+    ends.write_text("3 4 0")
+    job = submit(four_nodes, run, CRASHES)
+    wait_for(four_nodes, job, "COMPLETED")
+    assert [restart.reason for restart in restarts.history(run, "train")] == [
+        "rank 0: exit 3 at step 3",
+        "rank 0: exit 4 at step 4",
+    ]
+    assert "rank 0: exit 4 at step 4; restart 2 of 3 in 2 s" in said(run, job)
+
+    ends.write_text("5 5 0")
+    job = slurm(four_nodes, "sbatch", "--parsable", str(run.script("train"))).strip()
+    wait_for_end(four_nodes, job)
+    assert run.exit_marker("train", job).read_text() == "5\n"
+    assert "rank 0: exit 5 at step 5, as the last time, without a new checkpoint between" in said(run, job)
+
+    ends.write_text("2 0")
+    job = slurm(four_nodes, "sbatch", "--parsable", str(run.script("train"))).strip()
+    wait_for_end(four_nodes, job)
+    assert run.exit_marker("train", job).read_text() == "2\n", "a user's error"
+    assert ends.read_text() == "0"
