@@ -16,14 +16,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Loaded by every interpreter of the job: engine neuron becomes the stand-in below.
 SITE = """
-import importlib.abc, sys
+import importlib.abc, importlib.util, sys
+from pathlib import Path
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "hyperpod_ft.engines.processes":
-            import hyperpod_ft.engines
-            hyperpod_ft.engines._MODULES["neuron"] = "stand_in_engine"
-        return None
+        if name == "hyperpod_ft.engines.neuron":
+            return importlib.util.spec_from_file_location(name, Path(__file__).with_name("stand_in_engine.py"))
 
 sys.meta_path.insert(0, Patch())
 """

@@ -83,7 +83,8 @@ def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: Ma
     Process().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
     wait(lambda: pid_file.exists() and pid_file.read_text().strip())
-    assert states(run) == {"env": "RUNNING", "download": "PENDING"}
+    # the supervisor writes it after it has started the script
+    wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     Process().cancel(run, run.jobs())
     assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
     assert not alive(int(pid_file.read_text()))
