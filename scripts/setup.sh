@@ -34,6 +34,16 @@ setup_python() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
+# setup_neuron_sources: what optimum-neuron's trainer can be told is read from its source; nothing of it is imported.
+setup_neuron_sources() {
+  local packages wanted=.venv/neuron-sources
+  mapfile -t packages < <(sed -n 's/^\(optimum-neuron\)\[training\]\(==.*\)/\1\2/p' hyperpod_ft/pins/neuron-2.26.1.txt; echo trl==0.24.0)
+  if [[ "$(cat "$wanted/.packages" 2>/dev/null)" == "${packages[*]}" ]]; then return; fi
+  rm -rf "$wanted"
+  .venv/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --target "$wanted" "${packages[@]}"
+  printf '%s\n' "${packages[*]}" >"$wanted/.packages"
+}
+
 has_slurm() {
   PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v slurmctld slurmd sbatch munged >/dev/null
 }

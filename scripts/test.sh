@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
 
 setup_python --editable '.[torch,aws]' --group dev
+setup_neuron_sources
 setup_slurm || die "the tests need Slurm"
 
 export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH"
