@@ -52,7 +52,6 @@ def test_the_flagship_recipe_trains_a_tiny_llama(neuron_python: str, tmp_path: P
         "dataset.source": "example:qa",
         "dataset.revision": "null",
         "dataset.files": "[qa.jsonl]",
-        "dataset.format": "prompt-completion",
         "dataset.max_length": 256,
         "training.max_steps": 30,
         "training.learning_rate": 5e-3,
