@@ -417,7 +417,7 @@ class RunConfig(Section):
     name: Annotated[
         str, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, dots, underscores and hyphens, at most 64")
     ] = Field(description="Name of the run; part of paths and of Slurm job names.")
-    engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1).")
+    engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1, trn2).")
     seed: NonNegativeInt = Field(42, description="Seed of data order, adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)
@@ -479,6 +479,12 @@ class RunConfig(Section):
         ):
             raise ValueError(
                 "cluster.environment: the kit sets the directory of the Neuron compile cache; leave it out"
+            )
+        grouping = {"NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"} & given.keys()
+        if grouping or re.search(r"--(lnc|logical.nc.config)\b", given.get("NEURON_CC_FLAGS", "")):
+            raise ValueError(
+                "cluster.environment: the kit tells runtime and compiler how cores are grouped (LNC), as the instance"
+                " type has it; leave it out"
             )
 
     @property

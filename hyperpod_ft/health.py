@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hyperpod_ft import publish
+from hyperpod_ft import neuron_devices, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.instances import CATALOGUE, Instance
-from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, node_name
+from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.run import Run
 from hyperpod_ft.slurm import Slurm
 
@@ -37,7 +37,7 @@ _VOLUME_GIB = 10
 _TEMPORARY_GIB = 5
 _NAMED = 5  # packages in one line
 # Where AWS's images have what may not be on PATH.
-_PROGRAM_DIRECTORIES = ("/opt/aws/neuron/bin", "/opt/amazon/efa/bin")
+_PROGRAM_DIRECTORIES = ("/opt/amazon/efa/bin",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Report:
     volume_gib: float | None = None  # free on the shared volume
     temporary_gib: float | None = None  # free in /tmp
     versions: Mapping[str, str] | None = None  # of the driver and of every package of the interpreter
+    faults: tuple[str, ...] = ()  # what is wrong already, with its remedy
 
 
 def observe(instance: Instance, nodes: int, volume: Path) -> Report:
@@ -60,23 +61,33 @@ def observe(instance: Instance, nodes: int, volume: Path) -> Report:
     if not instance.has_accelerators:
         return Report(node_name(), versions=versions)
     devices: int | None = None
-    device_cores: tuple[int, ...] | None = ()
+    device_cores: tuple[int, ...] = ()
     device_files: int | None = None
+    faults: list[str] = []
     if instance.device == "neuron":
-        device_cores = _neuron_devices(_output("neuron-ls", "--json-output"))
-        devices = None if device_cores is None else len(device_cores)
+        try:
+            program = neuron_devices.neuron_ls()
+            listing = None if program is None else neuron_devices.devices(program)
+        except UserError as error:
+            listing = None
+            faults.append(str(error))
+        if listing is not None:
+            devices = len(listing)
+            counts = [entry.get("nc_count") for entry in listing]
+            device_cores = tuple(count for count in counts if isinstance(count, int))
         device_files = sum(bool(re.fullmatch(r"neuron\d+", path.name)) for path in Path("/dev").iterdir())
-        versions["neuron driver"] = _output("modinfo", "-F", "version", "neuron").strip()
+        versions["neuron driver"] = (_output("modinfo", "-F", "version", "neuron") or "").strip()
     else:
-        drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+        drivers = (_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").split()
         devices = len(drivers)
         versions["nvidia driver"] = drivers[0] if drivers else ""
     return Report(
         node=node_name(),
         devices=devices,
-        device_cores=device_cores or (),
+        device_cores=device_cores,
         device_files=device_files,
         efa=_efa_interfaces(_output("fi_info", "-p", "efa")) if nodes > 1 else None,
+        faults=tuple(faults),
         volume_gib=shutil.disk_usage(volume).free / 2**30,
         temporary_gib=shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
         versions=versions,
@@ -87,7 +98,13 @@ def problems(reports: Sequence[Report], instance: Instance, replace: Callable[[s
     """A line for each thing that is not as it should be; `replace(node)` says how to have a node replaced."""
     found: list[str] = []
     for report in reports:
+        found += [f"{report.node}: {fault}" for fault in report.faults]
         found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, instance)]
+        if report.temporary_gib is not None and report.temporary_gib < _TEMPORARY_GIB:
+            found.append(
+                f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {_TEMPORARY_GIB};"
+                " free some"
+            )
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
     if volume is not None and volume < _VOLUME_GIB:
         found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some")
@@ -108,8 +125,6 @@ def _of_node(report: Report, instance: Instance) -> list[str]:
         found.append(f"{len(odd)} devices with {odd[0]} NeuronCores instead of {logical * instance.cores_per_rank}")
     if report.efa is not None and report.efa != instance.efa:
         found.append(f"fi_info lists {report.efa} EFA interfaces, {instance.name} has {instance.efa}")
-    if report.temporary_gib is not None and report.temporary_gib < _TEMPORARY_GIB:
-        found.append(f"{report.temporary_gib:.1f} GiB free in /tmp, less than {_TEMPORARY_GIB}: free some, or")
     return found
 
 
@@ -137,13 +152,15 @@ def replacement(node: str) -> str:
     return f'take it out: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
 
 
-def _output(*command: str) -> str:
-    """What a program prints; nothing when it is not there, fails, or hangs, as on a node whose driver is not well."""
+def _output(*command: str) -> str | None:
+    """What a program prints; nothing when it fails, or hangs, as on a node that is not well; None: it is not there."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PROGRAM_DIRECTORIES])
     program = shutil.which(command[0], path=path)
+    if program is None:
+        return None
     try:
         return subprocess.run(
-            [program or command[0], *command[1:]],
+            [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -156,19 +173,10 @@ def _output(*command: str) -> str:
         return ""
 
 
-def _neuron_devices(text: str) -> tuple[int, ...] | None:
-    """NeuronCores of each device, from `neuron-ls --json-output`: a list of objects with `nc_count`.
-
-    No device for no text. None for another form, of a version to come: no reason to refuse a node.
-    """
-    try:
-        return tuple(int(device["nc_count"]) for device in json.loads(text or "[]"))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _efa_interfaces(text: str) -> int:
+def _efa_interfaces(text: str | None) -> int | None:
     """Interfaces in the output of `fi_info -p efa`, which lists each once for every endpoint type it offers."""
+    if text is None:
+        return None
     domains = re.findall(r"^\s*domain:\s*(\S+)", text, re.MULTILINE)
     return len({re.sub(r"-(rdm|dgrm|direct)$", "", domain) for domain in domains})
 
@@ -184,13 +192,17 @@ def _gather(directory: Path, nodes: int) -> list[Report]:
     """The reports of all nodes, in their order; fewer when some do not come in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
     while True:
-        paths = [path for number in range(nodes) if (path := directory / f"node-{number}.json").exists()]
+        paths = [path for number in range(nodes) if (path := _report(directory, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
             return [
-                Report(**values | {"device_cores": tuple(values["device_cores"])})
+                Report(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
                 for values in (json.loads(path.read_text(encoding="utf-8")) for path in paths)
             ]
         time.sleep(0.05)
+
+
+def _report(directory: Path, number: int) -> Path:
+    return directory / f"node-{step_number()}-{number}.json"
 
 
 def check(run: Run) -> int:
@@ -206,7 +218,7 @@ def check(run: Run) -> int:
     if not directory.is_dir():  # another volume, or none, lies where the shared one is on the first node
         return _tell([f"{report.node}: does not see {directory}; {replacement(report.node)}"])
     try:
-        publish.write_json(directory / f"node-{number}.json", asdict(report))
+        publish.write_json(_report(directory, number), asdict(report))
     except OSError as error:
         return _tell([f"{report.node}: cannot write to {directory}: {error.strerror}; {replacement(report.node)}"])
     if number:

@@ -40,7 +40,7 @@ class Ending:
 
     def leave(self, directory: Path) -> None:
         """Write it down for the supervisor of the job."""
-        publish.write_json(directory / f"ending-{self.node}.json", asdict(self))
+        publish.write_json(directory / f"ending-{step_number()}-{self.node}.json", asdict(self))
 
     @staticmethod
     def leave_here(rank: int | None, status: int, moment: float) -> None:
@@ -50,8 +50,17 @@ class Ending:
 
 
 def endings(directory: Path) -> tuple[Ending, ...]:
-    """What the nodes of an attempt left."""
-    return tuple(Ending(**json.loads(path.read_text(encoding="utf-8"))) for path in directory.glob("ending-*.json"))
+    """What the nodes of an attempt left: of its last step, if HyperPod's plugin started several."""
+    steps: dict[int, list[Path]] = {}
+    for path in directory.glob("ending-*-*.json"):
+        steps.setdefault(int(path.name.split("-")[1]), []).append(path)
+    last = steps[max(steps)] if steps else []
+    return tuple(Ending(**json.loads(path.read_text(encoding="utf-8"))) for path in last)
+
+
+def step_number() -> int:
+    """Of the job step that this process belongs to."""
+    return int(os.environ.get("SLURM_STEP_ID", "0"))
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ def _describe(where: str, problem: ErrorDetails) -> str:
             return f"{where}: {key}: is missing; add it (docs/run-file.md)"
         case "string_pattern_mismatch":
             return f"{where}: {key}: {problem['input']!r} does not match {problem['ctx']['pattern']}"
+        case "tuple_type":
+            return f"{where}: {key}: {problem['input']!r} is not a list; write [{problem['input']}]"
         case _:
             message = problem["msg"].removeprefix("Value error, ")
             given = "" if isinstance(problem["input"], dict) else f" (given: {problem['input']!r})"

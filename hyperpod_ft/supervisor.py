@@ -141,6 +141,12 @@ def main() -> int:
     except UserError as error:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
         status = EXIT_USER_ERROR
+    except BaseException:
+        # this process is the script: nobody else would end the ranks, or leave the exit status
+        if signals.child is not None and signals.child.poll() is None:
+            signals.child.terminate()
+        publish.write_text(marker, "1\n")
+        raise
     if status is None:  # it has not ended
         return TERMINATED_STATUS
     publish.write_text(marker, f"{status}\n")

@@ -103,18 +103,23 @@ class Attempt:
             self.log.open()
             self._announce()
         sent: _Sent | None = None
+        stop = 0
         with asked_to_stop() as signals:
             for number in range(self.progress.step + 1, self.steps + 1):
-                before, sent = sent, self.send(number, signals)
-                stop = self._take(before) if before else 0
                 last = number == self.steps
-                if last or stop or number % self.config.save_every_steps == 0:
-                    stop = max(stop, self._take(sent))
-                    sent = None
+                saves = bool(last or stop or number % self.config.save_every_steps == 0)
+                if saves and sent:
+                    # taken now and not together with the step that is saved, so that both have a time of their own
+                    stop, sent = max(stop, self._take(sent)), None
+                before, sent = sent, self.send(number, signals)
+                if before:
+                    stop = self._take(before)
+                if saves:
+                    stop, sent = max(stop, self._take(sent)), None
                     self.checkpoints.save(self.progress)
-                if stop and not last:
-                    self.checkpoints.finish()
-                    raise Interrupted(number, stop)
+                    if stop and not last:
+                        self.checkpoints.finish()
+                        raise Interrupted(number, stop)
         self.checkpoints.finish()
         return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts())
 

@@ -13,6 +13,7 @@ Upstream's own hold no optimizer state of LoRA, no random state, and its trainer
     random.cpu, random.device             generator states: uint8; int64 []
 """
 
+import atexit
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,7 @@ class Checkpoints:
         progress, self._unfinished = self._unfinished, None
         if progress is None:
             return
-        if upstream.g_iostate is not None:
-            upstream.g_iostate.wait_save(async_remove=True)
+        _wait_for_upstream()
         self._meet(progress, "written")
         partial, final = self._partial(progress), directory_of(self._run, progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
@@ -203,6 +203,16 @@ class Checkpoints:
             if file.is_file():
                 digests[file.relative_to(directory).as_posix()] = publish.sha256(file)
         return digests
+
+
+def _wait_for_upstream() -> None:
+    """Have what upstream writes meanwhile (`neuron.async_save`) written, and forgotten: it would come back to it."""
+    writing = upstream.g_iostate
+    if writing is not None and writing._async_save:
+        writing.wait_save(async_remove=False)
+        upstream._executor.shutdown()
+        atexit.unregister(type(writing).wait_all)
+        upstream.g_iostate = None
 
 
 class _States:

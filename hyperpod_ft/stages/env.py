@@ -19,10 +19,15 @@ from hyperpod_ft.requirements import environment_name, pins_file
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import stage
 
+# What the kit's own code imports in the jobs.
+_KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "transformers", "peft", "safetensors")
 _IMPORTS = {
-    "torch": ("torch", "transformers", "peft", "safetensors"),
+    "torch": ("torch", *_KIT),
     # each is an empty package when it came from PyPI
-    "neuron": ("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
+    "neuron": (
+        *_KIT,
+        *("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
+    ),
 }
 
 # Runs in the environment under test: the imports are the test, the listing is for the record.

@@ -54,6 +54,7 @@ def neuron_python() -> str:
 def neuron_jobs(jobs: Jobs, neuron_python: str) -> Jobs:
     """As `jobs`, with the interpreter that has Neuron's packages."""
     jobs.python, jobs.environment, jobs.modules = neuron_python, ON_CPU, (HERE, HERE.parents[1])
+    jobs.always_torchrun = True
     return jobs
 
 

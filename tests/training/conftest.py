@@ -122,10 +122,15 @@ class Jobs:
     python: str = sys.executable
     environment: dict[str, str] = field(default_factory=dict)
     modules: tuple[Path, ...] = (Path(__file__).parent,)
+    always_torchrun: bool = False
 
     def start(self, ranks: int, module: list[str]) -> Launched:
-        """`python -m MODULE...` on that many processes, under torchrun; alone without it."""
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+        """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
+        torchrun = (
+            ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+            if ranks > 1 or self.always_torchrun
+            else []
+        )
         output = self.directory / f"job-{len(self.started)}.out"
         with output.open("w") as stream:
             process = subprocess.Popen(

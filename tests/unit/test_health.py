@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import health
+from hyperpod_ft import health, neuron_devices
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.health import Report, observe, problems, replacement
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, endings
@@ -47,12 +48,16 @@ def test_a_fit_node_has_no_problem() -> None:
         ({"device_cores": (2,) * 15 + (1,)}, "1 devices with 1 NeuronCores instead of 2"),
         ({"device_files": 15}, "15 of 16 device files /dev/neuron*"),
         ({"efa": 7}, "fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"),
-        ({"temporary_gib": 0.5}, "0.5 GiB free in /tmp, less than 5: free some, or"),
     ],
 )
 def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str, Any], line: str) -> None:
     found = problems([fit("node1"), fit("node2", **values)], TRN1, replace_words)
     assert found == [f"node2: {line}; replace node2"]
+
+
+def test_a_full_disk_is_no_reason_to_replace_a_node() -> None:
+    found = problems([fit("node1"), fit("node2", temporary_gib=0.5)], TRN1, replace_words)
+    assert found == ["node2: 0.5 GiB free for temporary files, less than 5; free some"]
 
 
 def test_a_full_volume_is_nobodys_fault() -> None:
@@ -117,13 +122,21 @@ def test_a_trainium_node_is_read(stand_in: Callable[[str, str], None], tmp_path:
     assert observe(TRN1, 1, tmp_path).efa is None, "a node alone needs none"
 
 
-def test_a_driver_that_does_not_answer_is_a_problem_and_an_unknown_form_is_none(
-    stand_in: Callable[[str, str], None], tmp_path: Path
+def test_what_cannot_be_asked_is_told_and_condemns_no_node(
+    stand_in: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert observe(TRN1, 1, tmp_path).devices == 0
-    stand_in("neuron-ls", '{"neuron_devices": []}')
+    report = observe(TRN1, 2, tmp_path)
+    assert (report.devices, report.efa, report.faults) == (None, None, ()), "no neuron-ls, no fi_info"
+
+    def fails(_: Path) -> list[dict[str, Any]]:
+        raise UserError("neuron-ls: no driver", "have the image updated")
+
+    stand_in("neuron-ls", "")
+    monkeypatch.setattr(neuron_devices, "devices", fails)
     report = observe(TRN1, 1, tmp_path)
-    assert (report.devices, report.device_cores) == (None, ())
+    assert problems([replace(report, device_files=16)], TRN1, replace_words) == [
+        f"{report.node}: neuron-ls: no driver; have the image updated"
+    ]
 
 
 def test_gpus_are_counted(stand_in: Callable[[str, str], None], tmp_path: Path) -> None:
@@ -150,15 +163,15 @@ def test_the_first_node_tells_for_all(
         return health.check(run)
 
     assert [on(1), on(0)] == [0, 0]
-    report = json.loads((tmp_path / "node-1.json").read_text())
+    report = json.loads((tmp_path / "node-0-1.json").read_text())
     report["versions"]["torch"] = "0.0"
-    (tmp_path / "node-1.json").write_text(json.dumps(report))
+    (tmp_path / "node-0-1.json").write_text(json.dumps(report))
     assert on(0) == 2
     assert endings(tmp_path)[0] == Ending("node1", None, 2, endings(tmp_path)[0].time)
     said = capfd.readouterr().err
     assert said.startswith("error: health: node2: versions differ from the other nodes' (theirs): torch 0.0 (")
 
-    (tmp_path / "node-1.json").unlink()
+    (tmp_path / "node-0-1.json").unlink()
     monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
     monkeypatch.setattr(health.Slurm, "host_names", lambda *_: ["node1", "node2"])
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")

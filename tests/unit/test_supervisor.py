@@ -94,7 +94,7 @@ def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_pa
     else:
         # the second crash has a pause of 2 s
         rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
-        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/ending-a.json; exit 1"
+        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/ending-0-a.json; exit 1"
         process = start(run, f"{save}; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}", **slurm)
         (run.directory / "metrics.jsonl").write_text('{"step": 4}')
         wait_for(run.directory / "once")
@@ -151,4 +151,5 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     subprocess.run(["bash", script], env=os.environ | slurm | job, check=True, timeout=60)
     arguments = (run.directory / "srun-arguments").read_text().splitlines()
     assert ("--auto-resume=1" in arguments) == hyperpod
-    assert arguments[int(hyperpod)] == "--nodes=1"
+    assert ("--cpus-per-task=2" in arguments) != hyperpod
+    assert arguments[1] == "--nodes=1"
