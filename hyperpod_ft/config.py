@@ -361,7 +361,7 @@ class Neuron(Section):
 
     sequence_parallel: bool = Field(
         True,
-        description="Divide activations between layers over the tensor-parallel ranks: less memory, and what bf16 LoRA"
+        description="Divide activations between layers over the tensor-parallel ranks: less memory, and what bf16"
         " needs to be right.",
     )
     flash_attention: bool | None = Field(

@@ -53,6 +53,8 @@ def _defaults(config: RunConfig) -> dict[str, str]:
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(rounding)),
+        # ranks that hold the same round it the same way
+        "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
         # glibc's arenas, one for each of many threads, would take tens of GB of host memory
         "MALLOC_ARENA_MAX": "64",
     }

@@ -77,11 +77,11 @@ def _check_sequence_parallel(config: RunConfig, tensor_parallel: int) -> None:
                 f" {length}",
                 "change one of them",
             )
-    elif config.training.method == "lora" and config.training.precision == "bf16":
-        # NxD's column-parallel backward pass sums a copy of the input's gradient that it made to change the dtype
-        # (adapters are fp32, the model bf16), and goes on with what was not summed
+    elif config.training.precision == "bf16":
+        # NxD's column-parallel backward pass sums an fp32 copy of the input's gradient, and goes on with what was not
+        # summed (parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce)
         raise UserError(
-            "neuron.sequence_parallel: without it neuronx-distributed loses gradients of bf16 LoRA over"
+            "neuron.sequence_parallel: without it neuronx-distributed loses gradients of bf16 over"
             f" {tensor_parallel} tensor-parallel ranks",
             "set it to true, or training.precision to fp32",
         )

@@ -133,7 +133,7 @@ def decide(attempt: Attempt, earlier: Sequence[Restart], allowed: int, requeues:
     if len(crashes) >= allowed:
         tried = f" after {len(crashes)} restarts" if crashes else ""
         return Decision("end", status, f"{attempt.reason}{tried} (cluster.max_restarts: {allowed})")
-    if crashes and cause and (crashes[-1].step, crashes[-1].checkpoint) == (attempt.step, attempt.checkpoint):
+    if crashes and cause and (crashes[-1].reason, crashes[-1].checkpoint) == (attempt.reason, attempt.checkpoint):
         return Decision("end", status, f"{attempt.reason}, as the last time, without a new checkpoint between")
     number = len(crashes) + 1
     lost = cause is None and requeues

@@ -2,8 +2,8 @@
 
 The model, its division, adapters, optimizer and backward pass are the trainer's. The loop over the steps is the kit's:
 the trainer's own cannot resume, trains on other rows after a restart, and weighs data-parallel ranks alike however many
-tokens count in their rows. What all ranks have to know of a step is one all-reduce, read while the device works on the
-next: the host traces one step ahead.
+tokens count in their rows. (A pipeline still weighs rows alike: upstream takes the mean of each by itself.) What all
+ranks have to know of a step is one all-reduce, read while the device works on the next: the host traces one step ahead.
 """
 
 import math
@@ -16,6 +16,7 @@ import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
+from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.model_directory import read_config
 from hyperpod_ft.engines import (
     Trained,
@@ -28,11 +29,14 @@ from hyperpod_ft.engines import (
 )
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
+from hyperpod_ft.engines.neuron_gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
 from hyperpod_ft.schedule import learning_rate, total_steps
 from hyperpod_ft.throughput import throughput
+
+_LATE = 1e6
 
 
 def train(run: Run, processes: Processes) -> Trained:
@@ -46,8 +50,12 @@ def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     steps = min(run.config.neuron.precompile_steps, attempt.steps)
     for number in range(1, steps + 1):
         attempt.send(number, [])
+    # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: other graphs.
+    for _, _, state in attempt.checkpoints.moments():
+        state["step"].fill_(_LATE)
+    attempt.send(steps, [])
     xm.wait_device_ops()
-    return {"trial_steps": steps}
+    return {"trial_steps": steps + 1}
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,6 @@ class Attempt:
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.checkpoints = neuron_checkpoint.Checkpoints(run, self.trainer, processes)
-        # the ranks of one model share the dropout masks of what each holds whole
-        seed = run.config.seed + 1 + self.data_parallel_rank
-        torch.manual_seed(seed)
-        xm.set_rng_state(seed)
 
     def to_the_end(self) -> Trained:
         """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
@@ -126,7 +130,9 @@ class Attempt:
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Give the device all of step `number`."""
         optimizer = self.trainer.optimizer
+        self._seed(number)
         loss = self._forward_backward(number)
+        sum_over_tensor_parallel(self.trainer.partial)
         rate = learning_rate(self.config, number, self.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -146,12 +152,27 @@ class Attempt:
         xm.mark_step()
         return _Sent(number, rate, summary)
 
+    def _seed(self, number: int) -> None:
+        """Dropout of step `number`: a function of it alone, so that no restart has to know what was drawn before.
+
+        The ranks of one model draw alike: masks of what each holds whole have to be the same.
+        """
+        text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
+        seed = int(publish.text_digest(text)[:12], 16)
+        torch.manual_seed(seed)
+        xm.set_rng_state(seed)
+
     def _forward_backward(self, number: int) -> torch.Tensor:
         """Leave the gradients of the step's mean loss; gives this rank's loss, fp32 [], whose mean over dp it is."""
-        tokens = self.rows.label_tokens(self.order.step(number))
-        if not tokens:
+        rows_of_step = self.order.step(number)
+        tokens = self.rows.label_tokens(rows_of_step)
+        # a pipeline takes each row's mean by itself
+        if not tokens or (
+            self.pipeline and not all(self.rows.label_tokens(rows_of_step[[i]]) for i in range(rows_of_step.size))
+        ):
             raise UserError(
-                f"step {number}: no token of its rows counts in the loss", "check dataset.loss_on and the data"
+                f"step {number}: no token of {'one' if tokens else 'any'} of its rows counts in the loss",
+                "check dataset.loss_on and the data",
             )
         # gradients are averaged over dp: so are sums that each rank divides by its share of the step's tokens
         share = None if self.pipeline else torch.tensor(tokens / self.data_parallel, device=self.device)

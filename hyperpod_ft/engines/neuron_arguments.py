@@ -31,7 +31,8 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "max_grad_norm": training.max_grad_norm or _NO_BOUND,
         "bf16": training.precision == "bf16",
         "gradient_checkpointing": training.gradient_checkpointing,
-        # with LoRA the trainer looks into it without asking whether it is there
+        # NeuronSFTTrainer looks into it with LoRA, and would have the inputs' gradients kept a second time if it said
+        # True: PEFT does that already. Recomputation is torch_xla's, always the reentrant kind.
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "tensor_parallel_size": degrees.tensor_parallel,
         "pipeline_parallel_size": degrees.pipeline_parallel,

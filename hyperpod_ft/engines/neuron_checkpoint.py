@@ -1,6 +1,7 @@
 """Checkpoints of engine neuron: what upstream writes for export, and beside it all that a restart needs.
 
-Upstream's own hold no optimizer state of LoRA, no random state, and its trainer cannot go on from them. A checkpoint is
+Upstream's own hold no optimizer state of LoRA, and its trainer cannot go on from them. Random numbers and the position
+in the data are functions of the step. A checkpoint is
 
     step-00000400/
         checkpoint.json                   as engines/checkpoint_directory.py says
@@ -10,10 +11,10 @@ Upstream's own hold no optimizer state of LoRA, no random state, and its trainer
     model.<name>                          its part of the trainable parameters; only the first data-parallel rank's file
     optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's part with ZeRO-1; without, as `model`
     optimizer.<name>.master               with ZeRO-1: the weights that the optimizer updates, in its own dtype
-    random.cpu, random.device             generator states: uint8; int64 []
 """
 
 import atexit
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from neuronx_distributed.optimizer import NeuronZero1Optimizer
 from neuronx_distributed.parallel_layers import parallel_state
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
@@ -39,7 +39,7 @@ from hyperpod_ft.run import Run
 
 
 class Checkpoints:
-    """Those of one attempt. Every method is collective; the ranks meet through the store, not on the device."""
+    """Those of one attempt. `save`, `finish` and `restore` are collective; the kit's part of it meets in the store."""
 
     def __init__(self, run: Run, trainer: Trainer, processes: Processes) -> None:
         self._run, self._trainer, self._processes = run, trainer, processes
@@ -60,6 +60,8 @@ class Checkpoints:
         self._meet(progress, "made")
         try:
             self._trainer.model.save_pretrained(str(partial))
+            # a rank that fails later would wait there for the others, who have not failed
+            atexit.unregister(upstream.CheckpointIOState.wait_all)
             self._write_state(_state_file(partial, self._processes.rank))
         except (OSError, RuntimeError, SafetensorError) as error:
             # torch.save hides it behind a RuntimeError, safetensors in an error of its own
@@ -105,14 +107,12 @@ class Checkpoints:
         with torch.no_grad(), _States(directory, (rank, first)) as states:
             for name, parameter in self._trainer.parameters().items():
                 parameter.data.copy_(states[f"model.{name}"])
-            for name, part, state in self._moments():
+            for name, part, state in self.moments():
                 if self._divided:
                     part.data.copy_(states[f"optimizer.{name}.master"])
                 state["step"] = torch.tensor(float(progress.step))
                 for moment in ("exp_avg", "exp_avg_sq"):
                     state[moment] = states[f"optimizer.{name}.{moment}"].to(part.device)
-            torch.set_rng_state(states["random.cpu"])
-            xm.set_rng_state(int(states["random.device"]))
         xm.mark_step()
         return progress
 
@@ -141,14 +141,11 @@ class Checkpoints:
 
     def _write_state(self, file: Path) -> None:
         first = parallel_state.get_data_parallel_rank() == 0
-        tensors: dict[str, torch.Tensor] = {
-            "random.cpu": torch.get_rng_state(),
-            "random.device": torch.tensor(int(xm.get_rng_state())),
-        }
+        tensors: dict[str, torch.Tensor] = {}
         if first:
             tensors |= {f"model.{name}": parameter for name, parameter in self._trainer.parameters().items()}
         if first or self._divided:
-            for name, part, state in self._moments():
+            for name, part, state in self.moments():
                 if self._divided:
                     tensors[f"optimizer.{name}.master"] = part
                 for moment in ("exp_avg", "exp_avg_sq"):
@@ -165,7 +162,7 @@ class Checkpoints:
     def _divided(self) -> bool:
         return isinstance(self._trainer.optimizer.optimizer, NeuronZero1Optimizer)
 
-    def _moments(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
+    def moments(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
         """Name, what the optimizer updates, and its state, for each trainable parameter."""
         outer = self._trainer.optimizer.optimizer
         inner = outer.base_optimizer if self._divided else outer
@@ -181,13 +178,22 @@ class Checkpoints:
 
         Such a difference means wrong gradients, and the exported checkpoint has one rank's copy.
         """
-        own = {name: _checksum(p) for name, p in self._trainer.parameters().items() if is_replicated(p)}
-        stage = parallel_state.get_pipeline_model_parallel_rank()
-        found = self._processes.gather(f"replicas/{step}", [stage, own])
-        firsts: dict[int, dict[str, int]] = {}
-        for at, sums in found:
-            firsts.setdefault(at, sums)
-        differing = {name for at, sums in found for name, value in sums.items() if firsts[at][name] != value}
+        parameters = self._trainer.parameters()
+        replicated = {name for name, parameter in parameters.items() if is_replicated(parameter)}
+        stage, group = parallel_state.get_pipeline_model_parallel_rank(), 0
+        held: dict[str, torch.Tensor] = {name: parameters[name] for name in replicated}
+        if self._divided:
+            # what they are made of: each rank may have rounded them at random, and holds the part of its dp rank
+            held = {name: part for name, part, _ in self.moments() if name in replicated}
+            group = parallel_state.get_data_parallel_rank()
+        own = {name: _digest(tensor) for name, tensor in held.items()}
+        found = self._processes.gather(f"replicas/{step}", [[stage, group], own])
+        firsts: dict[tuple[int, ...], dict[str, str]] = {}
+        for at, digests in found:
+            firsts.setdefault(tuple(at), digests)
+        differing = {
+            name for at, digests in found for name, digest in digests.items() if firsts[tuple(at)][name] != digest
+        }
         if differing:
             raise RuntimeError(
                 f"step {step}: {len(differing)} parameters differ between ranks that should hold them alike:"
@@ -211,7 +217,6 @@ def _wait_for_upstream() -> None:
     if writing is not None and writing._async_save:
         writing.wait_save(async_remove=False)
         upstream._executor.shutdown()
-        atexit.unregister(type(writing).wait_all)
         upstream.g_iostate = None
 
 
@@ -238,10 +243,8 @@ def _state_file(directory: Path, rank: int) -> Path:
     return directory / "resume" / f"rank-{rank:05d}.safetensors"
 
 
-def _checksum(parameter: nn.Parameter) -> int:
-    """Exact, and any changed bit changes it."""
-    held = parameter.detach().cpu().contiguous()
-    return int(held.view(torch.int16 if held.element_size() == 2 else torch.int32).to(torch.int64).sum())
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
 
 
 def _as_json(progress: Progress | None) -> dict[str, Any] | None:

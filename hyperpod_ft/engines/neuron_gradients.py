@@ -13,6 +13,8 @@ from torch import nn
 
 # Of a fused qkv_proj, whose key and value heads are repeated when there are fewer than tensor-parallel ranks.
 _KEY_OR_VALUE = re.compile(r"\.(weight|bias)_[kv]$")
+# Qwen3's norms of queries and keys: one for all heads, and each rank has some of the heads.
+_OF_HEADS = re.compile(r"\.[qk]_norm\.")
 
 
 def is_replicated(parameter: nn.Parameter) -> bool:
@@ -27,24 +29,37 @@ def copies(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
     return kv_size_multiplier if _KEY_OR_VALUE.search(name) else 1
 
 
-def sum_over_sequence(parameters: dict[str, nn.Parameter]) -> None:
-    """Have the gradients of replicated parameters summed over the tensor-parallel ranks, in every backward pass.
+def partial(parameters: Mapping[str, nn.Parameter], *, sequence_parallel: bool) -> list[nn.Parameter]:
+    """The replicated parameters of whose gradients each tensor-parallel rank has a part only, in order.
 
-    Each rank sees only its part of the sequence. Upstream sums those of norms alone, before the optimizer's step, and
-    not at all where gradients add up in fp32 (ZeRO-1 with master weights), and leaves out the factors of LoRA: the
-    ranks' copies drift apart, and what is exported is not what was trained.
+    With sequence parallelism all of them: a rank sees its part of the sequence. Without, those that work on the rank's
+    own heads (Qwen3).
     """
-    group = parallel_state.get_tensor_model_parallel_group()
+    return [
+        parameter
+        for name, parameter in parameters.items()
+        if is_replicated(parameter) and (sequence_parallel or _OF_HEADS.search(name))
+    ]
 
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
 
-    for parameter in parameters.values():
-        if is_replicated(parameter):
-            parameter.register_hook(summed)
-    # done above, for all of them
+def sum_over_tensor_parallel(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum the gradients that have added up in the parameters over the tensor-parallel ranks, all in one collective.
+
+    Upstream sums those of norms alone, and not at all where gradients add up in fp32 (ZeRO-1 with master weights), and
+    leaves out the factors of LoRA: the ranks' copies drift apart, and what is exported is not what was trained.
+    """
+    summed = [p.grad if getattr(p, "main_grad", None) is None else p.main_grad for p in parameters]
+    held = [gradient for gradient in summed if gradient is not None]
+    if not held:
+        return
+    total = torch.cat([gradient.reshape(-1).float() for gradient in held])
+    dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+    for gradient, part in zip(held, total.split([gradient.numel() for gradient in held]), strict=True):
+        gradient.copy_(part.reshape(gradient.shape))
+
+
+def leave_sums_to_the_kit() -> None:
+    """Upstream's own sum, before the optimizer's step, would come a second time."""
     accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None
 
 

@@ -24,6 +24,7 @@ from hyperpod_ft.run import Run
 class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
     """What makes the model ready, runs forward and backward, and holds the optimizer; the loop is the engine's."""
 
+    partial: list[nn.Parameter]  # those whose gradients have to be summed over the tensor-parallel ranks
     trainable_here: int  # elements of the trainable parameters of this pipeline stage, over all its ranks
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -73,8 +74,9 @@ def build(run: Run, steps: int) -> Trainer:
     copies = {name: neuron_gradients.copies(name, p, repeated) for name, p in parameters.items()}
     trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
     neuron_gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
-    if settings.trn_config.sequence_parallel_enabled:
-        neuron_gradients.sum_over_sequence(parameters)
+    sequence_parallel = settings.trn_config.sequence_parallel_enabled
+    trainer.partial = neuron_gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
+    neuron_gradients.leave_sums_to_the_kit()
     return trainer
 
 

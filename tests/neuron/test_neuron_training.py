@@ -89,7 +89,7 @@ def test_what_is_exported_is_what_was_trained(
         ({"tp": 8}, 8, {}),
         # query, key and value share one lora_A where key and value heads are repeated: no other degree trains the same
         ({"tp": 8}, 4, {"lora.target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]}),
-        ({"tp": 2, "dp": 2}, 4, FULL),
+        ({"tp": 2, "dp": 2}, 4, FULL | {"training.gradient_checkpointing": True}),
         ({"tp": 8}, 2, FULL),
     ],
     ids=str,
@@ -108,3 +108,17 @@ def test_every_layout_trains_as_one_rank_does(
         neuron_jobs.train(run)
     print(f"{layout}, {kv_heads} KV heads, {settings}: {curve(alone)} {curve(divided)}")
     assert np.allclose(curve(divided), curve(alone), rtol=2e-5, atol=0)
+
+
+def test_a_pipeline_trains_all_of_its_stages(neuron_jobs: Jobs, make_run: MakeRun) -> None:
+    """Its loss is the mean over rows of each row's own, so it is near one rank's and not the same."""
+    alone, divided = make_run("alone", tp=1), make_run("divided", tp=2, pp=2)
+    for run in (alone, divided):
+        neuron_jobs.train(run)
+    print(curve(alone), curve(divided))
+    assert np.allclose([row[1] for row in curve(divided)], [row[1] for row in curve(alone)], rtol=2e-2)
+    consolidate.work(divided)
+    factors = load_file(divided.adapter / "adapter_model.safetensors")
+    assert len(factors) == 28 and all(factor.abs().max() > 0 for factor in factors.values())
+    record = divided.record("train")
+    assert record is not None and record.facts["trainable_parameters"] == sum(f.numel() for f in factors.values())
