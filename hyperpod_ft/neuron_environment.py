@@ -19,7 +19,7 @@ def variables(config: RunConfig, cache: Path) -> dict[str, str]:
     chosen = {name: value for name, value in _defaults(config).items() if name not in given}
     flags = given.get("NEURON_CC_FLAGS") or " ".join(_compiler_flags(config))
     return chosen | {
-        "NEURON_CC_FLAGS": f"{flags} --cache_dir={cache}",
+        "NEURON_CC_FLAGS": " ".join([flags, *_grouping(config), f"--cache_dir={cache}"]),
         "NEURON_COMPILE_CACHE_URL": str(cache),
     }
 
@@ -41,9 +41,13 @@ def _compiler_flags(config: RunConfig) -> list[str]:
     ]
     if config.neuron.zero_1:
         flags.append("--distribution-strategy=llm-training")
-    if (lnc := CATALOGUE[config.cluster.instance_type].cores_per_rank) > 1:
-        flags.append(f"--lnc={lnc}")
     return flags
+
+
+def _grouping(config: RunConfig) -> list[str]:
+    """Has to agree with what the runtime is told, whatever other flags are given."""
+    lnc = CATALOGUE[config.cluster.instance_type].cores_per_rank
+    return [f"--lnc={lnc}"] if lnc > 1 else []
 
 
 def _defaults(config: RunConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.neuron_environment import variables
 from hyperpod_ft.run import Run
 
@@ -36,6 +36,7 @@ def test_one_trn1_node(make_run: MakeRun) -> None:
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
+        "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
         "MALLOC_ARENA_MAX": "64",
     }
 
@@ -43,6 +44,8 @@ def test_one_trn1_node(make_run: MakeRun) -> None:
 def test_logical_cores_agree_with_the_compiler(make_run: MakeRun) -> None:
     found = variables(neuron(make_run, cluster__instance_type="trn2.48xlarge").config, CACHE)
     assert "--lnc=2" in found["NEURON_CC_FLAGS"].split()
+    own = {"cluster__instance_type": "trn2.48xlarge", "cluster__environment": {"NEURON_CC_FLAGS": "-O1"}}
+    assert variables(neuron(make_run, **own).config, CACHE)["NEURON_CC_FLAGS"] == f"-O1 --lnc=2 --cache_dir={CACHE}"
     assert found["NEURON_LOGICAL_NC_CONFIG"] == found["NEURON_RT_VIRTUAL_CORE_SIZE"] == "2"
 
 
@@ -92,3 +95,9 @@ def test_a_root_that_would_be_cut_off_is_refused(make_run: MakeRun, root: str) -
 def test_the_cache_is_the_kits_to_choose(make_run: MakeRun, environment: dict[str, str]) -> None:
     with pytest.raises(UserError, match="the kit sets the directory of the Neuron compile cache"):
         neuron(make_run, cluster__environment=environment)
+
+
+def test_how_cores_are_grouped_is_the_kits(make_run: MakeRun) -> None:
+    for given in ({"NEURON_LOGICAL_NC_CONFIG": "1"}, {"NEURON_CC_FLAGS": "-O1 --lnc=1"}):
+        with pytest.raises(ConfigError, match="how cores are grouped"):
+            neuron(make_run, cluster__environment=given)

@@ -21,8 +21,8 @@ def attempt(**values: Any) -> Attempt:
     )
 
 
-def crash(step: int = 5, checkpoint: int = 0) -> Restart:
-    return Restart("7", "2026-01-01T00:00:00Z", "crash", f"rank 0: exit 1 at step {step}", step, checkpoint)
+def crash(step: int = 5, checkpoint: int = 0, rank: int = 3) -> Restart:
+    return Restart("7", "2026-01-01T00:00:00Z", "crash", f"rank {rank}: exit 1 at step {step}", step, checkpoint)
 
 
 def decide(now: Attempt, earlier: Sequence[Restart] = (), allowed: int = 3, requeues: bool = True) -> Decision:
@@ -52,6 +52,7 @@ def test_a_crash_that_repeats_itself_is_not_retried() -> None:
     assert "as the last time" in again.words
     assert decide(attempt(checkpoint=11), [crash(12, 10)]).what == "retry", "a checkpoint more"
     assert decide(attempt(step=13), [crash(12, 10)]).what == "retry", "further than the last time"
+    assert decide(attempt(), [crash(12, 10, rank=0)]).what == "retry", "another rank: it may have died before it began"
 
 
 def test_what_a_user_has_to_mend_is_not_retried() -> None:
