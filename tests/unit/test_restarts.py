@@ -94,7 +94,7 @@ def test_words() -> None:
     limit = Restart("7", "", "time limit", "time limit", 1, 1)
     assert restarts.describe([], 3) == ""
     assert restarts.describe([crash(), limit], 3) == (
-        "restart 1 of 3 (rank 0: exit 1 at step 5), requeued once at its time limit"
+        "restart 1 of 3 (rank 3: exit 1 at step 5), requeued once at its time limit"
     )
     assert restarts.describe([limit, limit], 3) == "requeued 2 times at its time limit"
 
