@@ -1,6 +1,6 @@
 """What config.json tells of a model's size: its widths, layers and heads, and from these its parameters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,6 @@ class ModelShape:
         layer = sum(inputs * outputs for inputs, outputs in self.linears.values()) + self.layer_vectors
         matrices = 1 if self.tied else 2
         return self.layers * layer + matrices * self.vocabulary * self.hidden + self.hidden
-
-    def lora_parameters(self, rank: int, targets: Collection[str]) -> int:
-        """Parameters of LoRA adapters (PEFT's) on these modules: rank * (inputs + outputs) of each."""
-        names = {target.rpartition(".")[2] for target in targets}
-        in_layers = sum(sum(sides) for name, sides in self.linears.items() if name in names)
-        at_the_ends = len(names & {"embed_tokens", "lm_head"}) * (self.vocabulary + self.hidden)
-        return rank * (self.layers * in_layers + at_the_ends)
 
 
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:

@@ -121,4 +121,6 @@ def test_a_pipeline_trains_all_of_its_stages(neuron_jobs: Jobs, make_run: MakeRu
     factors = load_file(divided.adapter / "adapter_model.safetensors")
     assert len(factors) == 28 and all(factor.abs().max() > 0 for factor in factors.values())
     record = divided.record("train")
-    assert record is not None and record.facts["trainable_parameters"] == sum(f.numel() for f in factors.values())
+    # gate_proj and up_proj share one lora_A, which PEFT's format has twice
+    trained = sum(factor.numel() for name, factor in factors.items() if "up_proj.lora_A" not in name)
+    assert record is not None and record.facts["trainable_parameters"] == trained
