@@ -160,7 +160,11 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) 
     ("part", "saving", "costing"),
     [
         ("activations", {"training__gradient_checkpointing": True}, {"training__gradient_checkpointing": False}),
-        ("activations", {}, {"neuron__sequence_parallel": False}),
+        (
+            "activations",
+            {"training__precision": "fp32"},
+            {"training__precision": "fp32", "neuron__sequence_parallel": False},
+        ),
         ("activations", {}, {"training__micro_batch_size": 2}),
         ("logits", {}, {"training__micro_batch_size": 2}),
         ("optimizer", {}, {"neuron__zero_1": False}),
