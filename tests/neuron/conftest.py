@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from hyperpod_ft.run import Run
 from tests.training.conftest import Jobs, jobs, tiny_llama
@@ -73,7 +73,7 @@ def make_run(make_training_run: Callable[..., Run]) -> MakeRun:
         dp: int = 1,
         pp: int = 1,
         settings: dict[str, Any] | None = None,
-        model: LlamaConfig | None = None,
+        model: PretrainedConfig | None = None,
     ) -> Run:
         values = {
             "engine": "neuron",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import consolidate, merge, stage
@@ -79,6 +79,19 @@ def test_what_is_exported_is_what_was_trained(
     assert difference <= (BF16_TOLERANCE if run.config.training.precision == "bf16" else FP32_TOLERANCE)
     first, *_, last = curve(run)
     assert first[1] != last[1]
+
+
+@pytest.mark.parametrize("settings", [FULL, FULL | NO_SEQUENCE_PARALLEL, {}], ids=str)
+def test_qwen3_is_exported_as_it_was_trained(
+    settings: dict[str, Any], neuron_jobs: Jobs, make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Its norms of queries and keys are one for all heads, of which each rank has some."""
+    qwen3 = Qwen3Config(**{**llama().to_dict(), "model_type": "qwen3", "architectures": None, "head_dim": 16})
+    run = make_run(tp=2, settings=settings, model=qwen3)
+    live = train(neuron_jobs, run, tmp_path / "logits.safetensors")
+    difference = (exported(run) - live).abs().max().item()
+    print(f"Qwen3, {settings}: largest difference {difference:.2e}")
+    assert difference <= FP32_TOLERANCE
 
 
 @pytest.mark.parametrize(
