@@ -186,7 +186,11 @@ class Attempt:
 
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         batch = self.rows.batch(rows, torch.device("cpu") if self.pipeline else self.device)
-        return {"input_ids": batch.input_ids, "labels": batch.labels}
+        inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+        if self.pipeline:
+            # it was traced with one; rows are full, and the model's mask is causal by itself
+            inputs["attention_mask"] = torch.ones_like(batch.input_ids)
+        return inputs
 
     def _take(self, sent: _Sent) -> int:
         """Wait for the step and take note of it. Returns the signal that asked some rank to stop; 0: none.

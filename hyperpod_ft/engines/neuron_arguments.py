@@ -20,6 +20,8 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "do_train": True,
         "max_steps": steps,
         "per_device_train_batch_size": training.micro_batch_size,
+        # a pipeline wants its micro batches to divide this, though nothing is evaluated
+        "per_device_eval_batch_size": training.micro_batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "learning_rate": training.learning_rate,
         # the kit sets the rate of every step itself

@@ -10,6 +10,7 @@ import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from optimum.neuron import NeuronSFTConfig, NeuronSFTTrainer, NeuronTrainer
 from optimum.neuron.models.training import NeuronModelForCausalLM
+from optimum.neuron.models.training.transformations_utils import GQAQKVColumnParallelLinearSpec
 from peft import LoraConfig
 from torch import nn
 from transformers import AutoTokenizer
@@ -19,6 +20,8 @@ from hyperpod_ft.engines import neuron_arguments, neuron_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.parallelism import kv_size_multiplier
 from hyperpod_ft.run import Run
+
+_heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
 
 
 class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
@@ -65,12 +68,13 @@ def build(run: Run, steps: int) -> Trainer:
         # looked at for the names of its columns; the engine feeds the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
-    _draw_adapters(trainer.model, config.seed)
+    heads = (model.config.num_attention_heads, model.config.num_key_value_heads)
+    _draw_adapters(trainer.model, config.seed, heads)
     rows = settings.train_batch_size * settings.gradient_accumulation_steps
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
-    repeated = kv_size_multiplier(model.config.num_key_value_heads, degree)
+    repeated = kv_size_multiplier(heads[1], degree)
     copies = {name: neuron_gradients.copies(name, p, repeated) for name, p in parameters.items()}
     trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
     neuron_gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
@@ -107,10 +111,11 @@ def _adapters(run: Run) -> LoraConfig:
 
 
 @torch.no_grad()
-def _draw_adapters(model: nn.Module, seed: int) -> None:
+def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
     """Give every lora_A the values that it has at any degree of tensor parallelism: its part of one whole matrix.
 
-    Upstream draws each rank's part by itself, from generators in the same state: every rank has the same block.
+    `heads`: the model's attention heads, and its key/value heads. Upstream draws each rank's part by itself, from
+    generators in the same state: every rank has the same block.
     Kaiming uniform with a = sqrt(5), as PEFT (tuners/lora/layer.py, reset_lora_parameters): bound 1 / sqrt(columns).
     """
     for name, parameter in model.named_parameters():
@@ -122,8 +127,14 @@ def _draw_adapters(model: nn.Module, seed: int) -> None:
         generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
-        parameter.copy_(whole.chunk(parts, dimension)[rank])
+        if ".o_proj." in name and kv_size_multiplier(heads[1], parts) > 1:
+            # where key and value heads are repeated, upstream deals the query heads out in another order
+            repeated = kv_size_multiplier(heads[1], parts)
+            local = _heads_of_rank(whole, *heads, repeated, "output")
+        else:
+            rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
+            local = whole.chunk(parts, dimension)[rank]
+        parameter.copy_(local)
 
 
 def _division(parameter: nn.Parameter) -> tuple[int, int]:
