@@ -58,6 +58,7 @@ def exported(run: Run) -> torch.Tensor:
         ({"tp": 2}, 4, FULL),
         ({"tp": 2, "dp": 2}, 2, FULL | {"training.gradient_checkpointing": True}),
         ({"tp": 8}, 4, FULL),
+        ({"tp": 2}, 8, FULL | {"neuron.fuse_qkv": True}),
         ({"tp": 2}, 4, BF16),
         ({"tp": 8}, 2, BF16),
         ({"tp": 2, "dp": 2}, 4, BF16 | FULL),
