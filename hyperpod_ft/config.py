@@ -49,7 +49,7 @@ TimeLimit = Annotated[
 
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+_SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
 # optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
 _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -58,6 +58,11 @@ _RESERVED_NAMES = re.compile(
     r"RUN_DIR|PATH|PYTHON.*|BASH_.*|HYPERPOD_FT_.*|SLURM_.*|SBATCH_.*|MASTER_(ADDR|PORT)|python|launch|TMPDIR|OMP_NUM_THREADS"
     r"|(HF_HUB|TRANSFORMERS)_OFFLINE|TORCHELASTIC_.*"
 )
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text looks as if it held a password or a token."""
+    return bool(_SECRET_VALUE.search(text))
 
 
 def time_limit_seconds(limit: str) -> int:
@@ -88,11 +93,11 @@ Revision = Annotated[str, _matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a comm
 
 
 def _package_repository(value: str) -> str:
-    if _SECRET_VALUE.search(value):
+    if holds_secret(value):
         raise ValueError("holds a password; put it into ~/.netrc")
     if value.startswith("/"):
         return _plain_path(value)
-    if not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/?&=%+-]+", value):
+    if not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/%+-]+", value):
         raise ValueError("must be the URL of a package index, or an absolute path to a directory of wheels")
     return value
 
@@ -189,7 +194,7 @@ class Cluster(Section):
                 raise ValueError(f"{name!r} is no name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
                 raise ValueError(f"{name} is set by the job scripts themselves")
-            if _SECRET_NAME.search(name) or _SECRET_VALUE.search(content):
+            if _SECRET_NAME.search(name) or holds_secret(content):
                 raise ValueError(f"{name} looks like a secret; export it in the shell that submits instead")
             _no_control_characters(content)
         return value

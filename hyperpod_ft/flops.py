@@ -19,12 +19,18 @@ _MIXTURES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def flops_per_token(
-    model_config: Mapping[str, Any], total_parameters: int, trainable_parameters: int, sequence_length: int
+    model_config: Mapping[str, Any],
+    total_parameters: int,
+    trainable_parameters: int,
+    sequence_length: int,
+    *,
+    tied: bool,
 ) -> float | None:
     """Operations to train one token forward and backward; None for families whose `config.json` is another's.
 
     `model_config` is the parsed `config.json` of a Hugging Face model. Both numbers of parameters are those of the
-    whole model with its adapters; trained is either all of it, or the adapters.
+    whole model with its adapters; trained is either all of it, or the adapters. `tied`: the embedding is the output
+    matrix too, and counted once.
     """
     if not all(isinstance(model_config.get(key), int) for key in _NEEDED) or any(
         model_config.get(key) for key in _MIXTURES
@@ -32,9 +38,8 @@ def flops_per_token(
         return None
     hidden, vocabulary, layers, heads = (int(model_config[key]) for key in _NEEDED)
     head_size = int(model_config.get("head_dim") or hidden // heads)
-    # the embedding is looked up, not multiplied, but for one that is the output matrix too, as transformers assumes
-    # where config.json says nothing
-    lookup = 0 if model_config.get("tie_word_embeddings", True) else vocabulary * hidden
+    # an embedding is looked up, not multiplied, unless it is the output matrix too
+    lookup = 0 if tied else vocabulary * hidden
     multiplied = total_parameters - lookup
     trained = min(trainable_parameters, multiplied)
     attention = 12 * layers * heads * head_size * sequence_length

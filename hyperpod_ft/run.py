@@ -49,7 +49,8 @@ class Record:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             outputs = tuple(Output(**output) for output in values.pop("outputs"))
-            return cls(outputs=outputs, **values)
+            record = cls(outputs=outputs, **values)
+            return record if isinstance(record.facts, dict) else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -197,9 +198,9 @@ class Run:
         """The attempts at a stage that trains which another followed, oldest first."""
         return self.directory / "restarts" / f"{stage}.json"
 
-    def attempt_directory(self, stage: str) -> Path:
-        """What the nodes tell about the latest attempt at a stage that trains."""
-        return self.directory / "restarts" / f"{stage}.attempt"
+    def attempt_directory(self, stage: str, job_id: str) -> Path:
+        """What the nodes tell about the latest attempt of a job at a stage that trains."""
+        return self.directory / "restarts" / f"{stage}-{job_id}.attempt"
 
     @property
     def origin(self) -> Path:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hyperpod_ft import sources
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config import RunConfig, holds_secret
 from hyperpod_ft.errors import ConfigError, UserError
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
@@ -159,10 +159,11 @@ def _describe(where: str, problem: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             return f"{where}: {key}: {problem['input']!r} does not match {problem['ctx']['pattern']}"
         case "tuple_type":
-            return f"{where}: {key}: {problem['input']!r} is not a list; write [{problem['input']}]"
+            return f"{where}: {key}: is not a list; write it in brackets, as [a, b]"
         case _:
             message = problem["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(problem["input"], dict) else f" (given: {problem['input']!r})"
+            secret = isinstance(problem["input"], dict) or holds_secret(str(problem["input"]))
+            given = "" if secret else f" (given: {problem['input']!r})"
             return f"{where}: {key}: {message}{given}" if key else f"{where}: {message}"
 
 

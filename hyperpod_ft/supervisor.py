@@ -7,7 +7,9 @@ command (srun passes it to the nodes), so that the ranks save a checkpoint; then
 it keeps waiting. Exit status: as a stage's.
 """
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from types import FrameType
 from hyperpod_ft import publish, restarts
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.instances import CATALOGUE
-from hyperpod_ft.restarts import NOTICE_STATUS, TERMINATED_STATUS, Attempt, Decision
+from hyperpod_ft.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
 from hyperpod_ft.run import Run
 from hyperpod_ft.slurm import Slurm
 
@@ -30,6 +32,11 @@ _SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
 _SLURM_ENDS_IT_WITHIN_SECONDS = 120
 _SIGNALS_REACH_ALL_WITHIN_SECONDS = 1
+_SAVED_BY_NOW_SECONDS = 45  # more than Slurm's KillWait
+# What scontrol says when its controller does not answer; other words are a refusal.
+_AWAY = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
+_SLURM_IS_AWAY_SECONDS = 60
+_ASK_AGAIN_SECONDS = 5
 
 
 class Signals:
@@ -71,46 +78,68 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
     begun_at = restarts.newest_checkpoint(run)
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
-        attempt = _attempt(run, stage, command, signals, begun_at)
-        decision = restarts.decide(attempt, earlier, allowed, requeues=bool(slurm_id))
+        outcome = _attempt(run, stage, command, signals, begun_at, job_id)
+        decision = restarts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
         if decision.what == "retry":
-            restarts.remember(run, stage, job_id, attempt, decision)
+            restarts.remember(run, stage, job_id, outcome, decision)
             pause = restarts.pause_seconds(decision.number, accelerators)
             _tell(stage, decision, f" in {pause} s")
             signals.wait(pause)
             if not signals.told:
                 print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
                 continue
-            decision = restarts.decide(replace(attempt, told=signals.told), earlier, allowed, requeues=bool(slurm_id))
+            decision = restarts.decide(replace(outcome, told=signals.told), earlier, allowed, requeues=bool(slurm_id))
         _tell(stage, decision)
         if decision.what == "end":
             return decision.status
-        restarts.remember(run, stage, job_id, attempt, decision)
-        Slurm().requeue(slurm_id)
+        restarts.remember(run, stage, job_id, outcome, decision)
+        _requeue(slurm_id, signals)
         # Slurm ends this job as soon as it can; a script that ended by itself first would be a job that failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
         return None
 
 
-def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int) -> Attempt:
-    directory = run.attempt_directory(stage)
+def _requeue(slurm_id: str, signals: Signals) -> None:
+    """Ask until Slurm has understood: its controller may be away for a while. Raises UserError when it does not."""
+    deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
+    while True:
+        try:
+            Slurm().requeue(slurm_id)
+        except UserError as error:
+            if not _AWAY.search(str(error)) or time.monotonic() > deadline:
+                raise
+            signals.wait(_ASK_AGAIN_SECONDS, (signal.SIGTERM,))
+            if signals.told == signal.SIGTERM:
+                raise
+        else:
+            return
+
+
+def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Outcome:
+    directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
     directory.mkdir(parents=True)
     environment = os.environ | {restarts.ATTEMPT_DIRECTORY: str(directory)}
     signals.child = child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
     seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
+    ended = False
     while child.poll() is None:
+        if signals.told == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
+            child.terminate()  # it came to this process alone; a second one would cut short what the first began
+            ended = True
         if signals.told == signal.SIGUSR1 and signals.seconds_since() > seconds_to_save:
             break  # ranks hang, or a step takes longer than there is time
         time.sleep(_POLL_SECONDS)
     if child.returncode:
         signals.wait(_SIGNALS_REACH_ALL_WITHIN_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
-    return Attempt(
+    return Outcome(
         status=status if status >= 0 else 128 - status,
-        endings=restarts.endings(directory),
+        endings=restarts.endings(directory) if status else (),
         told=signals.told,
         begun_at=begun_at,
         checkpoint=restarts.newest_checkpoint(run),
@@ -145,7 +174,8 @@ def main() -> int:
         # this process is the script: nobody else would end the ranks, or leave the exit status
         if signals.child is not None and signals.child.poll() is None:
             signals.child.terminate()
-        publish.write_text(marker, "1\n")
+        with contextlib.suppress(OSError):
+            publish.write_text(marker, "1\n")
         raise
     if status is None:  # it has not ended
         return TERMINATED_STATUS

@@ -54,7 +54,7 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
     record = run.record("dataset")
     facts = record.facts if record else {}
     examples, rows = facts.get("train_examples"), facts.get("train_rows")
-    total = base_parameters(run.base_model)
+    total, tied = base_parameters(run.base_model)
     if run.config.training.method == "lora":
         total, trained = total + trainable_parameters, trainable_parameters
     else:
@@ -64,14 +64,18 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
         rows_per_step=rows_per_step,
         max_length=max_length,
         documents_per_row=examples / rows if examples and rows else None,
-        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length),
+        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length, tied=tied),
         peak_flops=rank_flops * run.plan.degrees.world_size,
     )
 
 
-def base_parameters(directory: Path) -> int:
-    """Parameters of the model in a directory, by the headers of its files; one that is tied to another counts once."""
+def base_parameters(directory: Path) -> tuple[int, bool]:
+    """Parameters of the model in a directory, by the headers of its files, and whether its output matrix is tied.
+
+    A tied one counts once.
+    """
     tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
-    if is_tied(read_config(directory), tensors):
+    tied = is_tied(read_config(directory), tensors)
+    if tied:
         tensors.pop(OUTPUT, None)
-    return sum(tensors.values())
+    return sum(tensors.values()), tied

@@ -7,6 +7,7 @@ begins when its stage begins to work, some seconds after its job, and one that i
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -68,8 +69,15 @@ def attempts(run: Run) -> list[Attempt]:
     found = []
     for path in run.attempts.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Attempt(**json.loads(path.read_text(encoding="utf-8"))))
+            attempt = Attempt(**json.loads(path.read_text(encoding="utf-8")))
+            if _is_sound(attempt):
+                found.append(attempt)
     return sorted(found, key=lambda attempt: attempt.started)
+
+
+def _is_sound(attempt: Attempt) -> bool:
+    numbers = (attempt.seconds, attempt.nodes, attempt.accelerators)
+    return isinstance(attempt.started, str) and all(0 <= number < math.inf for number in numbers)
 
 
 def totals(run: Run) -> dict[str, Any]:

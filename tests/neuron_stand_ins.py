@@ -48,7 +48,11 @@ def environment(directory: Path) -> Path:
     (modules / "sitecustomize.py").write_text(SITE)
     (modules / "stand_in_engine.py").write_text(ENGINE)
     python = programs / "python"
-    python.write_text(f'#!/bin/bash\nexport PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n')
+    python.write_text(
+        # the health of this node, which has no Neuron devices, is not asked for
+        '#!/bin/bash\n[[ "$*" == "-m hyperpod_ft.health "* ]] && exit\n'
+        f'export PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     shutil.copy(REPOSITORY / "tests" / "stand_ins" / "neuron_parallel_compile", programs)
     return python

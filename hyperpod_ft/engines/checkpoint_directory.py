@@ -152,10 +152,14 @@ def _by_age(run: Run) -> list[Path]:
     return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def delete_old(run: Run) -> None:
+def delete_old(run: Run, newest: Path) -> None:
+    """Delete complete checkpoints beyond the wanted number, never `newest`, the one just written.
+
+    It need not have the highest step: training goes back behind one whose files are damaged.
+    """
     fingerprint = run.plan["train"].fingerprint
-    complete = [path for path in _by_age(run) if not why_unusable(path, fingerprint)]
-    for directory in complete[run.config.training.keep_checkpoints :]:
+    others = [path for path in _by_age(run) if path != newest and not why_unusable(path, fingerprint)]
+    for directory in others[run.config.training.keep_checkpoints - 1 :]:
         # first out of sight, so that a kill here leaves a leftover and no damaged checkpoint
         doomed = directory.with_name(f".{directory.name}.replaced")
         publish.remove(doomed)

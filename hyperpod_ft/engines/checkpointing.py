@@ -32,7 +32,7 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
             files = {name: (partial / name).stat().st_size for name in digests}
             publish.write_json(partial / DESCRIPTION, describe(run, progress) | {"files": files, "sha256": digests})
     if rank == 0:
-        delete_old(run)
+        delete_old(run, final)
     return final
 
 

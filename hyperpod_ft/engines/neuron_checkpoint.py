@@ -92,7 +92,7 @@ class Checkpoints:
                 partial / DESCRIPTION, describe(self._run, progress) | {"files": files, "sha256": digests}
             )
             publish.replace_directory(final, partial)
-            delete_old(self._run)
+            delete_old(self._run, final)
         self._meet(progress, "published")
 
     def restore(self) -> Progress:

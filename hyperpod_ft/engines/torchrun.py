@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft.restarts import Ending
@@ -36,11 +37,27 @@ def main() -> int:
 
 
 def _hand_on(number: int, _: FrameType | None) -> None:
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-    for pid, parent in (map(int, line.split()) for line in listing.splitlines()):
-        if parent == os.getpid():
+    # whatever fails here would end torchrun just when its ranks should save
+    with suppress(Exception):
+        for pid in _children():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def _children() -> list[int]:
+    """The processes that this one has started."""
+    if not Path("/proc/self/stat").exists():  # not Linux
+        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+        return [
+            pid for pid, parent in (map(int, line.split()) for line in listing.splitlines()) if parent == os.getpid()
+        ]
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # the name, in brackets, may hold anything
+            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(file.parent.name))
+    return found
 
 
 if __name__ == "__main__":

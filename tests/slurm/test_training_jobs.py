@@ -130,7 +130,7 @@ def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun)
     ]
     assert len({(told["MASTER_ADDR"], told["MASTER_PORT"]) for told in ranks}) == 1
     assert run.exit_marker("train", job).read_text() == "0\n"
-    reports = sorted(path.name for path in run.attempt_directory("train").iterdir())
+    reports = sorted(path.name for path in run.attempt_directory("train", job).iterdir())
     assert reports == [f"node-0-{number}.json" for number in range(4)]
 
 

@@ -1,5 +1,6 @@
 """What follows an attempt at a training that was cut short."""
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,15 +9,15 @@ from typing import Any
 import pytest
 
 from hyperpod_ft import restarts
-from hyperpod_ft.restarts import Attempt, Decision, Ending, Restart
+from hyperpod_ft.restarts import Decision, Ending, Outcome, Restart, endings
 from hyperpod_ft.run import Run
 
 MakeRun = Callable[..., Run]
 
 
-def attempt(**values: Any) -> Attempt:
+def attempt(**values: Any) -> Outcome:
     rank_3 = Ending("node2", 3, 1, 100.0)
-    return Attempt(
+    return Outcome(
         **{"status": 1, "endings": (rank_3,), "told": 0, "begun_at": 0, "checkpoint": 10, "step": 12} | values
     )
 
@@ -25,7 +26,7 @@ def crash(step: int = 5, checkpoint: int = 0, rank: int = 3) -> Restart:
     return Restart("7", "2026-01-01T00:00:00Z", "crash", f"rank {rank}: exit 1 at step {step}", step, checkpoint)
 
 
-def decide(now: Attempt, earlier: Sequence[Restart] = (), allowed: int = 3, requeues: bool = True) -> Decision:
+def decide(now: Outcome, earlier: Sequence[Restart] = (), allowed: int = 3, requeues: bool = True) -> Decision:
     return restarts.decide(now, earlier, allowed, requeues)
 
 
@@ -117,3 +118,48 @@ def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeyp
     monkeypatch.setenv(restarts.ATTEMPT_DIRECTORY, str(tmp_path))
     Ending.leave_here(3, 1, 5.0)
     assert restarts.endings(tmp_path) == (Ending("node2", 3, 1, 5.0),)
+
+
+def test_statuses_that_are_no_signal_are_told_as_they_are() -> None:
+    assert attempt(endings=(Ending("node1", 3, 255, 1.0),)).reason == "rank 3: exit 255 at step 12"
+    assert attempt(endings=(Ending("node1", 3, 137, 1.0),)).reason == "rank 3: SIGKILL at step 12"
+
+
+def test_a_users_error_outranks_what_another_nodes_clock_says_came_first() -> None:
+    behind = (Ending("node1", 0, 2, 100.0), Ending("node2", 3, 1, 95.0))
+    assert decide(attempt(endings=behind)) == Decision("end", 2)
+
+
+def test_damaged_files_count_for_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.directory.mkdir(parents=True)
+    (tmp_path / "ending-0-node1.json").write_text('{"node": ')
+    Ending("node2", 1, 9, 1.0).leave(tmp_path)
+    assert [ending.node for ending in endings(tmp_path)] == ["node2"]
+    run.metrics.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
+    assert restarts.last_step(run) == 7
+
+
+def test_only_the_last_step_of_a_job_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (0, 1):
+        monkeypatch.setenv("SLURM_STEP_ID", str(step))
+        Ending("node1", step, 1, 1.0).leave(tmp_path)
+    assert [ending.rank for ending in endings(tmp_path)] == [1]
+
+
+def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
+    run = make_run()
+    for job_id in ("manual", "8"):
+        restarts.remember(run, "train", job_id, attempt(), Decision("retry", number=1))
+    restarts.forget(run, "train", "manual")
+    assert [restart.job_id for restart in restarts.history(run, "train")] == ["8"]
+
+
+def test_the_newest_checkpoint_is_the_one_written_last(make_run: MakeRun) -> None:
+    run = make_run()
+    assert restarts.newest_checkpoint(run) == 0
+    for age, step in ((1, 350), (2, 400)):  # 400 was damaged: training went on before it
+        directory = run.checkpoints / f"step-{step:08d}"
+        directory.mkdir(parents=True)
+        os.utime(directory, (1_000_000 - age, 1_000_000 - age))
+    assert restarts.newest_checkpoint(run) == 350

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -247,3 +248,11 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
 def test_find_suggests_a_recipe() -> None:
     with pytest.raises(UserError, match="did you mean quickstart"):
         runfile.find("quickstrat")
+
+
+@pytest.mark.parametrize("given", ["https://user:s3cretpw@host/simple", ["https://user:s3cretpw@host/simple"]])
+def test_no_refusal_shows_a_password(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        runfile.validate(run_file_values(tmp_path, env__package_repositories=given), "run.yaml")
+    assert "s3cretpw" not in str(refused.value)
+    assert "package_repositories" in str(refused.value)

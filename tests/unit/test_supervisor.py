@@ -65,7 +65,7 @@ def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
 
 
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
-    attempt = restarts.Attempt(1, (), 0, 0, 0, 0)
+    attempt = restarts.Outcome(1, (), 0, 0, 0, 0)
     for _ in range(3):
         restarts.remember(run, "train", "6", attempt, restarts.Decision("retry"))
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
@@ -128,6 +128,16 @@ def test_a_slurm_that_does_not_requeue_is_told(run: Run, tmp_path: Path) -> None
     assert status == 2
     assert "error: train: scontrol requeue 7: " in output and "hyperpod-ft resume" in output
     assert run.exit_marker("train", "7").read_text() == "2\n"
+
+
+def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    away = (
+        f"[[ -e {asked} ]] || {{ touch {asked}; echo 'Unable to contact slurm controller' >&2; exit 1; }}; kill $PPID"
+    )
+    status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **scontrol(tmp_path, away)))
+    assert status == 143 and "scontrol requeue" not in output
+    assert asked.exists() and not run.exit_marker("train", "7").exists()
 
 
 @pytest.mark.parametrize("hyperpod", [True, False])
