@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import zipfile
@@ -134,3 +135,13 @@ def test_the_wheel_carries_what_it_needs(tmp_path: Path) -> None:
     done = call("render", "quickstart", "-o", "scripts", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path / 'site'}" in (tmp_path / "scripts" / "train.sbatch").read_text(), "not this checkout's code"
+
+
+def test_nothing_outside_the_jobs_imports_anything_heavy() -> None:
+    names = [module.name for module in pkgutil.iter_modules([str(REPOSITORY / "hyperpod_ft")]) if not module.ispkg]
+    modules = ", ".join(
+        f"hyperpod_ft.{name}" for name in [*names, "engines.metrics", "engines.sanity"] if name != "__main__"
+    )
+    program = f"import sys, {modules}; print([module for module in {HEAVY!r} if module in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
