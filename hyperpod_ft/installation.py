@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.requirements import from_neuron_repositories
+from hyperpod_ft.requirements import from_neuron_repositories, read_pins
 
 # Printed without importing torch, whose CUDA build would miss libraries that are not installed yet.
 _CUDA_OF_TORCH = """
@@ -44,9 +44,8 @@ def install_neuron(python: Path, pins: Path, repositories: Sequence[str]) -> Non
     Without `repositories` pip's own configuration has to name them. Raises UserError when a repository is not reached
     or lacks a package, when the disk is full, or when torch turns out to be a CUDA build.
     """
-    lines = (line.split("#")[0].strip() for line in pins.read_text(encoding="utf-8").splitlines())
     names = ", ".join(repositories) or "the indexes of pip's own configuration"
-    first = from_neuron_repositories(tuple(line for line in lines if line))
+    first = from_neuron_repositories(read_pins(pins))
     _pip(python, ("--no-deps", *_sources(repositories), *first), names, alone=bool(repositories))
     if cuda := _output([str(python), "-c", _CUDA_OF_TORCH]):
         raise UserError(

@@ -24,8 +24,13 @@ def pins_file(environment: str) -> Path:
 
 @cache
 def requirements(environment: str) -> tuple[str, ...]:
-    """The pins without comments: what the environment's fingerprint depends on."""
-    lines = (line.split("#")[0].strip() for line in pins_file(environment).read_text().splitlines())
+    """The pins of an environment: what its fingerprint depends on."""
+    return read_pins(pins_file(environment))
+
+
+def read_pins(file: Path) -> tuple[str, ...]:
+    """The lines of a requirements file, without comments."""
+    lines = (line.split("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
     return tuple(line for line in lines if line)
 
 

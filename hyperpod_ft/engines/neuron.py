@@ -33,7 +33,7 @@ from hyperpod_ft.engines.neuron_gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.run import Run
-from hyperpod_ft.schedule import learning_rate, total_steps
+from hyperpod_ft.schedule import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.throughput import throughput
 
 _LATE = 1e6
@@ -75,8 +75,8 @@ class Attempt:
         self.config, degrees = run.config.training, run.plan.degrees
         self.rows = Rows(run.dataset / "train")
         self.data_parallel = degrees.data_parallel
-        rows_per_step = self.config.micro_batch_size * self.config.gradient_accumulation_steps * degrees.data_parallel
-        self.steps = total_steps(self.config, len(self.rows), rows_per_step)
+        of_step = rows_per_step(self.config, degrees.data_parallel)
+        self.steps = total_steps(self.config, len(self.rows), of_step)
         self.trainer = neuron_trainer.build(run, self.steps)
         self.pipeline = degrees.pipeline_parallel > 1
         # a pipeline takes all rows of a step at once and divides them itself
@@ -84,14 +84,14 @@ class Attempt:
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
-            micro_batch_size=rows_per_step // degrees.data_parallel // accumulated,
+            micro_batch_size=of_step // degrees.data_parallel // accumulated,
             gradient_accumulation_steps=accumulated,
             data_parallel=degrees.data_parallel,
         )
         stage = parallel_state.get_pipeline_model_parallel_rank()
         held = dict(processes.gather("trainable", (stage, self.trainer.trainable_here)))
         self.trainable_parameters = sum(held.values())
-        self.throughput = throughput(run, rows_per_step, self.rows.max_length, self.trainable_parameters)
+        self.throughput = throughput(run, of_step, self.rows.max_length, self.trainable_parameters)
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
@@ -137,13 +137,11 @@ class Attempt:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        norm = optimizer.grad_norm
         summary = torch.stack(
             [
                 # equal on the ranks of one model, but for a pipeline's: its last stage has it, the others have 0
                 loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
-                (torch.zeros((), device=self.device) if norm is None else norm.detach().float().reshape(()))
-                / self.processes.world_size,
+                optimizer.grad_norm.detach().float().reshape(()) / self.processes.world_size,
                 *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
             ]
         )

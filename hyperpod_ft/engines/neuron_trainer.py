@@ -127,9 +127,9 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        if ".o_proj." in name and kv_size_multiplier(heads[1], parts) > 1:
+        repeated = kv_size_multiplier(heads[1], parts)
+        if ".o_proj." in name and repeated > 1:
             # where key and value heads are repeated, upstream deals the query heads out in another order
-            repeated = kv_size_multiplier(heads[1], parts)
             local = _heads_of_rank(whole, *heads, repeated, "output")
         else:
             rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
@@ -139,6 +139,6 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
 
 def _division(parameter: nn.Parameter) -> tuple[int, int]:
     """How many tensor-parallel ranks share the parameter, and along which dimension."""
-    if not getattr(parameter, "tensor_model_parallel", False):
+    if neuron_gradients.is_replicated(parameter):
         return 1, 0
     return parallel_state.get_tensor_model_parallel_size(), parameter.partition_dim

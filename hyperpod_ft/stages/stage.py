@@ -60,9 +60,14 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
         _end(name, f"{error.filename or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
 
-def _end(name: str, message: str) -> NoReturn:
+def tell(name: str, message: str) -> None:
+    """Print what a user can mend, each line marked as such."""
     for line in message.splitlines():
         print(f"error: {name}: {line}", file=sys.stderr, flush=True)
+
+
+def _end(name: str, message: str) -> NoReturn:
+    tell(name, message)
     sys.exit(EXIT_USER_ERROR)
 
 

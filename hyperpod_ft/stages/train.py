@@ -41,7 +41,7 @@ def main() -> None:
         run, processes = _join()
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks meet it; one tells
-            _report(error)
+            stage.tell("train", str(error))
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
@@ -145,21 +145,15 @@ def _follow(run: Run, processes: Processes) -> None:
 def _leave(error: UserError, processes: Processes) -> NoReturn:
     """End this rank with an error that all ranks meet: rank 0 tells it, any other only if that does not happen."""
     if processes.leads:
-        _report(error)
+        stage.tell("train", str(error))
         processes.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)
     # torchrun ends every rank as soon as one fails: rank 0 gets time to print
     try:
         processes.store.wait([_REPORTED], timedelta(seconds=30))
     except RuntimeError:
-        _report(error)
+        stage.tell("train", str(error))
     sys.exit(EXIT_USER_ERROR)
-
-
-def _report(error: UserError) -> None:
-    """Print as `stage.main` does."""
-    for line in str(error).splitlines():
-        print(f"error: train: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
