@@ -202,7 +202,7 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     partial = run.base_model.with_name(f".{run.base_model.name}.partial")
     deadline = time.monotonic() + 60
     while not (
-        any(file.stat().st_size >= 20_000_000 for file in partial.rglob("*.incomplete"))
+        any(_size(file) >= 20_000_000 for file in partial.rglob("*.incomplete"))
         and _noted(partial, "tokenizer.model")
         and len(hub.fetched()) == len(MODEL)
     ):
@@ -222,6 +222,14 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     assert int(again[name].removeprefix("bytes=").rstrip("-")) >= 20_000_000
     assert "tokenizer.model" not in again, "what was complete is not fetched again"
     assert not list(run.base_model.rglob("*.incomplete"))
+
+
+def _size(file: Path) -> int:
+    """Bytes of a file that may be renamed at any moment, because it is complete."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _noted(partial: Path, name: str) -> bool:
