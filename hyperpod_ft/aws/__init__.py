@@ -1,0 +1,1 @@
+"""The cluster in AWS: its stack, its requests, its nodes. boto3 is imported inside functions only."""
