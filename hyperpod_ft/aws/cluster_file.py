@@ -53,14 +53,14 @@ class Controller(InstanceGroup):
 
 
 class Login(InstanceGroup):
-    """Where people log in, when not on the controller."""
+    """Login nodes. Left out, people log in on the controller."""
 
     name: Name = Field("login-group", description="Name of the instance group.")
     instance_type: InstanceType = Field("ml.m5.xlarge", description="Type of the instances.")
 
 
 class Workers(InstanceGroup):
-    """Where jobs run."""
+    """Worker groups, where jobs run; at least one."""
 
     name: Name = Field(description="Name of the instance group, as `worker-group-1`.")
     instance_type: InstanceType = Field(description="Type of the instances, as `ml.trn1.32xlarge`.")
@@ -111,7 +111,7 @@ class Lustre(Section):
 
 
 class User(Section):
-    """A person, the same on every node."""
+    """People besides the image's own `ubuntu`, the same on every node."""
 
     name: Annotated[str, matches(r"[a-z_][a-z0-9_-]{0,31}", "a Linux user name: lower case, at most 32 long")] = Field(
         description="Login name; the home directory is <mount_path>/<name>."
@@ -137,7 +137,7 @@ class User(Section):
 
 
 class Existing(Section):
-    """Resources to use instead of the stack that the kit would make; all of them, in one availability zone."""
+    """Left out, the kit makes a stack of its own. Resources of yours to use instead: all of them, in one zone."""
 
     subnet_id: Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "a subnet's id")] = Field(
         description="Private subnet of all nodes."
@@ -176,10 +176,10 @@ class ClusterConfig(Section):
         " it, told by provisioning_parameters.json; for images from before 2026.",
     )
     controller: Controller = Field(default_factory=Controller)
-    login: Login | None = Field(None, description="Login nodes; none when left out: people use the controller.")
-    workers: Annotated[tuple[Workers, ...], Field(min_length=1, max_length=98)] = Field(description="Worker groups.")
+    login: Login | None = None
+    workers: Annotated[tuple[Workers, ...], Field(min_length=1, max_length=98)]
     fsx: Lustre = Field(default_factory=Lustre)
-    users: tuple[User, ...] = Field((), description="People besides the image's own `ubuntu`.")
+    users: tuple[User, ...] = ()
     node_recovery: Literal["Automatic", "None"] = Field(
         "Automatic", description="Whether HyperPod replaces nodes that it finds broken."
     )
@@ -196,7 +196,7 @@ class ClusterConfig(Section):
         description="Serve metrics of nodes and NeuronCores (node_exporter, neuron-monitor) where the image has them.",
     )
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource, at most 40.")
-    existing: Existing | None = Field(None, description="Resources you have, instead of a stack of the kit's own.")
+    existing: Existing | None = None
 
     @property
     def groups(self) -> tuple[InstanceGroup, ...]:
