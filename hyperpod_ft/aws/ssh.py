@@ -20,7 +20,7 @@ _SSH_FAILED = 255  # ssh's own exit status; all others are the remote command's
 
 @dataclass(frozen=True)
 class SshRequest:
-    """What the user asked for."""
+    """What the user asked for. Raises UserError for a user name that can be none."""
 
     user: str = "ubuntu"  # the image's default user
     group: str | None = None
@@ -28,6 +28,9 @@ class SshRequest:
     identity: Path | None = None  # private or public key file
     forwards: tuple[str, ...] = ()  # PORT:HOST:PORT, as ssh's -L
     command: tuple[str, ...] = ()  # run this instead of a shell, as ssh does: joined by spaces, read by a shell
+
+    def __post_init__(self) -> None:
+        ssh_key.check_user(self.user)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def write_config(way: Way, request: SshRequest) -> str:
 def connect(way: Way, request: SshRequest, tell: Callable[[str], None]) -> int:
     """Have the key on the cluster, the configuration written, and run ssh in this terminal. Returns its exit status.
 
-    `tell` gets a line about what was done. Raises UserError.
+    `tell` gets a line about what is done; stdout is the remote command's. Raises UserError.
     """
     ssm.require("ssh", "aws", "session-manager-plugin")
     identity = ssh_key.find(request.identity, way.files.home / ".ssh")

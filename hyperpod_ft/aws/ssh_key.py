@@ -81,10 +81,15 @@ def checked(text: str, where: str) -> str:
     return match[0]
 
 
+def check_user(name: str) -> None:
+    """Raises UserError for what is no Linux user name: it goes into a configuration, and into a shell of the node."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name):
+        raise UserError(f"--user {name!r}: is no Linux user name", "give the login name of the node's user")
+
+
 def command(user: str, line: str) -> str:
-    """What the node is to run: shell words, free of anything but base64 that the user, a file or the kit gave."""
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user):
-        raise UserError(f"--user {user}: is no Linux user name", "give the login name of the node's user")
+    """What the node is to run: shell words with the user's name, and all else in base64. Raises UserError."""
+    check_user(user)
     script, key = (base64.b64encode(data.encode()).decode() for data in (_PUT.read_text(encoding="utf-8"), line))
     return shlex.join(["sh", "-c", f"echo {script} | base64 -d | sh -s -- {user} {key}"])
 

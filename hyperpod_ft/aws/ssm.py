@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 
 from hyperpod_ft.aws.session import redacted
 from hyperpod_ft.errors import UserError
@@ -35,6 +35,7 @@ _PAGES = {
 # Programs that start from a desktop, as VS Code does, have a short PATH: where AWS's installers put things
 _USUAL_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/usr/local/sessionmanagerplugin/bin")
 _SECONDS = 90  # for a command on a node; opening the session takes two or three
+_GRACE_SECONDS = 2
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,7 @@ def run(account: Account, target: str, command: str, answer: str, attempts: int 
     require("aws", "session-manager-plugin")
     said = ""
     for _ in range(attempts):
-        try:
-            done = subprocess.run(
-                session_command(account, target, COMMAND_DOCUMENT, command=command),
-                stdin=subprocess.DEVNULL,  # with a terminal the plugin changes its settings, and output gets lost
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                env=environment(),
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(
-                f"{_node(target)}: no answer within {_SECONDS} s; its /fsx may hang",
-                "look with --ssm, which needs no /fsx",
-            ) from error
-        said = done.stdout
+        said = _said(session_command(account, target, COMMAND_DOCUMENT, command=command), target)
         if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", said, re.MULTILINE):
             return match[1]
         if (known := _known(said, target)) is not None:
@@ -116,18 +100,58 @@ def tunnel(account: Account, target: str) -> None:
     """Join stdin and stdout to the node's sshd until either ends. Raises UserError when there is no session."""
     require("aws", "session-manager-plugin")
     command = session_command(account, target, SSH_DOCUMENT, portNumber="22")
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=environment()) as session:
-
-        def end(number: int, frame: FrameType | None) -> None:
-            session.terminate()  # ssh has ended, and hangs up on its ProxyCommand only
-            sys.exit(0)
-
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
-        assert session.stderr is not None
-        said = session.stderr.read()
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):  # ssh ends, and hangs up on its ProxyCommand
+        signal.signal(number, lambda *_: sys.exit(0))
+    with _session(command, stderr=subprocess.PIPE) as session:
+        try:
+            _, said = session.communicate()
+        except SystemExit:
+            _end(session)
+            raise
     if session.returncode:
         raise explained(said, target)
+
+
+def _said(command: list[str], target: str) -> str:
+    # without a terminal: given one, the plugin changes its settings, and output gets lost
+    with _session(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as session:
+        try:
+            said, _ = session.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            _end(session)
+            raise UserError(
+                f"{_node(target)}: no answer within {_SECONDS} s; its /fsx may hang",
+                "look with --ssm, which needs no /fsx",
+            ) from error
+        except BaseException:
+            _end(session)
+            raise
+    return said
+
+
+def _session(
+    command: list[str], stdin: int | None = None, stdout: int | None = None, stderr: int | None = None
+) -> "subprocess.Popen[str]":
+    # a process group of its own: the CLI does not take the plugin with it when it ends
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def _end(session: "subprocess.Popen[str]") -> None:
+    """Whatever it takes; gently first: the plugin closes its session with AWS when its input ends, or when asked to."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(subprocess.TimeoutExpired):
+            session.wait(_GRACE_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(session.pid, number)
 
 
 def explained(said: str, target: str) -> UserError:

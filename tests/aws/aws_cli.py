@@ -88,7 +88,8 @@ def start_session(client: Any, given: argparse.Namespace) -> int:
             print(f"a shell on {node.name}")
         case "AWS-StartSSHSession":
             assert parameters == {"portNumber": ["22"]}
-            os.execvp("sh", ["sh", str(node / "sshd")])
+            # below the CLI, as the plugin is: ending the one does not end the other
+            return subprocess.run(["sh", str(node / "sshd")], check=False).returncode
         case "AWS-StartNonInteractiveCommand":
             print("\nStarting session with SessionId: stand-in", flush=True)
             environment = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ['PATH']}"}

@@ -139,6 +139,8 @@ class TestTheKey:
         for user in ("alice; true", "$(true)", "-u", "", "alice bob"):
             with pytest.raises(UserError, match="is no Linux user name"):
                 ssh_key.command(user, line)
+            with pytest.raises(UserError, match="is no Linux user name"):
+                ssh.SshRequest(user)
 
 
 @pytest.fixture
@@ -277,6 +279,13 @@ class TestSessions:
             ssm.tunnel(ACCOUNT, "sagemaker-cluster:abc_w-i-0123")
         (tmp_path / "bin" / "aws").unlink()
         with pytest.raises(UserError, match=r"the AWS CLI \(aws\) is not installed; install it: https://docs.aws"):
+            ssm.run(ACCOUNT, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
+
+    def test_a_node_that_hangs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """The CLI's child, which is the plugin, holds the output; it must not hold us."""
+        ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
+        monkeypatch.setattr(ssm, "_SECONDS", 0.2)
+        with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; its /fsx may hang; look with --ssm"):
             ssm.run(ACCOUNT, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
 
 
