@@ -160,6 +160,14 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
     assert len(nat_gateways(aws)) == 1
 
 
+def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy(SESSION, HP, poll_seconds=POLL)
+    aws.scenario(seconds={"stack.resource": 0.05})
+    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, stack_events.describe
+    monkeypatch.setattr(stack_events, "describe", lambda *a: stale.pop() if stale else describe(*a))
+    assert delete(SESSION, "hp", poll_seconds=POLL).nat_gateway_id == ""
+
+
 def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
     first, s3 = deploy(SESSION, HP, poll_seconds=POLL), aws.client("s3")
     s3.put_bucket_versioning(Bucket=first.bucket, VersioningConfiguration={"Status": "Enabled"})
