@@ -64,6 +64,25 @@ def test_its_network_is_what_hyperpod_and_efa_need(aws: Aws) -> None:
     assert {subnet["AvailabilityZoneId"] for subnet in subnets} == {ZONE_ID}
 
 
+def test_hyperpod_takes_its_role_network_and_bucket(aws: Aws) -> None:
+    found, sagemaker = deploy(SESSION, HP, poll_seconds=POLL), aws.client("sagemaker")
+    aws.client("s3").put_object(Bucket=found.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
+    storage = {"DnsName": found.fsx_dns_name, "MountName": found.fsx_mount_name, "MountPath": "/fsx"}
+    controller = {
+        "InstanceGroupName": "controller",
+        "InstanceType": "ml.c5.xlarge",
+        "InstanceCount": 1,
+        "LifeCycleConfig": {"SourceS3Uri": f"s3://{found.bucket}/lifecycle/1", "OnInitComplete": "provision.sh"},
+        "ExecutionRole": found.role_arn,
+        "InstanceStorageConfigs": [{"FsxLustreConfig": storage}],
+        "SlurmConfig": {"NodeType": "Controller"},
+    }
+    network = {"SecurityGroupIds": [found.security_group_id], "Subnets": [found.private_subnet_id]}
+    orchestrator = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+    sagemaker.create_cluster(ClusterName="c", InstanceGroups=[controller], VpcConfig=network, Orchestrator=orchestrator)
+    assert sagemaker.describe_cluster(ClusterName="c")["VpcConfig"] == network
+
+
 def test_deploying_again_changes_nothing(aws: Aws) -> None:
     first = deploy(SESSION, HP, poll_seconds=POLL)
     assert deploy(SESSION, HP, poll_seconds=POLL) == first
@@ -139,6 +158,14 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
     assert delete(SESSION, "hp", poll_seconds=POLL) == kept, "twice is as once"
     assert deploy(SESSION, HP, poll_seconds=POLL) == first, "the same file system, bucket and network again"
     assert len(nat_gateways(aws)) == 1
+
+
+def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy(SESSION, HP, poll_seconds=POLL)
+    aws.scenario(seconds={"stack.resource": 0.05})
+    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, stack_events.describe
+    monkeypatch.setattr(stack_events, "describe", lambda *a: stale.pop() if stale else describe(*a))
+    assert delete(SESSION, "hp", poll_seconds=POLL).nat_gateway_id == ""
 
 
 def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
