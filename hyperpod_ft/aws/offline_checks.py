@@ -12,6 +12,7 @@ from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.yaml_file import did_you_mean
 
 BUCKET_START = "sagemaker-"  # CreateCluster's documentation of SourceS3Uri
+PRIVATE_SUBNET = "10.1.0.0/17"  # of templates/cluster/stack.yaml
 # Slurm's page "Deep health checks" of the SageMaker developer guide lists tests for GPUs, families g5, p4 and p5; the
 # one of EKS clusters lists Trainium too.
 _ACCELERATED = ("g", "p", "trn", "inf")
@@ -106,15 +107,15 @@ def lifecycle(config: ClusterConfig) -> list[Finding]:
     return lifecycle_files.check(lifecycle_files.files(config, placeholder(config)))
 
 
-def address_space(config: ClusterConfig, subnet_cidr: str) -> list[Finding]:
+def address_space(config: ClusterConfig) -> list[Finding]:
     """Whether the nodes fit into the private subnet of the kit's stack. The account tells of existing ones."""
-    if config.existing or (wanted := addresses.wanted(config)) <= addresses.usable(subnet_cidr):
+    if config.existing or (wanted := addresses.wanted(config)) <= (usable := addresses.usable(PRIVATE_SUBNET)):
         return []
     return [
         error(
             "workers",
             f"the nodes take {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
-            f" {subnet_cidr} has {addresses.usable(subnet_cidr)}",
+            f" {PRIVATE_SUBNET} has {usable}",
             "ask for fewer nodes, or make a larger subnet and name it under `existing`",
         )
     ]
