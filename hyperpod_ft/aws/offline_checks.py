@@ -12,7 +12,7 @@ from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.yaml_file import did_you_mean
 
 BUCKET_START = "sagemaker-"  # CreateCluster's documentation of SourceS3Uri
-PRIVATE_SUBNET = "10.1.0.0/17"  # of templates/cluster/stack.yaml
+PRIVATE_SUBNET = "10.0.0.0/17"  # of templates/cluster/stack.yaml
 # Slurm's page "Deep health checks" of the SageMaker developer guide lists tests for GPUs, families g5, p4 and p5; the
 # one of EKS clusters lists Trainium too.
 _ACCELERATED = ("g", "p", "trn", "inf")

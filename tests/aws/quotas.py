@@ -82,6 +82,11 @@ def list_service_quotas(region: Region, request: dict[str, Any]) -> dict[str, An
     return page
 
 
+@operation("service-quotas", "ListAWSDefaultServiceQuotas")
+def list_aws_default_service_quotas(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    return list_service_quotas(region, request)
+
+
 @operation("service-quotas", "GetServiceQuota")
 def get_service_quota(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     _sagemaker(request)

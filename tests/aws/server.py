@@ -11,6 +11,8 @@ What is the extension's, in the modules beside this one, because moto lacks it o
     template.py
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py                   Service Quotas of SageMaker; where newer instance types are offered
+    permissions.py              IAM's policy simulator
+    training_plans.py           training plans of SageMaker
     model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
 
 It is a stand-in: what it answers is what AWS's models, documentation and users' reports say, and nothing here was
@@ -34,7 +36,8 @@ import moto.backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.aws import clusters, filesystems, quotas, stacks  # noqa: F401 - their operations register themselves
+# Their operations register themselves.
+from tests.aws import clusters, filesystems, permissions, quotas, stacks, training_plans  # noqa: F401
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
