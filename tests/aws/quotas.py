@@ -25,6 +25,7 @@ _APPLIED = {
 _WHOLE = {
     "Maximum number of instances allowed per SageMaker HyperPod cluster": 20.0,
     "Total number of instances allowed across SageMaker HyperPod clusters": 40.0,
+    "Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance": 16384.0,
 }
 # Where AWS offers what moto's table (of an older day) does not have.
 _OFFERED = {"us-west-2": {"trn2.48xlarge": ["usw2-az4"], "trn2.3xlarge": ["usw2-az4"]}}
