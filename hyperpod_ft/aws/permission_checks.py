@@ -30,12 +30,18 @@ def role_needs(account: Account) -> list[Need]:
     where = f"{account.partition}:{{}}:{account.config.region}:{account.number}"
     logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{account.config.name}/0123456789ab"
     bucket = f"arn:{account.partition}:s3:::{account.existing.bucket}"
+    interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
+    network = [f"arn:{where.format('ec2')}:subnet/{account.existing.subnet_id}"]
+    network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in account.existing.security_group_ids]
+    # the managed policy's condition on S3: buckets of one's own account
+    own = {"aws:ResourceAccount": account.number, "aws:PrincipalAccount": account.number}
+    vpc_id = (account.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
     return [
         Need(("logs:CreateLogGroup",), logs),
         Need(("logs:PutLogEvents", "logs:CreateLogStream", "logs:DescribeLogStreams"), f"{logs}:log-stream:x"),
         Need(("cloudwatch:PutMetricData",), "*", {"cloudwatch:namespace": "/aws/sagemaker/Clusters"}),
-        Need(("s3:ListBucket",), bucket),
-        Need(("s3:GetObject",), f"{bucket}/lifecycle/provision.sh"),
+        Need(("s3:ListBucket",), bucket, own),
+        Need(("s3:GetObject",), f"{bucket}/lifecycle/provision.sh", own),
         Need(
             (
                 "ssmmessages:CreateControlChannel",
@@ -44,21 +50,28 @@ def role_needs(account: Account) -> list[Need]:
                 "ssmmessages:OpenDataChannel",
             )
         ),
+        # on each resource that the action touches: policies may name them one by one
+        *(Need(("ec2:CreateNetworkInterface",), touched) for touched in (interface, *network)),
         Need(
             (
-                "ec2:CreateNetworkInterface",
                 "ec2:CreateNetworkInterfacePermission",
                 "ec2:DeleteNetworkInterface",
                 "ec2:DeleteNetworkInterfacePermission",
+                "ec2:DetachNetworkInterface",
+            ),
+            interface,
+            {"ec2:Vpc": f"arn:{where.format('ec2')}:vpc/{vpc_id}"},
+        ),
+        Need(("ec2:CreateTags",), interface),
+        Need(
+            (
                 "ec2:DescribeNetworkInterfaces",
                 "ec2:DescribeVpcs",
                 "ec2:DescribeDhcpOptions",
                 "ec2:DescribeSubnets",
                 "ec2:DescribeSecurityGroups",
-                "ec2:DetachNetworkInterface",
             )
         ),
-        Need(("ec2:CreateTags",), f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"),
     ]
 
 
@@ -72,7 +85,7 @@ def caller_needs(account: Account) -> list[Need]:
     role = (
         config.existing.execution_role_arn
         if config.existing
-        else f"arn:{account.partition}:iam::{account.number}:role/{config.stack_name}"
+        else f"arn:{account.partition}:iam::{account.number}:role/{config.stack_name}-ExecutionRole-0123456789AB"
     )
     needs = [
         Need(("sagemaker:CreateCluster", "sagemaker:DescribeCluster", "sagemaker:ListClusterNodes"), cluster),
@@ -82,13 +95,13 @@ def caller_needs(account: Account) -> list[Need]:
     if config.existing is None:
         needs += [
             Need(("cloudformation:CreateStack", "cloudformation:DescribeStackEvents"), stack),
-            Need(("iam:CreateRole", "iam:PutRolePolicy", "iam:AttachRolePolicy"), role),
+            Need(("iam:CreateRole", "iam:PutRolePolicy"), role),
             Need(("s3:CreateBucket",), bucket),
             Need(("fsx:CreateFileSystem",), f"{where.format('fsx')}:file-system/fs-0123456789abcdef0"),
-            Need(
-                ("ec2:CreateVpc", "ec2:CreateSubnet", "ec2:CreateNatGateway", "ec2:CreateSecurityGroup"),
-                f"{where.format('ec2')}:*/*",
-            ),
+            Need(("ec2:CreateVpc",), f"{where.format('ec2')}:vpc/vpc-0123456789abcdef0"),
+            Need(("ec2:CreateSubnet",), f"{where.format('ec2')}:subnet/subnet-0123456789abcdef0"),
+            Need(("ec2:CreateNatGateway",), f"{where.format('ec2')}:natgateway/nat-0123456789abcdef0"),
+            Need(("ec2:CreateSecurityGroup",), f"{where.format('ec2')}:security-group/sg-0123456789abcdef0"),
         ]
     return needs
 
@@ -122,7 +135,7 @@ def role_permissions(account: Account) -> list[Finding]:
     iam, needs = account.clients["iam"], role_needs(account)
     remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and what AWS adds to it for a VPC, or allow these actions"
     try:
-        lacking = list(_denied(iam, arn, needs))
+        return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
     except iam.exceptions.NoSuchEntityException:
         return []  # `role` says so
     except iam.exceptions.ClientError as problem:
@@ -130,12 +143,10 @@ def role_permissions(account: Account) -> list[Finding]:
             raise
         allowed = list(_allowed_actions(iam, _name(arn)))
         lacking = [a for need in needs for a in need.actions if not any(_matches(a, pattern) for pattern in allowed)]
-        if not lacking:
-            problem_text = f"could not check on what resources {_name(arn)} may act: {code_of(problem)}"
-            return [warning(ROLE, problem_text, "allow iam:SimulatePrincipalPolicy to yourself")]
-    if not lacking:
-        return []
-    return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
+        if lacking := list(dict.fromkeys(lacking)):
+            return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
+        unseen = f"could not check on what resources {_name(arn)} may act: AWS answers {code_of(problem)}"
+        return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
 
 
 def caller_permissions(account: Account) -> list[Finding]:
@@ -148,14 +159,30 @@ def caller_permissions(account: Account) -> list[Finding]:
         caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
     elif kind != "user":
         return [warning(CALLER, f"could not check what {account.caller} may do", "be sure that it may create clusters")]
-    lacking = list(_denied(iam, caller, caller_needs(account)))
-    if not lacking:
-        return []
-    return [error(CALLER, f"{account.caller} may not {', '.join(lacking)}", "ask for these permissions, or use others")]
+    denied = _denied(iam, caller, caller_needs(account))
+    return _findings(CALLER, account.caller, denied, "ask for these permissions, or use other credentials")
 
 
-def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[str]:
-    """The actions that IAM's simulator does not allow. Raises ClientError."""
+def _findings(field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str) -> list[Finding]:
+    """An error for what is denied, a warning for what depends on more than the simulation knows."""
+    lacking: list[str] = []
+    depends: list[str] = []
+    for action, unknown in denied:
+        told, text = (depends, f"{action} ({', '.join(unknown)})") if unknown else (lacking, action)
+        if text not in told:
+            told.append(text)
+    findings = [error(field, f"{who} may not {', '.join(lacking)}", remedy)] if lacking else []
+    if depends:
+        problem = f"could not check whether {who} may {', '.join(depends)}: it depends on what is in brackets"
+        findings.append(warning(field, problem, "look at the conditions of its policies"))
+    return findings
+
+
+def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, list[str]]]:
+    """The actions that IAM's simulator does not allow, and what policies ask of a request beyond `Need.context`.
+
+    Raises ClientError.
+    """
     for need in needs:
         pages = iam.get_paginator("simulate_principal_policy").paginate(
             PolicySourceArn=arn,
@@ -169,7 +196,7 @@ def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[str]:
         for page in pages:
             for result in page["EvaluationResults"]:
                 if result["EvalDecision"] != "allowed":
-                    yield result["EvalActionName"]
+                    yield result["EvalActionName"], result.get("MissingContextValues", [])
 
 
 def _allowed_actions(iam: Any, role_name: str) -> Iterator[str]:

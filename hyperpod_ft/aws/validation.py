@@ -98,6 +98,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
         *checks,
         Check("subnet", network_checks.SUBNET, network_checks.subnet, (network_checks.SUBNET, "*.instance_type")),
         Check("routes of the subnet", network_checks.SUBNET, network_checks.routes, (network_checks.SUBNET,)),
+        Check("names of the VPC", network_checks.SUBNET, network_checks.names, (network_checks.SUBNET,)),
         Check("security groups", network_checks.GROUPS, network_checks.security_groups, (network_checks.GROUPS,)),
         Check("FSx", filesystem_checks.FSX, filesystem_checks.file_system, (filesystem_checks.FSX,)),
         Check("bucket", state_checks.BUCKET, state_checks.bucket, (state_checks.BUCKET,)),

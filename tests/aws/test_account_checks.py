@@ -37,6 +37,14 @@ ACTIVE = {
 }
 
 
+ROLE_ACTIONS = ("logs:*", "cloudwatch:PutMetricData", "s3:Get*", "s3:List*", "ssmmessages:*", "ec2:*")
+
+
+def allow(iam: Any, role: str, *actions: str, **more: Any) -> None:
+    policy = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": actions, "Resource": "*", **more}}
+    iam.put_role_policy(RoleName=role, PolicyName="p", PolicyDocument=json.dumps(policy))
+
+
 _CLIENTS: dict[tuple[str, str], Any] = {}
 
 
@@ -145,6 +153,7 @@ def place(aws: Aws) -> Place:
     ec2, s3, iam = clients(aws)("ec2"), clients(aws)("s3"), clients(aws)("iam")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     internet = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
     ec2.attach_internet_gateway(InternetGatewayId=internet, VpcId=vpc)
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZoneId=ZONE_ID)["Subnet"]["SubnetId"]
     public = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.128.0/24", AvailabilityZoneId=ZONE_ID)["Subnet"]["SubnetId"]
@@ -156,6 +165,7 @@ def place(aws: Aws) -> Place:
     ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
     s3.create_bucket(Bucket="sagemaker-mine", CreateBucketConfiguration={"LocationConstraint": REGION})
     role = iam.create_role(RoleName="hyperpod", AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
+    allow(iam, "hyperpod", *ROLE_ACTIONS)
     aws.scenario(seconds={"fsx.create": 0})
     made = Place(aws, vpc, subnet, table, "", role["Role"]["Arn"], "", internet)
     made.group = made.security_group("nodes")
@@ -292,6 +302,14 @@ def test_a_subnet_without_a_way_out_and_one_that_reaches_s3_alone(place: Place) 
 def test_a_subnet_that_is_not_there(place: Place) -> None:
     finding = only(of(place.check({"subnet_id": "subnet-0123456789abcdef0"}), "existing.subnet_id"))
     assert "no subnet subnet-0123456789abcdef0" in finding.problem
+
+
+@pytest.mark.parametrize(("attribute", "option"), [("DnsSupport", "dns-support"), ("DnsHostnames", "dns-hostnames")])
+def test_a_vpc_that_resolves_no_names(place: Place, attribute: str, option: str) -> None:
+    place.ec2.modify_vpc_attribute(VpcId=place.vpc, **{f"Enable{attribute}": {"Value": False}})
+    finding = only(place.check().findings)
+    assert f"enable{attribute} off" in finding.problem
+    assert finding.fix.endswith(f"--enable-{option}")
 
 
 def test_a_subnet_of_another_zone(place: Place) -> None:
@@ -434,6 +452,7 @@ def test_a_role_that_is_not_there_or_of_another_account(place: Place) -> None:
 def test_a_role_that_sagemaker_may_not_take_on(place: Place, service: str, trusted: bool) -> None:
     iam = clients(place.aws)("iam")
     role = iam.create_role(RoleName="other", AssumeRolePolicyDocument=trust(service))["Role"]["Arn"]
+    allow(iam, "other", *ROLE_ACTIONS)
     findings = place.check({"execution_role_arn": role}).findings
     if trusted:
         assert findings == ()
@@ -448,18 +467,34 @@ def test_permissions_that_the_role_lacks(place: Place) -> None:
     assert "may not s3:ListBucket, s3:GetObject, ec2:CreateNetworkInterface" in finding.problem
 
 
+def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Place) -> None:
+    place.aws.scenario(denied_actions={"hyperpod": ["ec2:CreateTags?aws:RequestTag/team", "s3:GetObject"]})
+    lacking, depends = place.check().findings
+    assert (lacking.severity, depends.severity) == ("error", "warning")
+    assert lacking.problem.endswith("may not s3:GetObject")
+    assert "ec2:CreateTags (aws:RequestTag/team)" in depends.problem
+
+
 def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
     denied = {"service": "iam", "operation": "SimulatePrincipalPolicy", "code": "AccessDenied", "status": 403}
     place.aws.scenario(errors=[{**denied, "times": 999}])
     finding = only(of(place.check(), "existing.execution_role_arn"))
-    assert finding.severity == "error"  # the role has no policies at all
-    assert "ssmmessages:OpenDataChannel" in finding.problem
-    actions = ["logs:*", "cloudwatch:PutMetricData", "s3:Get*", "s3:List*", "ssmmessages:*", "ec2:*"]
-    policy = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": actions, "Resource": "*"}}
-    clients(place.aws)("iam").put_role_policy(RoleName="hyperpod", PolicyName="p", PolicyDocument=json.dumps(policy))
-    finding = only(of(place.check(), "existing.execution_role_arn"))
     assert finding.severity == "warning"
     assert "could not check on what resources" in finding.problem
+    allow(clients(place.aws)("iam"), "hyperpod", "logs:*", "ec2:*")
+    finding = only(of(place.check(), "existing.execution_role_arn"))
+    assert finding.severity == "error"
+    assert "cloudwatch:PutMetricData, s3:ListBucket, s3:GetObject, ssmmessages:CreateControlChannel" in finding.problem
+
+
+def test_policies_that_name_other_resources(place: Place) -> None:
+    elsewhere = ["arn:aws:s3:::sagemaker-theirs", "arn:aws:s3:::sagemaker-theirs/*"]
+    iam = clients(place.aws)("iam")
+    allow(iam, "hyperpod", *(action for action in ROLE_ACTIONS if not action.startswith("s3:")))
+    statement = {"Effect": "Allow", "Action": "s3:*", "Resource": elsewhere}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_role_policy(RoleName="hyperpod", PolicyName="bucket", PolicyDocument=policy)
+    assert only(place.check().findings).problem.endswith("may not s3:ListBucket, s3:GetObject")
 
 
 def test_permissions_that_the_caller_lacks(place: Place) -> None:
