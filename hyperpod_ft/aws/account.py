@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperpod_ft.aws.addresses import ec2_type
 from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
-from hyperpod_ft.errors import first_sentence
+from hyperpod_ft.aws.session import DENIED, error_code, redacted
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
 # Operations whose permission has another name ("Actions, resources, and condition keys for Amazon S3")
@@ -37,7 +37,7 @@ class Account:
         try:
             described: dict[str, Any] = self.clients["sagemaker"].describe_cluster(ClusterName=self.config.name)
         except self.clients["sagemaker"].exceptions.ClientError as error:
-            if code_of(error) == "ResourceNotFound":
+            if error_code(error) == "ResourceNotFound":
                 return None
             raise
         return described
@@ -69,31 +69,12 @@ class Account:
         return [group for page in pages for group in page["SecurityGroups"]]
 
 
-def code_of(error: Exception) -> str:
-    """AWS's code of a botocore ClientError, as `AccessDenied`."""
-    response: dict[str, Any] = getattr(error, "response", {})
-    return str(response.get("Error", {}).get("Code", "unknown"))
-
-
-DENIED = frozenset(
-    {
-        "AccessDenied",
-        "AccessDeniedException",
-        "UnauthorizedOperation",
-        "403",
-        "AuthorizationError",
-        "NotAuthorized",
-        "UnauthorizedException",
-    }
-)
-
-
 def why_not_checked(error: Exception, clients: Mapping[str, Any]) -> tuple[str, str]:
     """What kept a check from its answer, and what to do about it, for any error of botocore."""
     operation = getattr(error, "operation_name", "")
     if not operation:
-        return f"{type(error).__name__}: {first_sentence(error)}", "check network and credentials, then validate again"
-    code = code_of(error)
+        return f"{type(error).__name__}: {redacted(str(error))}", "check network and credentials, then validate again"
+    code = error_code(error)
     if code in DENIED:
         return f"AWS answers {code} to {operation}", f"allow {_permission(operation, clients)} to yourself"
     return f"AWS answers {code} to {operation}", "validate again later"

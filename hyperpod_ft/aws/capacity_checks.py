@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hyperpod_ft.aws.account import Account, code_of
+from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.addresses import ec2_type
 from hyperpod_ft.aws.cluster_file import Workers
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.request_fields import group_keys
+from hyperpod_ft.aws.session import error_code
 
 ZONE = "availability_zone_id"
 # "Prerequisites for using SageMaker HyperPod"; the words vary between pages
@@ -147,7 +148,7 @@ def _plan(account: Account, arn: str, users: list[tuple[str, Workers]]) -> Itera
     try:
         plan = client.describe_training_plan(TrainingPlanName=name)
     except client.exceptions.ClientError as problem:
-        if code_of(problem) not in ("ResourceNotFound", "ValidationException"):
+        if error_code(problem) not in ("ResourceNotFound", "ValidationException"):
             raise
         yield error(field, f"no training plan {name} in {account.config.region}", "correct the ARN")
         return

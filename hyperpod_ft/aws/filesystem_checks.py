@@ -3,8 +3,9 @@
 import ipaddress
 from typing import Any
 
-from hyperpod_ft.aws.account import Account, code_of
+from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import error_code
 
 FSX = "existing.fsx_id"
 # "File system access control with Amazon VPC", FSx for Lustre user guide
@@ -17,7 +18,7 @@ def file_system(account: Account) -> list[Finding]:
     try:
         (found,) = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"]
     except fsx.exceptions.ClientError as problem:
-        if code_of(problem) == "FileSystemNotFound":
+        if error_code(problem) == "FileSystemNotFound":
             return [error(FSX, f"no file system {fsx_id} in {account.config.region}", "correct the id")]
         raise
     if found["FileSystemType"] != "LUSTRE":

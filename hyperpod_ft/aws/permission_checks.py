@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws.account import DENIED, Account, code_of
+from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import DENIED, error_code
 
 ROLE, CALLER = "existing.execution_role_arn", "credentials"
 _SERVICE = "sagemaker.amazonaws.com"
@@ -139,13 +140,13 @@ def role_permissions(account: Account) -> list[Finding]:
     except iam.exceptions.NoSuchEntityException:
         return []  # `role` says so
     except iam.exceptions.ClientError as problem:
-        if code_of(problem) not in DENIED:
+        if error_code(problem) not in DENIED:
             raise
         allowed = list(_allowed_actions(iam, _name(arn)))
         lacking = [a for need in needs for a in need.actions if not any(_matches(a, pattern) for pattern in allowed)]
         if lacking := list(dict.fromkeys(lacking)):
             return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
-        unseen = f"could not check on what resources {_name(arn)} may act: AWS answers {code_of(problem)}"
+        unseen = f"could not check on what resources {_name(arn)} may act: AWS answers {error_code(problem)}"
         return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
 
 

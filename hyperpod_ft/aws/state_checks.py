@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.account import Account, code_of
+from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import error_code
 
 BUCKET = "existing.bucket"
 
@@ -41,7 +42,7 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
     try:
         s3.head_object(Bucket=bucket, Key=key)
     except s3.exceptions.ClientError as problem:
-        if code_of(problem) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+        if error_code(problem) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
             return False
         raise
     return True
@@ -53,7 +54,7 @@ def stack(account: Account) -> list[Finding]:
     try:
         (found,) = client.describe_stacks(StackName=stack_name)["Stacks"]
     except client.exceptions.ClientError as problem:
-        if code_of(problem) == "ValidationError":  # CloudFormation's word for a stack that does not exist
+        if error_code(problem) == "ValidationError":  # CloudFormation's word for a stack that does not exist
             return []
         raise
     status: str = found["StackStatus"]
@@ -78,9 +79,9 @@ def bucket(account: Account) -> list[Finding]:
     try:
         answer = s3.head_bucket(Bucket=called)
     except s3.exceptions.ClientError as problem:
-        if code_of(problem) in ("404", "NoSuchBucket"):
+        if error_code(problem) in ("404", "NoSuchBucket"):
             return [error(BUCKET, f"no bucket {called}", f"make it: aws s3 mb s3://{called}")]
-        if code_of(problem) == "301":
+        if error_code(problem) == "301":
             return [_elsewhere(account, _region(problem.response))]
         raise
     region = answer.get("BucketRegion") or _region(answer)

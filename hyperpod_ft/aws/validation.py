@@ -21,6 +21,7 @@ from hyperpod_ft.aws import (
 from hyperpod_ft.aws.account import SERVICES, Account, why_not_checked
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import explained
 
 _PARALLEL = 8
 _OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
@@ -113,9 +114,10 @@ def account_checks(config: ClusterConfig) -> list[Check]:
 
 
 def validate_offline(config: ClusterConfig) -> Checked:
-    """Every check that needs no account, no credentials and no network."""
+    """Every check that needs no account, no credentials and no network. Raises UserError where botocore is missing."""
     began = time.monotonic()
-    findings = tuple(finding for _, check in _OFFLINE for finding in check(config))
+    with explained(f"validation of {config.name}"):
+        findings = tuple(finding for _, check in _OFFLINE for finding in check(config))
     return Checked(findings, tuple(name for name, _ in _OFFLINE), (), time.monotonic() - began)
 
 
@@ -127,6 +129,7 @@ def validate_account(
     """Every check of the account, of which nothing is changed.
 
     `client` gives boto3's client of a service, in the cluster's region; `offline` is what `validate_offline` found.
+    Raises UserError where no client can be made: no boto3, an unknown profile.
     """
     began = time.monotonic()
     checks = account_checks(config)
@@ -134,7 +137,8 @@ def validate_account(
     if "region" in wrong:
         return Checked(skipped=tuple(f"{check.name}: region is wrong" for check in checks))
     # boto3 makes clients in one thread only, and they are used in many
-    clients = {service: client(service) for service in SERVICES}
+    with explained(f"validation of {config.name}"):
+        clients = {service: client(service) for service in SERVICES}
     account, refusal = _identify(config, clients)
     if account is None:
         skipped = tuple(f"{check.name}: AWS does not know who asks" for check in checks)

@@ -1,4 +1,4 @@
-"""Service Quotas of SageMaker (moto has those of VPC only), and zones of instance types that moto's table lacks.
+"""Service Quotas of SageMaker (moto has those of VPC only).
 
 Quota names are AWS's ("ml.trn1.32xlarge for cluster usage"). Quota codes have AWS's form (L- and eight hexadecimal
 digits) and are made up: the real ones are nowhere written down reliably, so a client has to look for the name."""
@@ -7,7 +7,6 @@ import hashlib
 from typing import Any
 
 from moto.core.utils import get_service_model
-from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
@@ -27,20 +26,6 @@ _WHOLE = {
     "Total number of instances allowed across SageMaker HyperPod clusters": 40.0,
     "Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance": 16384.0,
 }
-# Where AWS offers what moto's table (of an older day) does not have.
-_OFFERED = {"us-west-2": {"trn2.48xlarge": ["usw2-az4"], "trn2.3xlarge": ["usw2-az4"]}}
-
-
-def offer_newer_types() -> None:
-    for region, types in _OFFERED.items():
-        for instance_type, zones in types.items():
-            for zone in zones:
-                INSTANCE_TYPE_OFFERINGS["availability-zone-id"][region].append(
-                    {"InstanceType": instance_type, "Location": zone, "LocationType": "availability-zone-id"}
-                )
-            INSTANCE_TYPE_OFFERINGS["region"][region].append(
-                {"InstanceType": instance_type, "Location": region, "LocationType": "region"}
-            )
 
 
 def quota(region: Region, name: str) -> float:

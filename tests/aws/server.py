@@ -10,7 +10,7 @@ What is the extension's, in the modules beside this one, because moto lacks it o
     stacks.py, resources.py,    CloudFormation: states, events, roll-back, retained resources, refused deletion
     template.py
     filesystems.py              FSx for Lustre: lifecycle, mount names
-    quotas.py                   Service Quotas of SageMaker; where newer instance types are offered
+    quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
     training_plans.py           training plans of SageMaker
     model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
@@ -28,6 +28,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
@@ -37,7 +38,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 # Their operations register themselves.
-from tests.aws import clusters, filesystems, permissions, quotas, stacks, training_plans  # noqa: F401
+from tests.aws import account, clusters, filesystems, permissions, quotas, stacks, training_plans  # noqa: F401
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
@@ -60,10 +61,14 @@ class Server:
 
     def _tick(self) -> None:
         """Time goes on also while nobody asks, for what moto answers without the lock (logs, EC2)."""
-        while True:
-            with self._lock:
-                self.world.clock.advance()
-            time.sleep(_TICK_SECONDS)
+        try:
+            while True:
+                with self._lock:
+                    self.world.clock.advance()
+                time.sleep(_TICK_SECONDS)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # a mistake of the stand-in: tests shall fail at once, not wait for a state that never comes
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"].startswith("/_test/"):
@@ -99,6 +104,7 @@ class Server:
                 self.world = World(self._endpoint)
                 for service in _MOTO_SERVICES:
                     moto.backends.get_backend(service).reset()  # type: ignore[arg-type]
+                account.add_managed_policies()
             elif action == "scenario":
                 try:
                     self.world.scenario.merge(json.loads(_body(environ)))
@@ -164,7 +170,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
-    quotas.offer_newer_types()
+    account.offer_newer_types()
+    account.add_managed_policies()
     server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)
     endpoint = f"http://127.0.0.1:{server.server_port}"
     server.app = Server(endpoint)

@@ -17,6 +17,7 @@ from tests.aws.resources import KINDS, Context
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
 
+_POLL_SECONDS = 0.01  # how often CloudFormation looks at what takes its time
 _STACK = "AWS::CloudFormation::Stack"
 
 
@@ -119,8 +120,8 @@ class Stack:
         if reason := self.region.world.scenario.fail_resources.get(kind):
             raise AwsError("Failed", reason)
         resource.physical_id, resource.attributes = KINDS[kind].create(self._context(logical_id), resource.properties)
-        if kind == "AWS::FSx::FileSystem":
-            yield self.region.seconds("fsx.create")
+        while (filesystem := self.region.filesystems.get(resource.physical_id)) and filesystem.lifecycle == "CREATING":
+            yield _POLL_SECONDS
         self._event("CREATE_COMPLETE", resource=resource)
 
     def _create(self, on_failure: str) -> Process:
@@ -185,8 +186,8 @@ class Stack:
                     self._event("DELETE_FAILED", _message(error), resource)
                     stuck.append(name)
                     continue
-            if resource.kind == "AWS::FSx::FileSystem":
-                yield self.region.seconds("fsx.delete")
+            while resource.physical_id in self.region.filesystems:
+                yield _POLL_SECONDS
             self._event("DELETE_COMPLETE", resource=resource)
             del self.resources[name]
         return f"The following resource(s) failed to delete: [{', '.join(stuck)}]. " if stuck else ""

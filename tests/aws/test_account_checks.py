@@ -15,7 +15,10 @@ import pytest
 
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation import Checked, account_checks, validate_account
+from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT
 
@@ -188,6 +191,24 @@ def test_nothing_wrong_nothing_found_and_nothing_changed(place: Place) -> None:
     assert all(name.startswith(("Describe", "List", "Get", "Simulate", "HEAD", "GET")) for name in asked), asked
 
 
+def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
+    """So its network, security group, file system, role with its policies, and bucket are what the checks ask for."""
+    session = Session(region=REGION)
+    stack = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
+    made = deploy(session, stack, poll_seconds=0.05)
+    existing = {
+        "subnet_id": made.private_subnet_id,
+        "security_group_ids": [made.security_group_id],
+        "execution_role_arn": made.role_arn,
+        "bucket": made.bucket,
+        "fsx_id": made.fsx_id,
+    }
+    checked = validate_account(config(existing=existing), session.client)
+    assert checked.findings == ()
+    assert "permissions of the role" in checked.done
+    assert validate_account(config(), session.client).findings == ()
+
+
 def test_without_existing_resources(aws: Aws) -> None:
     checked = check(aws)
     assert checked.findings == ()
@@ -227,6 +248,11 @@ def test_no_credentials_are_one_error(aws: Aws, monkeypatch: pytest.MonkeyPatch)
     finding = only(checked.findings)
     assert "NoCredentialsError" in finding.problem
     assert "aws sts get-caller-identity" in finding.fix
+
+
+def test_an_unknown_profile_is_a_users_error(aws: Aws) -> None:
+    with pytest.raises(UserError, match="no such AWS profile"):
+        validate_account(config(), Session(region=REGION, profile="nobody").client)
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "RequestLimitExceeded"])
