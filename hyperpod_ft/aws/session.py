@@ -18,7 +18,7 @@ _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _CONNECTIONS = 10  # botocore's own default
 _LONGEST_MESSAGE = 400
 
-_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
+DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
 _THROTTLED = (
     *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
     *(
@@ -146,7 +146,7 @@ def _refused(subject: str, error: Any, remedies: Mapping[str, str]) -> UserError
     operation = getattr(error, "operation_name", "")
     if code in remedies:
         return UserError(f"{subject}: AWS answers {code}", remedies[code])
-    if code in _DENIED:
+    if code in DENIED:
         found = _ACTION.search(message)
         action = found[1] if found else operation
         return UserError(f"{subject}: access denied to {action} ({code})", f"allow {action} to these credentials")

@@ -1,6 +1,10 @@
 """What every AWS account finds and moto does not have: a managed policy, and newer instance types in some zones."""
 
+import functools
+import json
+
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+from moto.iam.aws_managed_policies import aws_managed_policies_data
 from moto.iam.models import AWSManagedPolicy, iam_backends
 
 from tests.aws.world import ACCOUNT
@@ -10,10 +14,16 @@ _POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
 _OFFERED = {"us-west-2": {"trn2.48xlarge": ["usw2-az4"], "trn2.3xlarge": ["usw2-az4"]}}
 
 
+@functools.cache
+def _documents() -> dict[str, str]:
+    known = json.loads(aws_managed_policies_data)
+    return {name: json.dumps(known[name]["Document"]) for name in _POLICIES}
+
+
 def add_managed_policies() -> None:
-    """After each reset of moto. Their documents do not matter: nothing here asks for permissions."""
-    for name in _POLICIES:
-        policy = AWSManagedPolicy(name, ACCOUNT, "us-east-1", document='{"Version": "2012-10-17", "Statement": []}')
+    """After each reset of moto, which has their documents but loads all or none."""
+    for name, document in _documents().items():
+        policy = AWSManagedPolicy(name, ACCOUNT, "us-east-1", document=document)
         iam_backends[ACCOUNT]["aws"].managed_policies[policy.arn] = policy
 
 

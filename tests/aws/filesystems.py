@@ -26,6 +26,9 @@ class FileSystem:
         self.version: str = request.get("FileSystemTypeVersion", "2.15")
         mount_name = "".join(secrets.choice(_MOUNT_NAME) for _ in range(8))
         self.lustre = {**_LUSTRE_DEFAULTS, **request.get("LustreConfiguration", {}), "MountName": mount_name}
+        self.interface: str = self.region.client("ec2").create_network_interface(
+            SubnetId=self.subnets[0], **({"Groups": self.security_groups} if self.security_groups else {})
+        )["NetworkInterface"]["NetworkInterfaceId"]
         region.filesystems[self.id] = self
         region.world.clock.start(self._created())
 
@@ -44,6 +47,7 @@ class FileSystem:
 
     def _deleted(self) -> Process:
         yield self.region.seconds("fsx.delete")
+        self.region.client("ec2").delete_network_interface(NetworkInterfaceId=self.interface)
         del self.region.filesystems[self.id]
 
     def update(self, capacity: int | None, lustre: dict[str, Any]) -> None:
@@ -66,6 +70,7 @@ class FileSystem:
             "StorageType": "SSD",
             "VpcId": self.region.client("ec2").describe_subnets(SubnetIds=self.subnets)["Subnets"][0]["VpcId"],
             "SubnetIds": self.subnets,
+            "NetworkInterfaceIds": [self.interface],
             "DNSName": self.dns_name,
             "ResourceARN": self.arn,
             "Tags": self.tags,

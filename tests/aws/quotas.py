@@ -24,6 +24,7 @@ _APPLIED = {
 _WHOLE = {
     "Maximum number of instances allowed per SageMaker HyperPod cluster": 20.0,
     "Total number of instances allowed across SageMaker HyperPod clusters": 40.0,
+    "Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance": 16384.0,
 }
 
 
@@ -65,6 +66,11 @@ def list_service_quotas(region: Region, request: dict[str, Any]) -> dict[str, An
     if first + size < len(names):
         page["NextToken"] = str(first + size)
     return page
+
+
+@operation("service-quotas", "ListAWSDefaultServiceQuotas")
+def list_aws_default_service_quotas(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    return list_service_quotas(region, request)
 
 
 @operation("service-quotas", "GetServiceQuota")

@@ -12,6 +12,8 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     deep_health_checks {instance group: "pass" | "fail"}
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
+    denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator says no to
+    training_plans     {name: fields of DescribeTrainingPlan}
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
 """
@@ -47,6 +49,8 @@ class Scenario:
     deep_health_checks: dict[str, str] = field(default_factory=dict)
     fail_resources: dict[str, str] = field(default_factory=dict)
     fail_deletions: dict[str, str] = field(default_factory=dict)
+    denied_actions: dict[str, list[str]] = field(default_factory=dict)
+    training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

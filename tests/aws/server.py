@@ -11,6 +11,8 @@ What is the extension's, in the modules beside this one, because moto lacks it o
     *resource*.py
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
+    permissions.py              IAM's policy simulator
+    training_plans.py           training plans of SageMaker
     model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
 
 It is a stand-in: what it answers is what AWS's models, documentation and users' reports say, and nothing here was
@@ -35,7 +37,16 @@ import moto.backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.aws import account, cluster_operations, filesystems, quotas, stack_operations  # noqa: F401 - they register
+# Their operations register themselves.
+from tests.aws import (  # noqa: F401
+    account,
+    cluster_operations,
+    filesystems,
+    permissions,
+    quotas,
+    stack_operations,
+    training_plans,
+)
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
