@@ -224,7 +224,8 @@ def write_instance(layer: Path, instance: Instance, cluster: Sequence[Instance])
     _write(layer / "etc/hostname", instance.hostname + "\n")
     _write(layer / "etc/hosts", f"127.0.0.1 localhost\n{names}10.1.0.1 {FSX_DNS_NAME}\n")
     _write(layer / "etc/machine-id", instance.instance_id[2:].rjust(32, "0") + "\n")
-    _write(layer / "etc/resolv.conf", "nameserver 10.1.0.1\n")
+    # Nobody answers names here: refused at once, not after a time.
+    _write(layer / "etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     _write(layer / "opt/ml/config/resource_config.json", resource_config(cluster))
     identity = {
         "instanceId": instance.instance_id,

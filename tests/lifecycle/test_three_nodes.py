@@ -1,0 +1,207 @@
+"""`lifecycle/` on real nodes: three machines and a login node become a Slurm cluster that runs a job.
+
+Real here: systemd, users, mounts, Slurm's daemons, munge, MariaDB, sshd. Stand-ins: see image.py. The tests build on one
+cluster and follow each other as its life does; each leaves it working.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lifecycle.cluster import (
+    CONTROLLER,
+    FOLDER,
+    LOGIN,
+    USER,
+    WORKERS,
+    Cluster,
+    daemons,
+    disk,
+    shared_disk,
+)
+from tests.lifecycle.image import FSX_SOURCE, Instance
+from tests.lifecycle.nodes import Node, kill_tree, room
+
+pytestmark = pytest.mark.lifecycle
+
+# One line from each node, and a file in the user's home that the user wrote.
+TWO_NODES = 'srun --time=1 hostname; srun --time=1 bash -c \'id -un > "$HOME/from-$(hostname)"\'; stat -c "%u:%g" "$HOME"/from-*'
+WORKER_NAMES = [worker.hostname for worker in WORKERS]
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with room(tmp_path_factory.mktemp("room"), FSX_SOURCE) as opened:
+        yield Cluster(opened, [CONTROLLER, *WORKERS, LOGIN], tmp_path_factory.mktemp("logs"))
+
+
+def test_nodes_that_are_provisioned_at_once_run_a_job(cluster: Cluster) -> None:
+    # Without switches in topology.conf, topology/tree refuses every job.
+    (cluster.controller.root / "opt/slurm/etc/topology.conf").touch()
+    cluster.provision(cluster.nodes, meanwhile=lambda: cluster.write_slurm_conf("TopologyPlugin=topology/tree"))
+
+    _runs_a_job(cluster, cluster.nodes[-1])
+    assert cluster.job(cluster.controller, "id -u; pwd").split()[0] == "2001"
+    assert not (cluster.nodes[-1].root / "opt/slurm/etc/slurm.conf").exists()
+    for node in cluster.nodes:
+        enabled = {
+            unit: node.run("systemctl", "is-enabled", unit, check=False).stdout.strip() for unit in ("slurmctld", "slurmd")
+        }
+        here, elsewhere = ("slurmctld", "slurmd") if node is cluster.controller else ("slurmd", "slurmctld")
+        assert enabled == {here: "enabled", elsewhere: "masked"}
+
+
+def test_what_jobs_took_is_accounted(cluster: Cluster) -> None:
+    number = cluster.submit(cluster.nodes[-1], "true", "--nodes=2")
+    cluster.wait_for_job(number)
+    deadline = time.monotonic() + 20
+    shown = ""
+    while "COMPLETED" not in shown and time.monotonic() < deadline:
+        time.sleep(0.2)
+        words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,account,nnodes,state")
+        shown = cluster.nodes[-1].run(*words, user=USER).stdout
+    assert shown.strip() == f"{USER}|users|2|COMPLETED"
+
+
+def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> None:
+    conf = cluster.controller.root / "opt/slurm/etc/slurmdbd.conf"
+    status = conf.stat()
+    password = next(line for line in conf.read_text().splitlines() if line.startswith("StoragePass=")).partition("=")[2]
+    assert (status.st_mode & 0o777, status.st_uid) == (0o600, int(cluster.controller.run("id", "-u", "slurm").stdout))
+    assert len(password) >= 32
+    holders = [
+        str(path.relative_to(cluster.controller.changes))
+        for path in cluster.controller.changes.rglob("*")
+        if path.is_file() and not path.is_symlink() and password.encode() in path.read_bytes()
+    ]
+    assert holders == ["opt/slurm/etc/slurmdbd.conf"]
+    assert not any(password in log.read_text() for log in cluster.logs.iterdir())
+
+
+def test_provisioning_again_everywhere_at_once_changes_nothing(cluster: Cluster) -> None:
+    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2")
+    _wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
+    home = shared_disk(cluster.controller)
+    before = [(disk(node), daemons(node)) for node in cluster.nodes]
+
+    cluster.provision(cluster.nodes)
+
+    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
+        assert disk(node) == files
+        assert daemons(node) == processes
+    assert shared_disk(cluster.controller) == home
+    assert cluster.wait_for_job(number) == "COMPLETED"
+
+
+def test_a_new_machine_takes_the_place_of_a_worker(cluster: Cluster) -> None:
+    lost = cluster.compute[1]
+    place = cluster.nodes.index(lost)
+    lost.power_off()
+    # slurmctld would notice by itself after SlurmdTimeout; HyperPod's agent tells it.
+    cluster.controller.run("scontrol", "update", f"nodename={lost.instance.hostname}", "state=down", "reason=Not responding")
+    new = Instance(lost.instance.group, lost.instance.address, "i-0fedcba9876543210", lost.instance.instance_type)
+    cluster.instances[place] = new
+    cluster.nodes[place] = cluster.power_on(new)
+    cluster.provision([cluster.nodes[place]])
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_a_worker_that_slurm_keeps_down_because_it_rebooted_is_resumed_and_said(cluster: Cluster) -> None:
+    worker = cluster.compute[0]
+    reason = "reason=Node unexpectedly rebooted"
+    cluster.controller.run("scontrol", "update", f"nodename={worker.instance.hostname}", "state=down", reason)
+    cluster.provision([worker])
+    assert "DOWN: Node unexpectedly rebooted" in _log(worker)
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_a_worker_that_somebody_drained_stays_drained_and_says_so(cluster: Cluster) -> None:
+    worker = cluster.compute[0]
+    name = worker.instance.hostname
+    cluster.controller.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=Action:Replace")
+    new_address = cluster.room.files
+    assert new_address.exists()
+    cluster.provision([worker])
+    assert "drain" in cluster.controller.run("sinfo", "-h", "-n", name, "-o", "%T").stdout
+    cluster.controller.run("scontrol", "update", f"nodename={name}", "state=resume")
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: Cluster) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    wanted = [set(disk(node)) for node in cluster.nodes]
+    instances = list(cluster.instances)
+    for node in cluster.nodes:
+        node.power_off()
+    cluster.nodes = [cluster.power_on(instance) for instance in instances]
+    cluster.write_slurm_conf("TopologyPlugin=topology/tree")
+    for _ in range(3):
+        started = [cluster.start_provisioning(node)[0] for node in cluster.nodes]
+        for process in chance.sample(started, k=len(started)):
+            time.sleep(chance.uniform(0, 1.5))
+            kill_tree(process.pid)
+            process.wait(30)
+
+    cluster.provision(cluster.nodes)
+
+    assert [set(disk(node)) for node in cluster.nodes] == wanted
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_where_hyperpod_started_slurm_nothing_of_it_changes(
+    nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with room(tmp_path_factory.mktemp("room"), FSX_SOURCE) as opened:
+        logs = tmp_path_factory.mktemp("logs")
+        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="api", accounting=False)
+        _start_slurm_as_hyperpod_does(cluster)
+        before = [{path: what for path, what in disk(node).items() if "slurm" in path} for node in cluster.nodes]
+        running = [daemons(node) for node in cluster.nodes]
+
+        cluster.provision(cluster.nodes)
+
+        for node, files in zip(cluster.nodes, before, strict=True):
+            after = {path: what for path, what in disk(node).items() if "slurm" in path}
+            ours = {path for path in after if path.startswith("opt/slurm/etc/scripts")}
+            assert {path: what for path, what in after.items() if path not in ours} == files
+        assert [daemons(node) for node in cluster.nodes] == running
+        assert cluster.job(cluster.controller, "hostname", "--nodes=1").strip() == WORKERS[0].hostname
+
+
+def _start_slurm_as_hyperpod_does(cluster: Cluster) -> None:
+    """The API-driven path: HyperPod has configured and started Slurm, and mounted /fsx, before scripts run."""
+    cluster.write_slurm_conf()
+    for node in cluster.nodes:
+        node.run("mkdir", "/fsx")
+        node.run("mount", "-t", "lustre", FSX_SOURCE, "/fsx")
+    cluster.controller.run("systemctl", "enable", "--now", "slurmctld")
+    _wait_until(lambda: " UP" in cluster.controller.run("scontrol", "ping", check=False).stdout)
+    worker = cluster.nodes[1]
+    unit = worker.root / "etc/systemd/system/slurmd.service"
+    unit.write_text(unit.read_text().replace("$SLURMD_OPTIONS", f"--conf-server {CONTROLLER.address}"))
+    worker.run("systemctl", "daemon-reload")
+    worker.run("systemctl", "enable", "--now", "slurmd")
+    _wait_until(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-o", "%T").stdout)
+
+
+def _runs_a_job(cluster: Cluster, node: Node) -> None:
+    """From this node, as a user, from its home, on both workers, with files there that are the user's."""
+    node.run("bash", "-c", "rm -f from-*", user=USER)
+    said = cluster.job(node, TWO_NODES, "--nodes=2", "--partition=dev", f"--nodelist={','.join(WORKER_NAMES)}").split()
+    assert sorted(said[:2]) == WORKER_NAMES
+    assert said[2:] == ["2001:2001"] * 2
+
+
+def _log(node: Node) -> str:
+    return (node.root / "var/log/provision/provisioning.log").read_text()
+
+
+def _wait_until(so: "object") -> None:
+    deadline = time.monotonic() + 20
+    while not so():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
