@@ -20,7 +20,8 @@ LIFECYCLE = Path(__file__).parents[2] / "lifecycle"
 FOLDER = "tmp/sagemaker-ml-cluster-bucket/lifecycle"
 CONTROLLER = Instance("controller-machine", "10.1.0.11", "i-0123456789abcde11")
 WORKERS = tuple(
-    Instance("worker-group-1", f"10.1.0.{number}", f"i-0123456789abcde{number}", "ml.trn1.32xlarge") for number in (12, 13)
+    Instance("worker-group-1", f"10.1.0.{number}", f"i-0123456789abcde{number}", "ml.trn1.32xlarge")
+    for number in (12, 13)
 )
 LOGIN = Instance("login-group", "10.1.0.14", "i-0123456789abcde14")
 USER = "alice"
@@ -102,7 +103,13 @@ class Cluster:
         """provision.sh as HyperPod runs it, and where its output goes."""
         self._runs += 1
         log = self.logs / f"provision-{self._runs}-{node.instance.hostname}.log"
-        words = ("env", "PROVISION_DNS_SECONDS=5", "PROVISION_FAILURE_WAIT_SECONDS=0", "bash", f"/{FOLDER}/provision.sh")
+        words = (
+            "env",
+            "PROVISION_DNS_SECONDS=5",
+            "PROVISION_FAILURE_WAIT_SECONDS=0",
+            "bash",
+            f"/{FOLDER}/provision.sh",
+        )
         return node.start(*words, log=log), log
 
     def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:

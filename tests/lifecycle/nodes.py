@@ -15,6 +15,7 @@ it; so two copies of a test may run at once.
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -157,7 +158,7 @@ class Node:
     def start(self, *argv: str, user: str = "root", log: Path | None = None) -> "subprocess.Popen[str]":
         """Start a program on the node as if by a login; with `log` its output goes there."""
         if user != "root":
-            argv = ("runuser", "--login", user, "--", *argv)
+            argv = ("runuser", "--login", user, "--command", shlex.join(argv))
         output = log.open("w") if log else subprocess.PIPE
         return subprocess.Popen(
             ["nsenter", "--target", str(self.init), "--all", *argv],

@@ -1,7 +1,7 @@
 """`lifecycle/` on real nodes: three machines and a login node become a Slurm cluster that runs a job.
 
-Real here: systemd, users, mounts, Slurm's daemons, munge, MariaDB, sshd. Stand-ins: see image.py. The tests build on one
-cluster and follow each other as its life does; each leaves it working.
+Real here: systemd, users, mounts, Slurm's daemons, munge, MariaDB, sshd. Stand-ins: see image.py. The tests follow each
+other on one cluster as its life does; each leaves it working.
 """
 
 import random
@@ -12,7 +12,6 @@ import pytest
 
 from tests.lifecycle.cluster import (
     CONTROLLER,
-    FOLDER,
     LOGIN,
     USER,
     WORKERS,
@@ -27,7 +26,11 @@ from tests.lifecycle.nodes import Node, kill_tree, room
 pytestmark = pytest.mark.lifecycle
 
 # One line from each node, and a file in the user's home that the user wrote.
-TWO_NODES = 'srun --time=1 hostname; srun --time=1 bash -c \'id -un > "$HOME/from-$(hostname)"\'; stat -c "%u:%g" "$HOME"/from-*'
+TWO_NODES = """\
+srun hostname
+srun bash -c 'id -un > "$HOME/from-$(hostname)"'
+stat -c %u:%g "$HOME"/from-*
+"""
 WORKER_NAMES = [worker.hostname for worker in WORKERS]
 
 
@@ -47,7 +50,8 @@ def test_nodes_that_are_provisioned_at_once_run_a_job(cluster: Cluster) -> None:
     assert not (cluster.nodes[-1].root / "opt/slurm/etc/slurm.conf").exists()
     for node in cluster.nodes:
         enabled = {
-            unit: node.run("systemctl", "is-enabled", unit, check=False).stdout.strip() for unit in ("slurmctld", "slurmd")
+            unit: node.run("systemctl", "is-enabled", unit, check=False).stdout.strip()
+            for unit in ("slurmctld", "slurmd")
         }
         here, elsewhere = ("slurmctld", "slurmd") if node is cluster.controller else ("slurmd", "slurmctld")
         assert enabled == {here: "enabled", elsewhere: "masked"}
@@ -100,7 +104,9 @@ def test_a_new_machine_takes_the_place_of_a_worker(cluster: Cluster) -> None:
     place = cluster.nodes.index(lost)
     lost.power_off()
     # slurmctld would notice by itself after SlurmdTimeout; HyperPod's agent tells it.
-    cluster.controller.run("scontrol", "update", f"nodename={lost.instance.hostname}", "state=down", "reason=Not responding")
+    cluster.controller.run(
+        "scontrol", "update", f"nodename={lost.instance.hostname}", "state=down", "reason=Not responding"
+    )
     new = Instance(lost.instance.group, lost.instance.address, "i-0fedcba9876543210", lost.instance.instance_type)
     cluster.instances[place] = new
     cluster.nodes[place] = cluster.power_on(new)

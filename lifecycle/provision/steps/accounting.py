@@ -79,7 +79,9 @@ def _configuration_missing(node: Node) -> list[str]:
 def _write_configuration(node: Node) -> None:
     password = slurm_conf.password_of(read(node, slurm_conf.SLURMDBD_CONF)) or secrets.token_urlsafe(24)
     owner = _owner(node)
-    write(node, File(slurm_conf.SLURMDBD_CONF, slurm_conf.slurmdbd(node.identity.address, owner.pw_name, password), 0o600))
+    write(
+        node, File(slurm_conf.SLURMDBD_CONF, slurm_conf.slurmdbd(node.identity.address, owner.pw_name, password), 0o600)
+    )
     os.chown(node.path(slurm_conf.SLURMDBD_CONF), owner.pw_uid, owner.pw_gid)
 
 
@@ -88,7 +90,9 @@ def _sql(node: Node, statements: str) -> None:
     done = node.run("mysql", "--user=root", "--batch", stdin=statements, check=False)
     if done.returncode != 0:
         number = done.stderr.partition(":")[0].strip()[:40]
-        raise PassingError(f"MariaDB refuses to make the database {slurm_conf.DATABASE}: {number}", "see journalctl -u mariadb")
+        raise PassingError(
+            f"MariaDB refuses to make the database {slurm_conf.DATABASE}: {number}", "see journalctl -u mariadb"
+        )
 
 
 def _wait_until_ready(node: Node) -> None:
@@ -113,7 +117,12 @@ def _unknown(node: Node) -> list[tuple[str, list[str]]]:
         wanted.append((f"the cluster {cluster}", ["add", "cluster", cluster]))
     associations = listed("association", f"cluster={cluster}", "format=account,user")
     if f"{_ACCOUNT}|" not in associations:
-        account = [f"name={_ACCOUNT}", f"cluster={cluster}", "description=users of the cluster", "organization=hyperpod"]
+        account = [
+            f"name={_ACCOUNT}",
+            f"cluster={cluster}",
+            "description=users of the cluster",
+            "organization=hyperpod",
+        ]
         wanted.append((f"the account {_ACCOUNT}", ["add", "account", *account]))
     for name in [node.settings.default_user, *(user.name for user in node.settings.users)]:
         if f"{_ACCOUNT}|{name}" not in associations:
