@@ -49,10 +49,17 @@ def names_controller(conf: str, addresses: Sequence[str]) -> bool:
 
 def includes(conf: str) -> bool:
     """Whether the file that is ours is read with slurm.conf."""
-    return any(
-        words[0].lower() == "include" and words[-1] in (INCLUDED, INCLUDED_CONF)
-        for words in (line.split() for line in lines(conf))
-    )
+    return any(_is_include(line) for line in lines(conf))
+
+
+def with_included(conf: str, text: str) -> str:
+    """slurm.conf as slurmctld reads it, with our file in the place of the line that includes it."""
+    return "\n".join(text if _is_include(line) else line for line in lines(conf))
+
+
+def _is_include(line: str) -> bool:
+    words = line.split()
+    return words[0].lower() == "include" and words[-1] in (INCLUDED, INCLUDED_CONF)
 
 
 def node_names(conf: str) -> list[str]:

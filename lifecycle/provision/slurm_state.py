@@ -78,6 +78,11 @@ def running_configuration(node: Node) -> dict[str, str]:
     return {key.strip(): text.strip() for key, separator, text in pairs if separator}
 
 
+def has_switches(node: Node) -> bool:
+    """Whether slurmctld knows any switch."""
+    return "SwitchName=" in node.run(*_SCONTROL, "show", "topology", check=False).stdout
+
+
 def resume(node: Node, name: str) -> None:
     """Let jobs run on a node again."""
     node.run(*_SCONTROL, "update", f"nodename={name}", "state=resume")

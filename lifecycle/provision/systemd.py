@@ -58,7 +58,7 @@ def not_masked(node: Node, unit: str) -> list[str]:
 def mask(node: Node, unit: str) -> None:
     """Nobody can start the service any more; if it runs, it goes on.
 
-    `systemctl mask` refuses where the unit lies in /etc, as HyperPod's AMI has it: that one gets out of the way, under the
+    `systemctl mask` refuses where the unit lies in /etc, as on HyperPod's AMI: that one gets out of the way, under the
     name that AWS's own scripts give it.
     """
     units = node.path(_UNITS)

@@ -6,7 +6,7 @@ other on one cluster as its life does; each leaves it working.
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -127,12 +127,29 @@ def test_a_worker_that_somebody_drained_stays_drained_and_says_so(cluster: Clust
     worker = cluster.compute[0]
     name = worker.instance.hostname
     cluster.controller.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=Action:Replace")
-    new_address = cluster.room.files
-    assert new_address.exists()
+    worker.run("systemctl", "stop", "slurmd")
     cluster.provision([worker])
+    assert "Action:Replace" in _log(worker)
     assert "drain" in cluster.controller.run("sinfo", "-h", "-n", name, "-o", "%T").stdout
     cluster.controller.run("scontrol", "update", f"nodename={name}", "state=resume")
     _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_a_worker_that_slurm_conf_does_not_name_yet_joins_when_it_does(cluster: Cluster) -> None:
+    new = Instance("worker-group-1", "10.1.0.15", "i-0123456789abcde15", "ml.trn1.32xlarge")
+    cluster.instances.append(new)
+    node = cluster.power_on(new)
+    cluster.provision([node])
+    assert "HyperPod's agent adds it" in _log(node)
+
+    cluster.write_slurm_conf("TopologyPlugin=topology/tree")
+    cluster.controller.run("rm", "/opt/slurm/etc/topology.conf")
+    cluster.controller.run("systemctl", "restart", "slurmctld")
+    cluster.provision([cluster.controller])
+    _wait_until(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-n", new.hostname, "-o", "%T").stdout)
+    assert cluster.job(node, "hostname", f"--nodelist={new.hostname}").strip() == new.hostname
+    node.power_off()
+    cluster.instances.remove(new)
 
 
 def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: Cluster) -> None:
@@ -165,15 +182,12 @@ def test_where_hyperpod_started_slurm_nothing_of_it_changes(
         logs = tmp_path_factory.mktemp("logs")
         cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="api", accounting=False)
         _start_slurm_as_hyperpod_does(cluster)
-        before = [{path: what for path, what in disk(node).items() if "slurm" in path} for node in cluster.nodes]
+        before = [_slurm_files(node) for node in cluster.nodes]
         running = [daemons(node) for node in cluster.nodes]
 
         cluster.provision(cluster.nodes)
 
-        for node, files in zip(cluster.nodes, before, strict=True):
-            after = {path: what for path, what in disk(node).items() if "slurm" in path}
-            ours = {path for path in after if path.startswith("opt/slurm/etc/scripts")}
-            assert {path: what for path, what in after.items() if path not in ours} == files
+        assert [_slurm_files(node) for node in cluster.nodes] == before
         assert [daemons(node) for node in cluster.nodes] == running
         assert cluster.job(cluster.controller, "hostname", "--nodes=1").strip() == WORKERS[0].hostname
 
@@ -202,12 +216,21 @@ def _runs_a_job(cluster: Cluster, node: Node) -> None:
     assert said[2:] == ["2001:2001"] * 2
 
 
+def _slurm_files(node: Node) -> dict[str, str]:
+    """Slurm's files that somebody has written, but for the scripts that slurm.conf may name."""
+    return {
+        path: what
+        for path, what in disk(node).items()
+        if "slurm" in path and "etc/scripts" not in path and not what.startswith("d")
+    }
+
+
 def _log(node: Node) -> str:
     return (node.root / "var/log/provision/provisioning.log").read_text()
 
 
-def _wait_until(so: "object") -> None:
-    deadline = time.monotonic() + 20
-    while not so():  # type: ignore[operator]
+def _wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not so():
         assert time.monotonic() < deadline
         time.sleep(0.1)

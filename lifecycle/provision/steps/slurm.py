@@ -42,7 +42,7 @@ _SECONDS = 900.0
 class Slurm(Step):
     name = "slurm"
     # A node takes jobs when all that jobs rely on is there.
-    needs = ("identify", "fsx", "users", "home", "limits", "prolog_epilog", "slurm_configuration", "accounting")
+    needs = ("identify", "prolog_epilog", "slurm_configuration", "accounting")
     deadline = 1000.0
     attempts = 1
 
@@ -77,9 +77,7 @@ class Slurm(Step):
                 )
             time.sleep(0.5)
         if node.identity.role == "compute":
-            aside = slurm_state.ask_nodes(node)[node.identity.address].set_aside
-            if aside:
-                node.say(f"takes no jobs, as somebody decided: {aside}")
+            _say_why_without_jobs(node)
 
 
 def _controller_missing(node: Node) -> list[str]:
@@ -91,11 +89,18 @@ def _controller_missing(node: Node) -> list[str]:
 
 
 def _not_in_effect(node: Node) -> list[str]:
-    """What of accounting.conf slurmctld does not run with: it has been written since it started."""
+    """What slurmctld does not run with because it was written after it started."""
     running = slurm_state.running_configuration(node)
-    wanted = slurm_conf.lines(read(node, slurm_conf.INCLUDED_CONF))
-    pairs = (line.partition("=") for line in wanted)
-    return [f"slurmctld runs without {key}={text}" for key, _, text in pairs if running.get(key, text) != text]
+    conf = slurm_conf.with_included(read(node, slurm_conf.SLURM_CONF), read(node, slurm_conf.INCLUDED_CONF))
+    wanted = {key: slurm_conf.value(conf, key) for key in ("Prolog", "Epilog", "AccountingStorageType")}
+    found = [
+        f"slurmctld runs without {key}={text}"
+        for key, text in wanted.items()
+        if text and running.get(key, text) != text
+    ]
+    if running.get("TopologyPlugin") == "topology/tree" and not slurm_state.has_switches(node):
+        found.append("slurmctld runs without switches")
+    return found
 
 
 def _start_slurmctld(node: Node) -> None:
@@ -103,7 +108,7 @@ def _start_slurmctld(node: Node) -> None:
         systemd.mask(node, "slurmd")
     systemd.keep_running(node, "slurmctld")
     if _not_in_effect(node):
-        # Jobs go on while slurmctld restarts; not all that stands in accounting.conf can be changed without.
+        # Jobs go on while slurmctld restarts; not all that was written can be changed without.
         node.run("systemctl", "restart", "slurmctld")
 
 
@@ -123,41 +128,25 @@ def _options(node: Node) -> tuple[str, str]:
 def _runs_otherwise(node: Node) -> bool:
     """Whether slurmd runs with other options than today's."""
     command = systemd.main_process(node, "slurmd")
-    return bool(command) and _options(node) not in list(zip(command, command[1:]))
+    option, controllers = _options(node)
+    return bool(command) and not (option in command and controllers in command)
 
 
 def _slurmd_missing(node: Node) -> list[str]:
-    found = []
+    found = systemd.not_kept_running(node, "slurmd")
     if node.settings.provisioning == "legacy":
-        found = [line for file in _files(node) for line in difference(node, file)]
+        found += [line for file in _files(node) for line in difference(node, file)]
         found += systemd.not_masked(node, "slurmctld")
         if _runs_otherwise(node):
             found.append(f"slurmd runs without {' '.join(_options(node))}")
-    service = systemd.not_kept_running(node, "slurmd")
-    if node.identity.role == "login":
-        # slurmd ends where slurm.conf does not name the node; it has fetched the configuration for the commands by then.
-        service = [line for line in service if not line.endswith("does not run")]
-    found += service
-    if found or not slurm_state.answers(node):
-        return found or ["no slurmctld answers"]
-    return _node_missing(node) if node.identity.role == "compute" else []
-
-
-def _node_missing(node: Node) -> list[str]:
+    if not slurm_state.answers(node):
+        return [*found, "no slurmctld answers"]
     known = slurm_state.ask_nodes(node).get(node.identity.address)
     if known is None:
-        return [f"slurmctld knows no node with address {node.identity.address}: HyperPod's agent adds it to slurm.conf"]
-    return [known.problem] if known.problem else []
-
-
-def _resume_if_rebooted(node: Node) -> bool:
-    """A node that was replaced has rebooted for slurmctld, which then keeps it down until it is told."""
-    known = slurm_state.ask_nodes(node).get(node.identity.address)
-    if known is None or "DOWN" not in known.states or not known.reason.startswith(slurm_state.REBOOTED):
-        return False
-    node.say(f"{known.problem}; resuming it")
-    slurm_state.resume(node, known.name)
-    return True
+        # Where slurm.conf does not name the node, slurmd ends and systemd starts it again, until it does. HyperPod's
+        # agent may name a new node only after these scripts have ended well, and login nodes never.
+        return [line for line in found if not line.endswith("does not run")]
+    return [*found, known.problem] if known.problem and node.identity.role == "compute" else found
 
 
 def _start_slurmd(node: Node) -> None:
@@ -171,3 +160,23 @@ def _start_slurmd(node: Node) -> None:
     if _runs_otherwise(node):
         # Tasks go on without slurmd: the unit kills no process but its own.
         node.run("systemctl", "restart", "slurmd")
+
+
+def _resume_if_rebooted(node: Node) -> bool:
+    """A node that was replaced has rebooted for slurmctld, which then keeps it down until it is told."""
+    known = slurm_state.ask_nodes(node).get(node.identity.address)
+    if known is None or "DOWN" not in known.states or not known.reason.startswith(slurm_state.REBOOTED):
+        return False
+    node.say(f"{known.problem}; resuming it")
+    slurm_state.resume(node, known.name)
+    return True
+
+
+def _say_why_without_jobs(node: Node) -> None:
+    known = slurm_state.ask_nodes(node).get(node.identity.address)
+    if known is None:
+        node.say(
+            f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
+        )
+    elif known.set_aside:
+        node.say(f"takes no jobs, as somebody decided: {known.set_aside}")
