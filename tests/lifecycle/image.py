@@ -3,7 +3,7 @@
 Stand-ins, and what they stand for: Debian's Slurm below /opt/slurm for AWS's build there; units of slurmctld, slurmd
 and slurmdbd as AWS's scripts expect them (AWS's sample fills in `$SLURMD_OPTIONS` of slurmd.service, which deletes
 slurm.conf before it starts, and runs slurmdbd of /opt/slurm); `mount.lustre` for Lustre's client: it mounts the one
-directory that all nodes share; `imds.py` for the instance metadata service. slurm.conf is what HyperPod's agent leaves
+directory that all nodes share; `imds.py` for the instance metadata service; `neuron-ls` that shows 16 devices. slurm.conf is what HyperPod's agent leaves
 on the controller, but for what namespaces cannot have (control groups with controllers) and CPUs that are not there.
 """
 
@@ -69,6 +69,13 @@ if ! grep -qFx "$1" /opt/stand-ins/fsx; then
 fi
 exec mount --bind /opt/stand-ins/lustre "$2"
 """
+_NEURON_LS = f"""\
+#!/bin/sh
+# 16 devices, as on a trn1.32xlarge.
+cat <<'END'
+{json.dumps([{"neuron_device": number, "nc_count": 2, "memory_size": 34359738368} for number in range(16)])}
+END
+"""
 _USERS = {
     "passwd": "ubuntu:x:1000:1000:Ubuntu:/home/ubuntu:/bin/bash",
     "group": "ubuntu:x:1000:",
@@ -97,6 +104,7 @@ def write_image(image: Path) -> None:
     _write(image / "opt/stand-ins/fsx", FSX_SOURCE + "\n")
     (image / "opt/stand-ins/lustre").mkdir()
     _write(image / "usr/sbin/mount.lustre", _MOUNT_LUSTRE, 0o755)
+    _write(image / "opt/aws/neuron/bin/neuron-ls", _NEURON_LS, 0o755)
     _hide(image / "opt")
     _units(image)
     _slurm(image)

@@ -42,7 +42,7 @@ _SECONDS = 900.0
 class Slurm(Step):
     name = "slurm"
     # A node takes jobs when all that jobs rely on is there.
-    needs = ("identify", "prolog_epilog", "slurm_configuration", "accounting")
+    needs = ("limits", "neuron", "fsx", "users", "home", "prolog_epilog", "slurm_configuration", "accounting")
     deadline = 1000.0
     attempts = 1
 
