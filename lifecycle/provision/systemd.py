@@ -33,13 +33,16 @@ def not_kept_running(node: Node, unit: str) -> list[str]:
     found = []
     if show(node, unit, "LoadState") != "loaded":
         return [f"no {unit}.service"]
-    if show(node, unit, "NeedDaemonReload") == "yes":
-        found.append(f"systemd has not read {unit}.service anew")
     if show(node, unit, "UnitFileState") != "enabled":
         found.append(f"{unit} is not enabled")
     if show(node, unit, "ActiveState") != "active":
         found.append(f"{unit} does not run")
     return found
+
+
+def stale(node: Node, unit: str) -> list[str]:
+    """One line when a file of the service was written after systemd read it."""
+    return [f"systemd has not read {unit}.service anew"] if show(node, unit, "NeedDaemonReload") == "yes" else []
 
 
 def keep_running(node: Node, unit: str) -> None:

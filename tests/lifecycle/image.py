@@ -1,10 +1,10 @@
 """What a node finds on its disk when lifecycle scripts start: what AWS's AMI holds, and what HyperPod writes.
 
 Stand-ins, and what they stand for: Debian's Slurm below /opt/slurm for AWS's build there; units of slurmctld, slurmd
-and slurmdbd as AWS's scripts expect them (AWS's sample fills in `$SLURMD_OPTIONS` of slurmd.service, which deletes
-slurm.conf before it starts, and runs slurmdbd of /opt/slurm); `mount.lustre` for Lustre's client: it mounts the one
-directory that all nodes share; `imds.py` for the instance metadata service; `neuron-ls` that shows 16 devices. slurm.conf is what HyperPod's agent leaves
-on the controller, but for what namespaces cannot have (control groups with controllers) and CPUs that are not there.
+and slurmdbd as AWS's scripts expect them (slurmd's deletes slurm.conf before it starts and has `$SLURMD_OPTIONS`);
+`mount.lustre` for Lustre's client: it mounts the one directory that all nodes share; `imds.py` for the instance
+metadata service; a `neuron-ls` that shows 16 devices. slurm.conf is what HyperPod's agent leaves on the controller, but
+for what namespaces cannot have (control groups with controllers) and CPUs that are not there.
 """
 
 import json

@@ -217,11 +217,11 @@ def _runs_a_job(cluster: Cluster, node: Node) -> None:
 
 
 def _slurm_files(node: Node) -> dict[str, str]:
-    """Slurm's files that somebody has written, but for the scripts that slurm.conf may name."""
+    """Slurm's files that somebody has written, but for those that are the kit's alone."""
     return {
         path: what
         for path, what in disk(node).items()
-        if "slurm" in path and "etc/scripts" not in path and not what.startswith("d")
+        if "slurm" in path and not what.startswith("d") and "hyperpod-ft" not in path and "etc/scripts" not in path
     }
 
 

@@ -51,7 +51,7 @@ class Metrics(Step):
     def missing(self, node: Node) -> Sequence[str]:
         found = []
         for unit, file in _services(node).items():
-            found += difference(node, file) or systemd.not_kept_running(node, unit)
+            found += difference(node, file) or [*systemd.stale(node, unit), *systemd.not_kept_running(node, unit)]
         return found
 
     def do(self, node: Node) -> None:

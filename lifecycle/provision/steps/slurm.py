@@ -21,7 +21,7 @@ from provision.step import Step
 from provision.steps.slurm_configuration import read
 
 _OPTIONS = "/etc/default/hyperpod-ft-slurmd"
-_DROP_IN = "/etc/systemd/system/slurmd.service.d/hyperpod-ft.conf"
+_DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
 # The last EnvironmentFile wins over the unit's own and over any Environment=. Failed starts are those before a
 # controller answers, after a reboot of the whole cluster too: there is no number of them after which to give up.
 _DROP_IN_TEXT = f"""\
@@ -136,6 +136,7 @@ def _slurmd_missing(node: Node) -> list[str]:
     found = systemd.not_kept_running(node, "slurmd")
     if node.settings.provisioning == "legacy":
         found += [line for file in _files(node) for line in difference(node, file)]
+        found += systemd.stale(node, "slurmd")
         found += systemd.not_masked(node, "slurmctld")
         if _runs_otherwise(node):
             found.append(f"slurmd runs without {' '.join(_options(node))}")
