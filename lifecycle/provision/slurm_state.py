@@ -83,6 +83,11 @@ def has_switches(node: Node) -> bool:
     return "SwitchName=" in node.run(*_SCONTROL, "show", "topology", check=False).stdout
 
 
+def reconfigure(node: Node) -> None:
+    """Have all daemons read the configuration anew."""
+    node.run(*_SCONTROL, "reconfigure")
+
+
 def resume(node: Node, name: str) -> None:
     """Let jobs run on a node again."""
     node.run(*_SCONTROL, "update", f"nodename={name}", "state=resume")

@@ -71,6 +71,12 @@ class Cluster:
         (folder / "settings.json").write_text(json.dumps(self.settings))
         return node
 
+    def change_settings(self, **changes: object) -> None:
+        """What a changed cluster file and an upload of the scripts bring to each node."""
+        self.settings.update(changes)
+        for node in self.nodes:
+            (node.root / FOLDER / "settings.json").write_text(json.dumps(self.settings))
+
     @property
     def controller(self) -> Node:
         return self.nodes[0]

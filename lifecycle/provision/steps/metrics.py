@@ -25,7 +25,7 @@ StartLimitIntervalSec=0
 [Service]
 ExecStart={command}
 {identity}Restart=always
-RestartSec=10
+RestartSec=3
 
 [Install]
 WantedBy=multi-user.target

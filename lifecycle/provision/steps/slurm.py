@@ -55,12 +55,16 @@ class Slurm(Step):
         return _slurmd_missing(node)
 
     def do(self, node: Node) -> None:
+        renewed = False
         if node.settings.provisioning == "legacy":
             if node.identity.role == "controller":
-                _start_slurmctld(node)
+                renewed = _start_slurmctld(node)
             else:
                 _start_slurmd(node)
         self._wait(node)
+        if renewed:
+            # Every slurmd fetches what is new.
+            slurm_state.reconfigure(node)
 
     def _wait(self, node: Node) -> None:
         end = time.monotonic() + _SECONDS
@@ -103,13 +107,16 @@ def _not_in_effect(node: Node) -> list[str]:
     return found
 
 
-def _start_slurmctld(node: Node) -> None:
+def _start_slurmctld(node: Node) -> bool:
+    """Whether it ran before and runs with another configuration now."""
     if systemd.not_masked(node, "slurmd"):
         systemd.mask(node, "slurmd")
     systemd.keep_running(node, "slurmctld")
-    if _not_in_effect(node):
-        # Jobs go on while slurmctld restarts; not all that was written can be changed without.
-        node.run("systemctl", "restart", "slurmctld")
+    if not _not_in_effect(node):
+        return False
+    # Jobs go on while slurmctld restarts; not all that was written can be changed without.
+    node.run("systemctl", "restart", "slurmctld")
+    return True
 
 
 def _files(node: Node) -> list[File]:
