@@ -18,10 +18,8 @@ _ABANDONED_SECONDS = 24 * 3600.0
 
 
 def folder(node: Node) -> Path:
-    """/fsx/.provision, made when it is not there."""
-    path = node.fsx / ".provision"
-    path.mkdir(mode=0o755, exist_ok=True)
-    return path
+    """/fsx/.provision, which `staging` makes."""
+    return node.fsx / ".provision"
 
 
 def staging(node: Node, name: str) -> Path:
@@ -30,6 +28,7 @@ def staging(node: Node, name: str) -> Path:
     What this node's earlier run left there is removed, and what other nodes left long ago.
     """
     parent = folder(node) / "staging"
+    parent.parent.mkdir(mode=0o755, exist_ok=True)
     parent.mkdir(mode=0o700, exist_ok=True)
     for other in parent.iterdir():
         if time.time() - other.lstat().st_mtime > _ABANDONED_SECONDS:

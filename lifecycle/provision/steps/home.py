@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Sequence
 
 from provision import shared
-from provision.accounts import Account, account, change
+from provision.accounts import Account, account, accounts, change
 from provision.errors import NodeError, PassingError
 from provision.node import Node
 from provision.step import Step
@@ -31,8 +31,9 @@ class Home(Step):
 
     def missing(self, node: Node) -> Sequence[str]:
         """Raises NodeError when a home is another's, or no directory."""
-        lines = []
-        for name in names(node):
+        known = {each.name for each in accounts(node)}
+        lines = [f"no user {name}" for name in names(node) if name not in known]
+        for name in (each for each in names(node) if each in known):
             user = account(node, name)
             home = home_of(node, name)
             if not _made(home, user):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Sequence
 
 from provision.files import File, FilesStep
@@ -17,15 +16,15 @@ class KeepScripts(FilesStep):
     def needed(self, node: Node) -> bool:
         return node.scripts != node.path(FOLDER)
 
+    def missing(self, node: Node) -> Sequence[str]:
+        different = super().missing(node)
+        return [f"{len(different)} files of {FOLDER} are not these"] if different else []
+
     def files(self, node: Node) -> Sequence[File]:
         return [
             File(
                 f"{FOLDER}/{path.relative_to(node.scripts)}", path.read_text(), 0o755 if path.suffix == ".sh" else 0o644
             )
             for path in sorted(node.scripts.rglob("*"))
-            if path.is_file() and "__pycache__" not in path.parts and not _partial(path)
+            if path.is_file() and "__pycache__" not in path.parts
         ]
-
-
-def _partial(path: Path) -> bool:
-    return path.name.startswith(".")

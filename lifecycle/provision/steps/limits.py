@@ -4,7 +4,7 @@
 - Huge pages: AWS's EFA software reserves 5128 of 2 MiB (EKS user guide, "Run machine learning training on Amazon EKS
   with Elastic Fabric Adapter"; libfabric's efa-check.sh). What is more already stays.
 - Ports: 48620 is the Neuron runtime's NEURON_RT_ROOT_COMM_ID, 41000 and 44000 are master ports of AWS's Neuron
-  tutorials, 29500 is torchrun's, 10000 to 19999 are this kit's. The kernel gives them to no connection that lets it choose.
+  tutorials, 29500 is torchrun's, 10000 to 19999 are this kit's. No connection is given one of them by chance.
 """
 
 from __future__ import annotations

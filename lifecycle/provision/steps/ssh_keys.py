@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from provision import files, shared
-from provision.accounts import Account, account, as_user
+from provision.accounts import Account, account, accounts, as_user
 from provision.errors import NodeError, PassingError
 from provision.files import File
 from provision.node import Node
@@ -40,8 +40,9 @@ class SshKeys(Step):
         lines = files.difference(node, _client(node))
         if not _listed(node):
             lines.append(f"{_known_hosts(node)} lacks host keys")
+        made = {each.name for each in accounts(node) if Path(each.home).is_dir()}
         for name in names(node):
-            lines += _for_user(node, name, _lacking)
+            lines += _for_user(node, name, _lacking) if name in made else [f"{name} has no home"]
         return lines
 
     def do(self, node: Node) -> None:
@@ -193,7 +194,7 @@ def _list_host_keys(node: Node) -> None:
     Whoever writes the list looks again afterwards, so the last to write it has seen every node's file.
     """
     folder = shared.folder(node) / "hosts"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     own = folder / node.identity.address
     if _text(own) != _host_keys(node):
         shared.publish_text(node, own, _host_keys(node))
