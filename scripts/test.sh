@@ -19,7 +19,7 @@ say "ruff, mypy, shellcheck"
 ruff check .
 ruff format --check .
 mypy
-shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
 
 say "pytest"
 exec pytest --numprocesses=2 --dist=loadfile "$@"

@@ -134,7 +134,7 @@ def _units(image: Path) -> None:
     _write(units / "imds.service", _IMDS_UNIT)
     wanted = {
         "sysinit.target": ("systemd-journald", "systemd-tmpfiles-setup"),
-        "multi-user.target": ("imds", "munge", "ssh"),
+        "multi-user.target": ("imds", "munge", "ssh", "systemd-user-sessions"),
     }
     for target, names in wanted.items():
         for name in names:

@@ -86,6 +86,21 @@ def test_what_jobs_took_is_accounted(cluster: Cluster) -> None:
     assert shown.strip() == f"{USER}|users|2|COMPLETED"
 
 
+def test_users_reach_every_node_by_ssh_without_being_asked(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        words = (
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=10",
+            node.instance.hostname,
+            "id -un; hostname; pwd",
+        )
+        said = cluster.nodes[-1].run(*words, user=USER).stdout.split()
+        assert said == [USER, node.instance.hostname, f"/fsx/{USER}"]
+
+
 def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> None:
     conf = cluster.controller.root / "opt/slurm/etc/slurmdbd.conf"
     status = conf.stat()
@@ -102,7 +117,7 @@ def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> No
 
 
 def test_provisioning_again_everywhere_at_once_changes_nothing(cluster: Cluster) -> None:
-    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2")
+    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2", "--output=/dev/null")
     _wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
     home = shared_disk(cluster.controller)
     before = [(disk(node), daemons(node)) for node in cluster.nodes]
@@ -170,9 +185,6 @@ def test_a_worker_that_slurm_conf_does_not_name_yet_joins_when_it_does(cluster: 
 
 
 def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: Cluster) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
     wanted = [set(disk(node)) for node in cluster.nodes]
     instances = list(cluster.instances)
     for node in cluster.nodes:
@@ -181,8 +193,8 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
     cluster.write_slurm_conf("TopologyPlugin=topology/tree")
     for _ in range(3):
         started = [cluster.start_provisioning(node)[0] for node in cluster.nodes]
-        for process in chance.sample(started, k=len(started)):
-            time.sleep(chance.uniform(0, 1.5))
+        for process in random.sample(started, k=len(started)):
+            time.sleep(random.uniform(0, 1.5))
             kill_tree(process.pid)
             process.wait(30)
 

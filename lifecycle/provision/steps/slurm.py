@@ -44,7 +44,6 @@ class Slurm(Step):
     # A node takes jobs when all that jobs rely on is there.
     needs = ("limits", "neuron", "fsx", "users", "home", "prolog_epilog", "slurm_configuration", "accounting")
     deadline = 1000.0
-    attempts = 1
 
     def needed(self, node: Node) -> bool:
         return node.live
@@ -75,7 +74,7 @@ class Slurm(Step):
             if time.monotonic() >= end:
                 unit = "slurmctld" if node.identity.role == "controller" else "slurmd"
                 told = systemd.journal(node, unit)
-                raise PassingError(
+                raise NodeError(
                     f"after {_SECONDS:.0f} s: {'; '.join(found)}{f' ({unit} says: {told})' if told else ''}",
                     f"see /var/log/slurm/{unit}.log",
                 )
