@@ -124,7 +124,7 @@ def _attempt_in_child(step: Step, node: Node, dry_run: bool, end: float) -> Outc
             _kill_group(child)
             _wait(child, time.monotonic() + _KILL_SECONDS)
     if not ended:
-        return Outcome("failed", f"not done after {step.deadline:.0f} s")
+        return Outcome("failed", f"not done after {step.deadline:g} s")
     try:
         return Outcome(**json.loads(said))
     except ValueError:

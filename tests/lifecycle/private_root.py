@@ -2,8 +2,8 @@
 
 A node has a root (an overlay of this machine's, in memory), processes, host name and network (loopback alone) of its
 own. All of it goes when its first process ends, which does so when this process closes a pipe or dies. Stand-ins: the
-shared file system is a tmpfs that /sbin/mount.lustre binds; instance metadata is a web server on the node's loopback; the
-AMI is this machine with a user `ubuntu`. Needs root.
+shared file system is a tmpfs that /sbin/mount.lustre binds; instance metadata is a web server on the node's loopback;
+the AMI is this machine with a user `ubuntu`. Needs root.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _MOUNT_LUSTRE = """#!/bin/bash
 exec mount --bind /srv/lustre "$2"
 """
 
-# On this machine's root, in the node's namespaces: $1 folder, $2 shared file system, $3 host name, $4 files to lay over,
-# $5 the metadata server, $6 to $8 its arguments: instance, address, port.
+# On this machine's root, in the node's namespaces: $1 folder, $2 shared file system, $3 host name, $4 files to lay
+# over, $5 the metadata server, $6 to $8 its arguments: instance, address, port; $9 a name to resolve.
 _SET_UP = r"""
 set -e
 hostname "$3"
@@ -79,11 +79,13 @@ cd "$1/root"
 mount -t proc proc proc
 mount -t sysfs -o ro sysfs sys
 mount --rbind /dev dev
+mount -t tmpfs -o mode=1777 shm dev/shm
 mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
 mkdir -p srv/lustre
 mount --bind "$2" srv/lustre
 cp -a "$4/." .
+echo "127.0.0.1 $9" >>etc/hosts
 chroot . bash -ec '
   rm -rf /fsx /home/ubuntu /var/lib/provision /opt/slurm /opt/hyperpod-ft
   other=$(getent passwd 1000 | cut -d : -f 1)
@@ -126,8 +128,8 @@ class Node:
 
     def command(self, *argv: str) -> list[str]:
         """What runs `argv` on the node."""
-        inside = ["chroot", f"{self.folder}/root", *argv]
-        return ["nsenter", "-t", str(self.pid), "-m", "-n", "-u", "-p", *inside]
+        inside = [_program("chroot"), f"{self.folder}/root", *argv]
+        return [_program("nsenter"), "-t", str(self.pid), "-m", "-n", "-u", "-p", *inside]
 
     def run(
         self, *argv: str, environment: Mapping[str, str] | None = None, check: bool = True
@@ -168,6 +170,13 @@ class Node:
                 if not name.startswith(("upper/var/log/provision", "upper/var/log/journal")):
                     found[name] = _described(path)
         return found
+
+
+def _program(name: str) -> str:
+    """Of this machine, whatever PATH the node is to have."""
+    found = shutil.which(name)
+    assert found, name
+    return found
 
 
 def _described(path: Path) -> tuple[Any, ...]:
@@ -215,6 +224,7 @@ def _node(
     mount.chmod(0o755)
     host = "ip-" + address.replace(".", "-")
     arguments = [str(own), str(shared), host, str(files), _IMDS, instance_id(number), address, str(_IMDS_PORT)]
+    arguments.append(FILE_SYSTEM)
     inside = ["unshare", "-m", "-n", "-u", "-p", "--fork", "--kill-child", "bash", "-c", _SET_UP, "-", *arguments]
     held = _hold(stack, ["nsenter", "-t", str(outer), "-m", *inside])
     child = Path(f"/proc/{held}/task/{held}/children").read_text().split()[0]

@@ -42,7 +42,8 @@ class Limits(Step):
                 lines.append(f"ports {PORTS} are not all reserved")
             if _has_efa(node) and _pages(node) < HUGE_PAGES:
                 lines.append(f"{_pages(node)} huge pages, not {HUGE_PAGES}")
-            lines += [f"slurmd ({pid}) has limited locked memory" for pid in _limited_slurmds(node)]
+            if _may_raise(node):
+                lines += [f"slurmd ({pid}) has limited locked memory" for pid in _limited_slurmds(node)]
         return lines
 
     def do(self, node: Node) -> None:
@@ -57,6 +58,9 @@ class Limits(Step):
         if node.path("/run/systemd/system").is_dir():
             node.run("systemctl", "daemon-reload")
         for pid in _limited_slurmds(node):
+            if not _may_raise(node):
+                node.say(f"slurmd ({pid}) keeps its limit of locked memory: root has no CAP_SYS_RESOURCE here")
+                continue
             # Instead of a restart: what slurmd starts from now on inherits it.
             resource.prlimit(pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -121,6 +125,13 @@ def _has_efa(node: Node) -> bool:
 
 def _pages(node: Node) -> int:
     return int(node.path(_RESERVED_PAGES).read_text())
+
+
+def _may_raise(node: Node) -> bool:
+    """Whether root may raise limits, as it may but in some containers (capabilities(7), CAP_SYS_RESOURCE)."""
+    status = node.path("/proc/self/status").read_text()
+    capabilities = int(re.findall(r"^CapEff:\s*(\S+)$", status, re.MULTILINE)[0], 16)
+    return bool(capabilities >> 24 & 1)
 
 
 def _limited_slurmds(node: Node) -> list[int]:

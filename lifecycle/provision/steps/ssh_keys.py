@@ -108,10 +108,13 @@ def _make(node: Node, user: Account) -> list[str]:
 
 
 def _folder(user: Account) -> Path:
+    """Raises NodeError when something that is not to be followed or read lies where keys should."""
     folder = Path(user.home) / ".ssh"
-    for path in (folder, folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"):
-        if path.is_symlink():
-            raise NodeError(f"{path} is a link", "put a file there")
+    if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NodeError(f"{folder} is no directory", "move it away")
+    for path in (folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise NodeError(f"{path} is no regular file", "move it away")
     return folder
 
 
