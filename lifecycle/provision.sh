@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# What HyperPod runs on each node, as root: OnCreate on the legacy path, OnInitComplete where HyperPod sets up Slurm itself.
+#
+#   bash provision.sh [--dry-run] [--only STEP ...]     (all arguments go to `python3 -m provision`)
+#
+# HyperPod's agent ships /var/log/provision/provisioning.log to CloudWatch, and stops doing so when a failed script ends:
+# hence the wait before that. Environment: PROVISION_DNS_SECONDS (60), PROVISION_FAILURE_WAIT_SECONDS (60).
+set -uo pipefail
+
+LOG=/var/log/provision/provisioning.log
+FOLDER=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
+
+say() {
+  printf '%s provision.sh: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
+}
+
+# The agent may be restarting the resolver when this starts. Steps that need a name say so if it still has none.
+wait_for_dns() {
+  local name deadline
+  name=$(sed -n 's/.*"dns_name": *"\([^"]*\)".*/\1/p' "$FOLDER/settings.json" | head -n 1)
+  [[ -n $name ]] || return 0
+  deadline=$((SECONDS + ${PROVISION_DNS_SECONDS:-60}))
+  until getent hosts "$name" >/dev/null; do
+    if ((SECONDS >= deadline)); then
+      say "the name $name has no address yet; going on"
+      return 0
+    fi
+    sleep 2
+  done
+}
+
+find_python() {
+  local candidate
+  for candidate in python3 python3.{14..8} /usr/bin/python3; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+main() {
+  local python
+  wait_for_dns
+  if ! python=$(find_python); then
+    say "no Python 3.8 or newer on this node; use an AMI that has one"
+    return 1
+  fi
+  cd "$FOLDER" || return 1
+  "$python" -B -u -m provision "$@"
+}
+
+mkdir -p "$(dirname "$LOG")"
+main "$@" 2>&1 | tee -a "$LOG"
+status=${PIPESTATUS[0]}
+if ((status != 0)); then
+  say "failed with exit status $status; waiting for the log to be uploaded" | tee -a "$LOG"
+  sync
+  sleep "${PROVISION_FAILURE_WAIT_SECONDS:-60}"
+fi
+exit "$status"

@@ -1,0 +1,80 @@
+"""Files of the node itself, written whole or not at all, and only when they are not so already."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence
+
+from provision.node import Node
+from provision.step import Step
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it should be. `path` is absolute on the node."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+def difference(node: Node, file: File) -> list[str]:
+    """What is not as it should be: nothing, or one line."""
+    path = node.path(file.path)
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return [f"{file.path} is no regular file"]
+        if path.read_bytes() != file.text.encode():
+            return [f"{file.path} differs"]
+    except FileNotFoundError:
+        return [f"no {file.path}"]
+    if stat.S_IMODE(status.st_mode) != file.mode:
+        return [f"{file.path} has mode {stat.S_IMODE(status.st_mode):o}, not {file.mode:o}"]
+    return []
+
+
+def write(node: Node, file: File) -> None:
+    """Make it so, with the directories above it. Left alone when it is so."""
+    if not difference(node, file):
+        return
+    path = node.path(file.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One name for all runs: the next one replaces what a killed one left. `*.conf` does not match it.
+    partial = path.with_name(f".{path.name}.provision")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(file.text.encode())
+        stream.flush()
+        os.fchmod(stream.fileno(), file.mode)
+        os.fsync(stream.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """What was renamed or linked there outlives a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FilesStep(Step):
+    """A step that is files alone: say which."""
+
+    def files(self, node: Node) -> Sequence[File]:
+        """The files as they should be on this node."""
+        raise NotImplementedError
+
+    def missing(self, node: Node) -> Sequence[str]:
+        return [line for file in self.files(node) for line in difference(node, file)]
+
+    def do(self, node: Node) -> None:
+        for file in self.files(node):
+            write(node, file)

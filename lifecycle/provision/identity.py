@@ -1,0 +1,168 @@
+"""Which node of the cluster this is: what the instance says of itself, found in HyperPod's list of instances.
+
+Instance metadata: IMDSv2 (a session token, then the data). HyperPod writes /opt/ml/config/resource_config.json to each
+node, and on the API-driven path provisioning_parameters.json next to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from provision.errors import NodeError, PassingError
+
+IMDS = "http://169.254.169.254"
+RESOURCE_CONFIG = "/opt/ml/config/resource_config.json"
+PROVISIONING_PARAMETERS = "/opt/ml/config/provisioning_parameters.json"
+RECORD = "/var/lib/provision/node.json"
+_IMDS_SECONDS = 30.0
+
+# From an absolute path to that path of the node.
+Paths = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One node. Addresses are those of the cluster's VPC."""
+
+    cluster: str
+    group: str
+    role: str
+    """controller, login or compute."""
+    instance_id: str
+    instance_type: str
+    """As HyperPod calls it: `ml.trn1.32xlarge`."""
+    address: str
+    controllers: tuple[str, ...]
+    """Addresses of the controllers that are known so far."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What the instance metadata says."""
+
+    instance_id: str
+    address: str
+
+
+def read_identity(path: Paths) -> Identity:
+    """What step `identify` recorded. Raises NodeError when it has not."""
+    file = path(RECORD)
+    try:
+        data = json.loads(file.read_text())
+        return Identity(**{**data, "controllers": tuple(data["controllers"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise NodeError(f"{file}: {error}", "run the step identify first") from None
+
+
+def record(identity: Identity) -> str:
+    """The text of the record."""
+    return json.dumps(asdict(identity), indent=2) + "\n"
+
+
+def ask_instance(seconds: float = _IMDS_SECONDS) -> Instance:
+    """Ask the instance metadata service, again and again for `seconds`. Raises PassingError when it does not answer.
+
+    PROVISION_IMDS in the environment replaces its address.
+    """
+    base = os.environ.get("PROVISION_IMDS", IMDS)
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            token = _http(f"{base}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
+            header = {"X-aws-ec2-metadata-token": token}
+            return Instance(
+                _http(f"{base}/latest/meta-data/instance-id", "GET", header),
+                _http(f"{base}/latest/meta-data/local-ipv4", "GET", header),
+            )
+        except (OSError, ValueError) as error:
+            if time.monotonic() >= end:
+                raise PassingError(
+                    f"{base}: no instance metadata for {seconds:.0f} s: {error}", "allow IMDSv2"
+                ) from None
+            time.sleep(1)
+
+
+def identify(instance: Instance, path: Paths, groups: Mapping[str, str]) -> Identity:
+    """Find the instance in HyperPod's list: by its id, else by its address.
+
+    `groups` are the roles that the cluster file gives. Raises PassingError when the list has not got the instance yet,
+    NodeError when it cannot be read or nobody knows the role of the instance's group.
+    """
+    file = path(os.environ.get("SAGEMAKER_RESOURCE_CONFIG_PATH", RESOURCE_CONFIG))
+    resources = _json(file)
+    found = _find(resources, instance)
+    if found is None:
+        raise PassingError(f"{file}: neither {instance.instance_id} nor {instance.address} is among the instances")
+    group, entry = found
+    known = {**_roles(path(PROVISIONING_PARAMETERS)), **groups}
+    name = str(group["Name"])
+    if name not in known:
+        raise NodeError(
+            f"instance group {name!r} has no role", "give it one in the cluster file and upload the scripts"
+        )
+    return Identity(
+        cluster=str(resources.get("ClusterConfig", {}).get("ClusterName", "")),
+        group=name,
+        role=known[name],
+        instance_id=instance.instance_id,
+        instance_type=str(group.get("InstanceType", "")),
+        address=str(entry.get("CustomerIpAddress") or instance.address),
+        controllers=tuple(
+            str(other["CustomerIpAddress"])
+            for some in resources.get("InstanceGroups") or []
+            if known.get(some["Name"]) == "controller"
+            for other in some.get("Instances") or []
+        ),
+    )
+
+
+def _find(resources: Mapping[str, Any], instance: Instance) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    entries = [
+        (group, entry) for group in resources.get("InstanceGroups") or [] for entry in group.get("Instances") or []
+    ]
+    for key, value in (("InstanceId", instance.instance_id), ("CustomerIpAddress", instance.address)):
+        for group, entry in entries:
+            if entry.get(key) == value:
+                return group, entry
+    return None
+
+
+def _roles(file: Path) -> dict[str, str]:
+    """Roles as HyperPod's own provisioning_parameters.json gives them; none without the file."""
+    if not file.exists():
+        return {}
+    parameters = _json(file)
+    roles = {str(group["instance_group_name"]): "compute" for group in parameters.get("worker_groups") or []}
+    for role in ("login", "controller"):
+        if parameters.get(f"{role}_group"):
+            roles[str(parameters[f"{role}_group"])] = role
+    return roles
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise PassingError(f"no file {file}", "HyperPod writes it before it runs these scripts") from None
+    except ValueError as error:
+        # HyperPod may be writing it at this moment.
+        raise PassingError(f"{file}: {error}") from None
+    if not isinstance(data, dict):
+        raise NodeError(f"{file}: not a JSON object")
+    return data
+
+
+def _http(url: str, method: str, headers: Mapping[str, str]) -> str:
+    # S310 warns of addresses that others chose; this one is fixed.
+    request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310
+    # A proxy of the environment would be asked for the link-local address.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=5) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,81 @@
+"""The node as steps see it: paths below its root, commands, settings, identity, log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping
+
+from provision.errors import PassingError
+from provision.identity import RECORD, Identity, ask_instance, identify, read_identity
+from provision.journal import Journal
+from provision.settings import Settings
+
+# Where HyperPod's AMIs have programs that are not on everybody's PATH.
+_PROGRAMS = ("/opt/slurm/bin", "/opt/slurm/sbin", "/opt/aws/neuron/bin")
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where steps act. Made once a run; steps change the node itself, never this."""
+
+    root: Path
+    settings: Settings
+    journal: Journal
+    scripts: Path
+    """The folder that HyperPod downloaded: provision.sh, settings.json and this package."""
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the running machine, and not files of another one below `--root`."""
+        return self.root == Path("/")
+
+    @property
+    def identity(self) -> Identity:
+        """Who this node is, as step `identify` recorded; asked anew where it has not (a dry run of a new node).
+
+        Raises NodeError when it cannot be told.
+        """
+        if self.path(RECORD).exists():
+            return read_identity(self.path)
+        return identify(ask_instance(seconds=5), self.path, self.settings.groups)
+
+    def path(self, absolute: str) -> Path:
+        """`/etc/hosts` of this node."""
+        return self.root / absolute.lstrip("/")
+
+    @property
+    def fsx(self) -> Path:
+        """Where the shared file system is mounted."""
+        return self.path(self.settings.fsx.mount_path)
+
+    def run(
+        self, *command: str, stdin: str = "", check: bool = True, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of this node, found on the PATH of a login as root, with stdout and stderr captured as text.
+
+        Raises PassingError with the last line it wrote when it is not there or, with `check`, ends other than with 0.
+        It has no time limit of its own: the step's deadline kills it.
+        """
+        argv = command if self.live else ("chroot", str(self.root), *command)
+        path = ":".join((*_PROGRAMS, os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
+        # LC_ALL: what commands say is looked into.
+        settled = {"PATH": path, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
+        try:
+            done = subprocess.run(
+                argv, input=stdin, capture_output=True, text=True, check=False, env={**os.environ, **settled}
+            )
+        except FileNotFoundError:
+            raise PassingError(f"no command {argv[0]} on this node", "use an AMI that has it") from None
+        if check and done.returncode != 0:
+            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            raise PassingError(
+                f"{' '.join(command)}: exit status {done.returncode}: {said[-1] if said else 'no message'}"
+            )
+        return done
+
+    def say(self, text: str) -> None:
+        """A line of the step that runs, for the log."""
+        self.journal.write("note", text)

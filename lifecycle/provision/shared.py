@@ -1,0 +1,61 @@
+"""What many nodes do to the shared file system at once: prepared under a name of the node's own, then published.
+
+/fsx/.provision holds these names and is root's alone. Publishing is one rename or link, so no lock is held that a dying
+node could leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from provision.node import Node
+
+# So long after a node began to prepare something, it is gone.
+_ABANDONED_SECONDS = 24 * 3600.0
+
+
+def folder(node: Node) -> Path:
+    """/fsx/.provision, which `staging` makes."""
+    return node.fsx / ".provision"
+
+
+def staging(node: Node, name: str) -> Path:
+    """A path on the shared file system that this node alone uses, with nothing there.
+
+    What this node's earlier run left there is removed, and what other nodes left long ago.
+    """
+    parent = folder(node) / "staging"
+    parent.parent.mkdir(mode=0o755, exist_ok=True)
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for other in parent.iterdir():
+        if time.time() - other.lstat().st_mtime > _ABANDONED_SECONDS:
+            remove(other)
+    path = parent / f"{node.identity.instance_id}.{name}"
+    remove(path)
+    return path
+
+
+def remove(path: Path) -> None:
+    """A file, link or directory, if it is there."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def publish_text(node: Node, path: Path, text: str, mode: int = 0o644) -> None:
+    """Write the file whole. Of nodes that do so at once, one's text stays."""
+    partial = staging(node, path.name)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fchmod(stream.fileno(), mode)
+        os.fsync(stream.fileno())
+    partial.replace(path)

@@ -1,0 +1,73 @@
+"""What a step is, and how it is carried out once. How to write one: the package's docstring."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Sequence
+
+from provision.errors import NodeError, PassingError
+from provision.node import Node
+
+
+class Step:
+    """A state that a node should be in, how to see whether it is, and how to get it there."""
+
+    name = ""
+    needs: tuple[str, ...] = ()
+    deadline = 120.0
+    """Seconds for all attempts together."""
+    attempts = 3
+    first_wait = 2.0
+    """Seconds before the second attempt; doubled before each further one."""
+
+    def needed(self, node: Node) -> bool:
+        """Whether this node should be in the step's state at all."""
+        return True
+
+    def missing(self, node: Node) -> Sequence[str]:
+        """What of the state is not so yet, a line each. Changes nothing, whoever else is at work."""
+        raise NotImplementedError
+
+    def do(self, node: Node) -> None:
+        """Bring the state about. May find any part of it there already, and may be killed at any line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    event: str
+    """not_needed, already_so, would_change, changed or failed."""
+    message: str = ""
+    again: bool = False
+    """Whether another attempt may end better."""
+
+    @property
+    def failed(self) -> bool:
+        return self.event == "failed"
+
+
+def attempt(step: Step, node: Node, dry_run: bool) -> Outcome:
+    """Needed here? Already so? Do it. So now?"""
+    try:
+        if not step.needed(node):
+            return Outcome("not_needed")
+        missing = step.missing(node)
+        if not missing:
+            return Outcome("already_so")
+        if dry_run:
+            return Outcome("would_change", "; ".join(missing))
+        step.do(node)
+        still = step.missing(node)
+        if still:
+            return Outcome("failed", f"done, and yet: {'; '.join(still)}", again=True)
+        return Outcome("changed", "; ".join(missing))
+    except NodeError as error:
+        return Outcome("failed", str(error), again=isinstance(error, PassingError))
+    except OSError as error:
+        return Outcome("failed", str(error), again=True)
+    except Exception as error:  # a bug; the other steps go on
+        traceback.print_exc()
+        return Outcome("failed", f"a bug in step {step.name}: {error!r}")

@@ -1,0 +1,154 @@
+"""Limits that EFA and the Neuron runtime need: locked memory, huge pages, ports that nobody else is given.
+
+- EFA registers memory, so it may not be limited: for logins, and for slurmd, whose limits jobs inherit.
+- Huge pages: AWS's EFA software reserves 5128 of 2 MiB (EKS user guide, "Run machine learning training on Amazon EKS
+  with Elastic Fabric Adapter"; libfabric's efa-check.sh). What is more already stays.
+- Ports: 48620 is the Neuron runtime's NEURON_RT_ROOT_COMM_ID, 41000 and 44000 are master ports of AWS's Neuron
+  tutorials, 29500 is torchrun's, 10000 to 19999 are this kit's. No connection is given one of them by chance.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+from typing import Sequence
+
+from provision.files import File, difference, write
+from provision.node import Node
+from provision.step import Step
+
+PORTS = "10000-19999,29500,41000,44000,48620"
+HUGE_PAGES = 5128
+# Read last, so that it is what counts.
+_SYSCTL = "/etc/sysctl.d/zz-hyperpod-ft.conf"
+_SYSCTL_FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
+_LIMITS = "/etc/security/limits.d/99-hyperpod-ft.conf"
+_SLURMD = "/etc/systemd/system/slurmd.service.d/50-hyperpod-ft.conf"
+_HEADER = "# Written by the step limits of hyperpod-ft's lifecycle scripts.\n"
+_RESERVED = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+_RESERVED_PAGES = "/proc/sys/vm/nr_hugepages"
+
+
+class Limits(Step):
+    name = "limits"
+    needs = ("identify",)
+
+    def missing(self, node: Node) -> Sequence[str]:
+        lines = [line for file in _files(node) for line in difference(node, file)]
+        if node.live:
+            reserved = node.path(_RESERVED).read_text()
+            if merged_ports(reserved, PORTS) != merged_ports(reserved):
+                lines.append(f"ports {PORTS} are not all reserved")
+            if _has_efa(node) and _pages(node) < HUGE_PAGES:
+                lines.append(f"{_pages(node)} huge pages, not {HUGE_PAGES}")
+            if _may_raise(node):
+                lines += [f"slurmd ({pid}) has limited locked memory" for pid in _limited_slurmds(node)]
+        return lines
+
+    def do(self, node: Node) -> None:
+        for file in _files(node):
+            write(node, file)
+        if not node.live:
+            return
+        reserved = node.path(_RESERVED)
+        reserved.write_text(merged_ports(reserved.read_text(), PORTS))
+        if _has_efa(node) and _pages(node) < HUGE_PAGES:
+            node.path(_RESERVED_PAGES).write_text(f"{HUGE_PAGES}\n")
+        if node.path("/run/systemd/system").is_dir():
+            node.run("systemctl", "daemon-reload")
+        for pid in _limited_slurmds(node):
+            if not _may_raise(node):
+                node.say(f"slurmd ({pid}) keeps its limit of locked memory: root has no CAP_SYS_RESOURCE here")
+                continue
+            # Instead of a restart: what slurmd starts from now on inherits it.
+            resource.prlimit(pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def merged_ports(*lists: str) -> str:
+    """Ports and ranges of comma-separated lists as the kernel writes them: ascending, neighbours joined.
+
+    >>> merged_ports("80,90-92", "91-95,81")
+    '80-81,90-95'
+    """
+    ranges = []
+    for item in ",".join(lists).replace("\n", "").split(","):
+        if item.strip():
+            first, _, last = item.strip().partition("-")
+            ranges.append((int(first), int(last or first)))
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in joined)
+
+
+def _files(node: Node) -> list[File]:
+    """What a boot and a login find."""
+    ports = merged_ports(*_configured(node, "net.ipv4.ip_local_reserved_ports"), PORTS)
+    sysctl = f"net.ipv4.ip_local_reserved_ports = {ports}\n"
+    if _has_efa(node):
+        pages = max([HUGE_PAGES, *map(int, _configured(node, "vm.nr_hugepages"))])
+        sysctl += f"vm.nr_hugepages = {pages}\n"
+    who = ("* soft", "* hard", "root soft", "root hard")
+    wanted = [
+        File(_LIMITS, _HEADER + "".join(f"{each} memlock unlimited\n" for each in who)),
+        File(_SYSCTL, _HEADER + sysctl),
+    ]
+    if node.identity.role != "controller":
+        wanted.append(File(_SLURMD, f"{_HEADER}[Service]\nLimitMEMLOCK=infinity\n"))
+    return wanted
+
+
+def _configured(node: Node, key: str) -> list[str]:
+    """The values that other files of sysctl.d(5) give to the key."""
+    paths = [node.path("/etc/sysctl.conf")]
+    for folder in _SYSCTL_FOLDERS:
+        paths += sorted(node.path(folder).glob("*.conf"))
+    pattern = re.compile(rf"^\s*-?{re.escape(key)}\s*=\s*(\S*)\s*$", re.MULTILINE)
+    return [
+        value
+        for path in paths
+        if path.is_file() and path != node.path(_SYSCTL)
+        for value in pattern.findall(path.read_text(errors="replace"))
+    ]
+
+
+def _has_efa(node: Node) -> bool:
+    # EFA devices are RDMA devices named by their driver: efa_0, or rdmap0s6 where udev renames them.
+    devices = node.path("/sys/class/infiniband")
+    names = [entry.name for entry in devices.iterdir()] if devices.is_dir() else []
+    return any(re.match(r"efa_|rdmap", name) for name in names)
+
+
+def _pages(node: Node) -> int:
+    return int(node.path(_RESERVED_PAGES).read_text())
+
+
+def _may_raise(node: Node) -> bool:
+    """Whether root may raise limits, as it may but in some containers (capabilities(7), CAP_SYS_RESOURCE)."""
+    status = node.path("/proc/self/status").read_text()
+    capabilities = int(re.findall(r"^CapEff:\s*(\S+)$", status, re.MULTILINE)[0], 16)
+    return bool(capabilities >> 24 & 1)
+
+
+def _limited_slurmds(node: Node) -> list[int]:
+    """Those that run with a limit that jobs with EFA devices would fail at."""
+    found: list[int] = []
+    if not _has_efa(node):
+        return found
+    for process in node.path("/proc").glob("[0-9]*"):
+        if _command(process) == "slurmd":
+            soft, _ = resource.prlimit(int(process.name), resource.RLIMIT_MEMLOCK)
+            if soft != resource.RLIM_INFINITY:
+                found.append(int(process.name))
+    return found
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return ""

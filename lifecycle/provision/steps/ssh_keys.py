@@ -1,0 +1,205 @@
+"""One ed25519 key pair for each user, by which that user goes from node to node; host keys that need no prompt.
+
+What this gives, and what not: private keys lie without a passphrase in homes on /fsx, so whoever can read a user's home
+is that user on every node. Nodes are recognized by the host keys that root of each node put on /fsx, so nobody on the
+network can pose as one; whoever is root on any node can.
+
+A pair is made once for the cluster. The private key appears by link(2), in which only the first node succeeds; the
+public key is derived from it, so that every node writes the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Callable, Sequence
+
+from provision import files, shared
+from provision.accounts import Account, account, accounts, as_user
+from provision.errors import NodeError, PassingError
+from provision.files import File
+from provision.node import Node
+from provision.step import Step
+from provision.steps.home import names
+
+KEY = "id_ed25519"
+_CLIENT = "/etc/ssh/ssh_config.d/hyperpod-ft.conf"
+
+
+class SshKeys(Step):
+    name = "ssh_keys"
+    needs = ("home",)
+
+    def needed(self, node: Node) -> bool:
+        return node.live
+
+    def missing(self, node: Node) -> Sequence[str]:
+        lines = files.difference(node, _client(node))
+        if not _listed(node):
+            lines.append(f"{_known_hosts(node)} lacks host keys")
+        made = {each.name for each in accounts(node) if Path(each.home).is_dir()}
+        for name in names(node):
+            lines += _for_user(node, name, _lacking) if name in made else [f"{name} has no home"]
+        return lines
+
+    def do(self, node: Node) -> None:
+        files.write(node, _client(node))
+        _list_host_keys(node)
+        for name in names(node):
+            _for_user(node, name, _make)
+
+
+def _for_user(node: Node, name: str, action: Callable[[Node, Account], list[str]]) -> list[str]:
+    """What a user did to files of their own keeps no node out of the cluster; the default user's have to be right."""
+    user = account(node, name)
+    try:
+        return as_user(user, partial(action, node, user))
+    except PassingError:
+        raise
+    except NodeError as error:
+        if name == node.settings.default_user:
+            raise
+        node.say(f"left alone: {error}")
+        return []
+
+
+def _lacking(node: Node, user: Account) -> list[str]:
+    """What of the user's keys is not so. Runs as the user."""
+    folder = _folder(user)
+    key, public, authorized = folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"
+    if not key.exists():
+        return [f"no {key}"]
+    line = _public_line(node, user, key)
+    lines = [] if public.exists() and public.read_text() == line else [f"{public} is not the key's"]
+    if _with_once(_text(authorized), line) != _text(authorized):
+        lines.append(f"{authorized} has the key {'not' if line.split()[1] not in _text(authorized) else 'twice'}")
+    for path, mode in ((folder, 0o700), (key, 0o600), (authorized, 0o600)):
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & ~mode:
+            lines.append(f"{path} is open to others")
+    return lines
+
+
+def _make(node: Node, user: Account) -> list[str]:
+    """Runs as the user."""
+    folder = _folder(user)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    own = f".{node.identity.instance_id}"
+    key = folder / KEY
+    if not key.exists():
+        made = folder / f"{own}.{KEY}"
+        made.unlink(missing_ok=True)
+        node.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", _comment(node, user), "-f", str(made))
+        _sync(made)
+        with suppress(FileExistsError):  # another node was first
+            os.link(made, key)
+        files.sync_directory(folder)
+    for left in folder.glob(f"{own}.*"):
+        left.unlink()
+    for path, mode in ((folder, 0o700), (key, 0o600)):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & mode)
+    line = _public_line(node, user, key)
+    _replace(folder, f"{KEY}.pub", own, line, 0o644)
+    # Nodes that do this at once write the same; only a line that someone adds in that instant would be lost.
+    _replace(folder, "authorized_keys", own, _with_once(_text(folder / "authorized_keys"), line), 0o600)
+    return []
+
+
+def _folder(user: Account) -> Path:
+    """Raises NodeError when something that is not to be followed or read lies where keys should."""
+    folder = Path(user.home) / ".ssh"
+    if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NodeError(f"{folder} is no directory", "move it away")
+    for path in (folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise NodeError(f"{path} is no regular file", "move it away")
+    return folder
+
+
+def _public_line(node: Node, user: Account, key: Path) -> str:
+    done = node.run("ssh-keygen", "-y", "-P", "", "-f", str(key), check=False)
+    fields = done.stdout.split()
+    if done.returncode != 0 or len(fields) < 2:
+        raise NodeError(f"{key} is no private key without a passphrase", "move it away and run this again")
+    return f"{fields[0]} {fields[1]} {_comment(node, user)}\n"
+
+
+def _comment(node: Node, user: Account) -> str:
+    return f"{user.name}@{node.identity.cluster}"
+
+
+def _with_once(text: str, line: str) -> str:
+    """`text` with the key of `line` in one line: the first that has it, for that one may restrict it."""
+    kind, blob = line.split()[:2]
+    kept: list[str] = []
+    found = False
+    for each in text.splitlines():
+        has = f"{kind} {blob}" in each and not each.lstrip().startswith("#")
+        if not has or not found:
+            kept.append(each + "\n")
+        found = found or has
+    return "".join(kept) + ("" if found else line)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _replace(folder: Path, name: str, own: str, text: str, mode: int) -> None:
+    path = folder / name
+    if not path.exists() or path.read_text() != text:
+        made = folder / f"{own}.{name}"
+        made.write_text(text)
+        made.chmod(mode)
+        _sync(made)
+        made.replace(path)
+    if stat.S_IMODE(path.stat().st_mode) & ~mode:
+        path.chmod(mode)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _client(node: Node) -> File:
+    known = f"/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2 {_known_hosts(node)}"
+    return File(_CLIENT, f"# Written by the step ssh_keys of hyperpod-ft.\nHost *\n    GlobalKnownHostsFile {known}\n")
+
+
+def _known_hosts(node: Node) -> str:
+    return f"{node.settings.fsx.mount_path}/.provision/ssh_known_hosts"
+
+
+def _host_keys(node: Node) -> str:
+    """Lines of known_hosts for this node, by name and address."""
+    host = os.uname().nodename
+    hosts = ",".join(dict.fromkeys([host, host.split(".")[0], node.identity.address]))
+    keys = sorted(node.path("/etc/ssh").glob("ssh_host_*_key.pub"))
+    return "".join(f"{hosts} {' '.join(key.read_text().split()[:2])}\n" for key in keys)
+
+
+def _all_host_keys(node: Node) -> str:
+    folder = shared.folder(node) / "hosts"
+    return "".join(file.read_text() for file in sorted(folder.iterdir())) if folder.is_dir() else ""
+
+
+def _listed(node: Node) -> bool:
+    listed = node.path(_known_hosts(node))
+    return listed.exists() and _host_keys(node) in (text := listed.read_text()) and text == _all_host_keys(node)
+
+
+def _list_host_keys(node: Node) -> None:
+    """Each node has a file, named by its address, which a node that replaces it takes over; one list is made of all.
+
+    Whoever writes the list looks again afterwards, so the last to write it has seen every node's file.
+    """
+    folder = shared.folder(node) / "hosts"
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / node.identity.address
+    if _text(own) != _host_keys(node):
+        shared.publish_text(node, own, _host_keys(node))
+    while not _listed(node):
+        shared.publish_text(node, node.path(_known_hosts(node)), _all_host_keys(node))

@@ -1,0 +1,399 @@
+"""Every step for real, on nodes made of namespaces: real accounts, mounts, keys, sshd. Stand-ins: see private_root."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from private_root import SCRIPTS, Node, can_make_nodes, cluster
+
+pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
+
+_PYTHON_38 = "/root/.pyenv/versions/3.8.18/bin"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A controller."""
+    with cluster(tmp_path, ["10.1.12.34"]) as (only,):
+        yield only
+
+
+def outcomes(text: str) -> dict[str, str]:
+    """What a run says of each step at the end."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split(" ", 2)
+        if len(words) == 3 and words[1].endswith(":"):
+            found[words[1][:-1]] = words[2].split(" (")[0].split(":")[0]
+    return found
+
+
+def assert_right(node: Node) -> None:
+    """Nothing is left to do, nor anything half done."""
+    said = outcomes(node.provision("--dry-run").stdout)
+    assert set(said.values()) <= {"already so", "not needed", "finished"}, said
+    left = [path for path in node.path("/srv/lustre/.provision/staging").iterdir() if node_number(node) in path.name]
+    assert left == []
+    for name in ("ubuntu", "alice", "bob"):
+        folder = node.path(f"/srv/lustre/{name}/.ssh")
+        assert sorted(path.name for path in folder.iterdir()) == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]
+        assert (folder / "authorized_keys").read_text() == (folder / "id_ed25519.pub").read_text()
+        assert node.run("stat", "-c", "%U:%G", f"/fsx/{name}").stdout == f"{name}:{name}\n"
+        assert node.run("getent", "shadow", name).stdout.startswith(f"{name}:")
+        # The kind of file that many writers at once, or a killed one, would spoil.
+        derived = node.run("ssh-keygen", "-y", "-P", "", "-f", f"/fsx/{name}/.ssh/id_ed25519").stdout
+        assert derived.split()[:2] == (folder / "id_ed25519.pub").read_text().split()[:2]
+
+
+def node_number(node: Node) -> str:
+    identity: str = json.loads(node.path("/var/lib/provision/node.json").read_text())["instance_id"]
+    return identity
+
+
+def test_twice_is_once(node: Node) -> None:
+    first = outcomes(node.provision().stdout)
+    assert first.pop("neuron") == "not needed"
+    assert set(first.values()) == {"changed", "finished"}
+    assert_right(node)
+    before = node.snapshot()
+    assert len(before) > 50
+    second = outcomes(node.run("bash", "-c", f"cd / && bash {SCRIPTS}/provision.sh").stdout)
+    assert set(second.values()) == {"already so", "not needed", "finished"}
+    assert node.snapshot() == before
+    log = node.path("/var/log/provision/provisioning.log").read_text()
+    assert log.count("provision: finished") == 3
+    lines = [json.loads(line) for line in node.path("/var/log/provision/steps.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in lines} >= {"identify", "fsx", "home", ""}
+
+
+@pytest.mark.skipif(not Path(_PYTHON_38).is_dir(), reason="no Python 3.8 on this machine")
+def test_it_runs_on_python_3_8(node: Node) -> None:
+    node.provision(environment={"PATH": f"{_PYTHON_38}:/usr/sbin:/usr/bin:/sbin:/bin"})
+    assert_right(node)
+
+
+def test_a_dry_run_of_a_new_node_changes_its_log_alone(node: Node) -> None:
+    logs = ("upper/var", "upper/var/log")
+    before = node.snapshot()
+    said = outcomes(node.provision("--dry-run").stdout)
+    assert said["users"] == said["home"] == said["ssh_keys"] == "would change"
+    after = node.snapshot()
+    assert {key: after[key] for key in after if key not in logs} == {
+        key: before[key] for key in before if key not in logs
+    }
+
+
+def test_many_nodes_at_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, [f"10.1.12.{30 + number}" for number in range(5)], workers="ml.c5.xlarge") as nodes:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(Node.provision, nodes))
+        for node in nodes:
+            assert_right(node)
+        known = nodes[0].path("/srv/lustre/.provision/ssh_known_hosts").read_text().splitlines()
+        assert len(known) == len(nodes)
+        assert nodes[0].path("/srv/lustre/ubuntu/.bashrc").read_text() == 'alias ll="ls -l"\n'
+        before = [node.snapshot() for node in nodes]
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(Node.provision, nodes))
+        assert [node.snapshot() for node in nodes] == before
+
+
+@pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
+def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
+    node.provision()
+    node.run("mkdir", "-p", "/run/sshd")
+    node.run("/usr/sbin/sshd")
+    ssh = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes")
+    assert node.run(*ssh, "10.1.12.34", "id -u; pwd").stdout == "2001\n/fsx/alice\n"
+    # An impostor is not believed.
+    node.run("bash", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
+    node.run("pkill", "-x", "sshd")
+    node.run("/usr/sbin/sshd")
+    refused = node.run(*ssh, "10.1.12.34", "true", check=False)
+    assert refused.returncode == 255
+    assert "HOST IDENTIFICATION HAS CHANGED" in refused.stderr
+
+
+def test_ids_of_others_are_named(node: Node) -> None:
+    node.run("useradd", "--uid", "2001", "--no-create-home", "carol")
+    node.run("groupadd", "--gid", "3000", "bob")
+    done = node.provision(check=False)
+    assert done.returncode == 1
+    assert "uid 2001 of user alice is user carol's on this node" in done.stdout
+    assert "group bob should have gid 2002 and has 3000 on this node" in done.stdout
+    said = outcomes(done.stdout)
+    assert (said["users"], said["home"], said["fsx"]) == ("failed", "not run", "changed")
+    assert "alice" not in node.path("/etc/passwd").read_text()
+
+
+def test_half_a_user_is_completed(node: Node) -> None:
+    node.provision()
+    node.run(
+        "bash", "-c", "sed -i /alice/d /etc/shadow /etc/gshadow; echo 1 > /etc/passwd.lock; echo 1 >/etc/group.lock"
+    )
+    done = node.provision()
+    assert outcomes(done.stdout)["users"] == "changed"
+    assert_right(node)
+
+
+def test_the_file_system_is_mounted_again_at_boot(node: Node) -> None:
+    node.provision()
+    node.run("umount", "/fsx")
+    node.run("rm", "-r", "/run/provision")
+    node.run("mount", "-a")
+    assert node.run("cat", "/fsx/ubuntu/.bashrc").stdout
+    # Written to once more, because it is another mount.
+    assert outcomes(node.provision().stdout)["fsx"] == "changed"
+    assert_right(node)
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("mkdir /fsx && touch /fsx/kept", "/fsx is not mounted and holds 'kept', which mounting would hide"),
+        ("mkdir /fsx && mount -t tmpfs other /fsx", "/fsx: other (tmpfs) is mounted there, not fs-"),
+        (
+            "mkdir /fsx && mount -t tmpfs fs-9.fsx.us-west-2.amazonaws.com@tcp:/other /fsx",
+            "/fsx: fs-9.fsx.us-west-2.amazonaws.com@tcp:/other (tmpfs) is mounted there, not fs-",
+        ),
+        (
+            "mkdir /fsx && mount -t tmpfs 10.9.9.9@tcp:/4owupbev /fsx",
+            "/fsx: 10.9.9.9@tcp:/4owupbev (tmpfs) is mounted there, not fs-",
+        ),
+        ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs) is to be mounted at /fsx"),
+    ],
+)
+def test_what_is_in_the_way_of_the_file_system_is_named(node: Node, before: str, says: str) -> None:
+    node.run("bash", "-c", before)
+    done = node.provision(check=False)
+    assert done.returncode == 1
+    assert says in done.stdout
+    assert outcomes(done.stdout)["home"] == "not run"
+
+
+def test_where_hyperpod_mounts_it_is_only_looked_at(node: Node) -> None:
+    node.settings(provisioning="api")
+    fstab = node.path("/etc/fstab").read_text()
+    # Lustre shows the address that the name has.
+    node.run("bash", "-c", "mkdir /fsx && mount -t tmpfs 127.0.0.1@tcp:/4owupbev /fsx")
+    node.provision()
+    assert node.path("/etc/fstab").read_text() == fstab
+    assert node.run("ls", "/fsx").stdout == "alice\nbob\nubuntu\n"
+    node.run("umount", "-l", "/fsx")
+    done = node.run("bash", "-c", f"cd {SCRIPTS} && timeout 2 python3 -B -m provision --only fsx", check=False)
+    assert "HyperPod has not mounted /fsx; see FsxLustreConfig of the instance group" in done.stdout
+
+
+def test_a_file_system_that_cannot_be_written_to(node: Node) -> None:
+    node.path("/usr/sbin/mount.lustre").write_text(
+        '#!/bin/sh\nmount --bind /srv/lustre "$2" && mount -o remount,bind,ro "$2"\n'
+    )
+    script = f"cd {SCRIPTS} && timeout 2 python3 -B -m provision --only fsx"
+    done = node.run("bash", "-c", script, check=False)
+    assert "/fsx cannot be written to: [Errno 30] Read-only file system" in done.stdout
+
+
+def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
+    shared = node.path("/srv/lustre")
+    node.run("bash", "-c", "cd /srv/lustre; mkdir ubuntu bob; echo mine >ubuntu/.bashrc; chown -R 1000:1000 ubuntu")
+    node.run("bash", "-c", "mkdir -p /srv/lustre/alice; touch /srv/lustre/alice/x; chown 2009:2009 /srv/lustre/alice")
+    done = node.provision(check=False)
+    assert "/fsx/alice belongs to uid 2009, and alice has uid 2001 on this node" in done.stdout
+    node.run("chown", "-R", "2001:2001", "/srv/lustre/alice")
+    node.provision()
+    assert (shared / "ubuntu/.bashrc").read_text() == "mine\n"
+    assert not (shared / "alice/.bashrc").exists()
+    # bob's was empty, and root's.
+    assert (shared / "bob/.bashrc").stat().st_uid == 2002
+
+
+def test_a_home_is_not_moved_under_a_running_process(node: Node) -> None:
+    node.provision("--only", "users")
+    # `home` retries for some seconds, in which the process ends.
+    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "1.5"), env=node.environment()):
+        time.sleep(0.3)
+        done = node.provision()
+    assert "ubuntu runs " in done.stdout
+    assert "(sleep)" in done.stdout
+    assert "would keep /home/ubuntu" in done.stdout
+    assert_right(node)
+
+
+def test_a_user_cannot_lead_root_astray(node: Node) -> None:
+    node.provision()
+    for trap in (
+        "ln -s /etc .ssh",
+        "mkdir .ssh && ln -s /etc/shadow .ssh/authorized_keys",
+        "mkdir .ssh && mkfifo .ssh/authorized_keys",
+        "touch .ssh",
+        "mkdir -m 0 .ssh",
+    ):
+        node.run("runuser", "-u", "alice", "--", "bash", "-c", f"cd /fsx/alice; chmod 700 .ssh; rm -rf .ssh; {trap}")
+        before = node.path("/etc/shadow").read_text()
+        done = node.provision()
+        assert "left alone: alice: " in done.stdout, trap
+        assert node.path("/etc/shadow").read_text() == before
+        assert not node.path("/etc/id_ed25519").exists()
+
+
+def test_a_damaged_key_of_the_default_user_is_an_error(node: Node) -> None:
+    node.provision()
+    node.run("bash", "-c", "echo x >/fsx/ubuntu/.ssh/id_ed25519")
+    done = node.provision(check=False)
+    assert done.returncode == 1
+    assert "/fsx/ubuntu/.ssh/id_ed25519 is no private key without a passphrase; move it away" in done.stdout
+
+
+def test_limits_are_raised_and_never_lowered(node: Node) -> None:
+    """Files stand in for EFA devices and the kernel's count of huge pages, which is the whole machine's."""
+    node.run("mount", "-t", "tmpfs", "none", "/sys/class")
+    node.run("mkdir", "-p", "/sys/class/infiniband/rdmap0s6")
+    node.run("bash", "-c", "echo 10 >/tmp/pages && mount --bind /tmp/pages /proc/sys/vm/nr_hugepages")
+    node.run("bash", "-c", "echo 20000-20002 >/proc/sys/net/ipv4/ip_local_reserved_ports")
+    configured = node.path("/etc/sysctl.d/10-mine.conf")
+    configured.write_text("vm.nr_hugepages = 9000\nnet.ipv4.ip_local_reserved_ports = 7000\n")
+    node.provision()
+    reserved = node.path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+    assert node.run("cat", "/tmp/pages").stdout == "5128\n"
+    assert reserved.exists()
+    assert (
+        node.run("cat", "/proc/sys/net/ipv4/ip_local_reserved_ports").stdout == "10000-20002,29500,41000,44000,48620\n"
+    )
+    text = node.path("/etc/sysctl.d/zz-hyperpod-ft.conf").read_text()
+    assert "vm.nr_hugepages = 9000\n" in text
+    assert "ip_local_reserved_ports = 7000,10000-19999,29500,41000,44000,48620\n" in text
+    node.run("bash", "-c", "echo 6000 >/tmp/pages")
+    assert outcomes(node.provision().stdout)["limits"] == "already so"
+    assert node.run("cat", "/tmp/pages").stdout == "6000\n"
+
+
+def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> None:
+    """A sleep stands in for slurmd."""
+    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (_, worker):
+        worker.run("cp", "/usr/bin/sleep", "/usr/local/bin/slurmd")
+        script = "ulimit -l 64; setsid slurmd 60 >/dev/null 2>&1 & echo $!"
+        pid = worker.run("bash", "-c", script, environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}).stdout.strip()
+        done = worker.provision()
+        limits = worker.run("cat", f"/proc/{pid}/limits").stdout
+        if int(worker.run("grep", "CapEff", "/proc/self/status").stdout.split()[1], 16) >> 24 & 1:
+            assert "Max locked memory         unlimited            unlimited" in limits
+        else:  # root of some containers may not
+            assert f"slurmd ({pid}) keeps its limit of locked memory" in done.stdout
+        drop_in = worker.path("/etc/systemd/system/slurmd.service.d/50-hyperpod-ft.conf")
+        assert "LimitMEMLOCK=infinity" in drop_in.read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ('[[ $1 == --json-output ]] && echo "[$(printf "{},%.0s" {1..15}){}]"', "not so"),
+        ('[[ $1 == --output-format ]] && echo "{\\"devices\\": [$(printf "{},%.0s" {1..15}){}]}"', "not so"),
+        ('echo "[{},{}]"', "2 of the 16 Neuron devices of ml.trn1.32xlarge; replace the node"),
+        ('echo "no driver" >&2; exit 1', "neuron-ls: no driver"),
+    ],
+)
+def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> None:
+    """A script stands in for AWS's neuron-ls."""
+    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"]) as (_, worker):
+        script = worker.path("/opt/aws/neuron/bin/neuron-ls")
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f"#!/bin/bash\n{program}\n")
+        script.chmod(0o755)
+        done = worker.provision("--only", "neuron", check=False)
+        if says == "not so":
+            assert outcomes(done.stdout)["neuron"] == "already so"
+            assert done.returncode == 0
+        else:
+            assert says in done.stdout
+            assert done.returncode == 1
+
+
+def _epilog(node: Node, jobs: str) -> None:
+    squeue = node.path("/opt/slurm/bin/squeue")
+    squeue.parent.mkdir(parents=True, exist_ok=True)
+    squeue.write_text(f"#!/bin/sh\n{jobs}\n")
+    squeue.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "node1"}
+    node.run("/opt/slurm/etc/scripts/epilog.sh", environment=job)
+
+
+def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
+    """A script stands in for squeue."""
+    node.provision()
+    node.run(
+        "runuser",
+        "-u",
+        "alice",
+        "--",
+        "bash",
+        "-c",
+        "mkdir /dev/shm/a; touch /dev/shm/a/b; setsid sleep 99 >/dev/null 2>&1 & true",
+    )
+    node.run("runuser", "-u", "bob", "--", "bash", "-c", "touch /dev/shm/c; setsid sleep 99 >/dev/null 2>&1 & true")
+    alive = ("pgrep", "-c", "-u")
+    for jobs in ("exit 1", "echo 7; echo 8"):
+        _epilog(node, jobs)
+        assert node.run(*alive, "alice").stdout == "1\n", jobs
+        assert node.run("ls", "/dev/shm").stdout == "a\nc\n"
+    _epilog(node, "echo 7")
+    assert node.run(*alive, "alice", check=False).stdout == "0\n"
+    assert node.run("ls", "/dev/shm").stdout == "c\n"
+    assert node.run(*alive, "bob").stdout == "1\n"
+
+
+def test_a_prolog_never_drains_a_node(node: Node) -> None:
+    node.provision("--only", "prolog_epilog")
+    for environment in ({}, {"PATH": "/nowhere"}):
+        node.run("/bin/bash", "/opt/slurm/etc/scripts/prolog.sh", environment=environment)
+        node.run("/bin/bash", "/opt/slurm/etc/scripts/epilog.sh", environment=environment)
+
+
+def test_a_failure_is_in_the_log_before_the_script_ends(node: Node) -> None:
+    node.path(f"{SCRIPTS}/settings.json").write_text("{}")
+    started = time.monotonic()
+    done = node.provision(environment={"PROVISION_FAILURE_WAIT_SECONDS": "1"}, check=False)
+    assert done.returncode == 2
+    assert time.monotonic() - started >= 1
+    log = node.path("/var/log/provision/provisioning.log").read_text()
+    assert "settings.json: 'version' is missing" in log
+    assert "failed with exit status 2" in log
+
+
+def test_a_node_without_python_says_so(node: Node) -> None:
+    for name in ("bash", "sed", "head", "getent", "tee", "date", "mkdir", "dirname", "sync", "sleep"):
+        node.run("bash", "-c", f"mkdir -p /tmp/bin; ln -s $(command -v {name}) /tmp/bin/{name}")
+    node.run("bash", "-c", "rm -f /usr/bin/python3")
+    done = node.provision(environment={"PATH": "/tmp/bin:/usr/sbin"}, check=False)
+    assert done.returncode == 1
+    assert "no Python 3.8 or newer on this node" in done.stdout
+
+
+_SEED = 5
+
+
+@pytest.mark.timeout(240)
+def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
+    """Two nodes at a time: one is killed at random moments while the other runs; then both are right, with one key."""
+    moments = random.Random(_SEED)
+    for number in range(12):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with cluster(folder, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (one, two):
+            with ThreadPoolExecutor(2) as pool:
+                other = pool.submit(two.provision)
+                for _ in range(4):
+                    seconds = f"{moments.uniform(0.1, 0.7):.3f}"
+                    # A pid namespace of its own, so that everything the run started dies in the same instant.
+                    killed = ("timeout", "-s", "KILL", seconds, "unshare", "-p", "--fork", "--kill-child")
+                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", check=False)
+                other.result()
+            one.provision()
+            assert_right(one)
+            assert_right(two)

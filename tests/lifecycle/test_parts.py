@@ -1,0 +1,375 @@
+"""The parts of lifecycle/provision that need no node: files below tmp_path, processes, a web server on the loopback."""
+
+from __future__ import annotations
+
+import ast
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_root import LIFECYCLE, SETTINGS, instance_id, resource_config
+from provision import apt, identity, runner
+from provision.accounts import _clear_stale_locks
+from provision.errors import NodeError, PassingError
+from provision.files import File, difference, write
+from provision.identity import Instance
+from provision.journal import Journal
+from provision.mounts import mount_at
+from provision.node import Node
+from provision.settings import read_settings
+from provision.step import Step
+from provision.steps import STEPS
+from provision.steps.limits import merged_ports
+from provision.steps.neuron import count_devices
+from provision.steps.ssh_keys import _with_once
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps(SETTINGS))
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    return Node(root, read_settings(file), Journal(root / "steps.jsonl"), LIFECYCLE)
+
+
+@pytest.fixture
+def config(node: Node) -> Path:
+    file = node.path(identity.RESOURCE_CONFIG)
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(resource_config(["10.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")))
+    return file
+
+
+def test_it_is_python_3_8() -> None:
+    files = sorted((LIFECYCLE / "provision").rglob("*.py"))
+    assert len(files) > 20
+    standard = {*sys.stdlib_module_names, "provision"}
+    for file in files:
+        tree = ast.parse(file.read_text(), feature_version=(3, 8))
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.Import):
+                assert {name.name.split(".")[0] for name in statement.names} <= standard, file
+            if isinstance(statement, ast.ImportFrom):
+                assert (statement.module or "").split(".")[0] in standard, file
+
+
+def test_steps_come_after_what_they_need() -> None:
+    seen: set[str] = set()
+    for step in STEPS:
+        assert set(step.needs) <= seen, step.name
+        seen.add(step.name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("version", 2, "version 2"),
+        ("default_user", "-rf", "default_user: '-rf'"),
+        ("users", [{"name": "a b", "uid": 1, "gid": 1}], "users.name: 'a b'"),
+        ("users", [{"name": "a", "uid": 0, "gid": 1}], "users.uid: 0"),
+        ("groups", {"g": "worker"}, "groups.g: 'worker' is none of controller, login, compute"),
+        ("fsx", {"dns_name": "x", "mount_name": "y", "mount_path": "/fsx/.."}, "fsx.mount_path"),
+        ("accounting", "no", "accounting: 'no'"),
+        ("provisioning", None, "provisioning: None"),
+    ],
+)
+def test_settings_that_are_not_of_their_form(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({**SETTINGS, key: value}))
+    with pytest.raises(NodeError) as caught:
+        read_settings(file)
+    assert says in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_settings_that_lack_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({key: value for key, value in SETTINGS.items() if key != "fsx"}))
+    with pytest.raises(NodeError, match="'fsx' is missing"):
+        read_settings(file)
+
+
+def test_an_instance_is_found_by_id_before_address(node: Node, config: Path) -> None:
+    # The address of a node that was replaced may still be listed for the old one.
+    found = identity.identify(Instance(instance_id(1), "10.0.0.1"), node.path, SETTINGS["groups"])
+    assert (found.group, found.role, found.address) == ("worker-group-1", "compute", "10.0.0.2")
+    assert found.instance_type == "ml.trn1.32xlarge"
+    assert found.controllers == ("10.0.0.1",)
+    by_address = identity.identify(Instance("i-other", "10.0.0.1"), node.path, SETTINGS["groups"])
+    assert by_address.role == "controller"
+
+
+def test_an_instance_that_is_not_listed_yet_may_be_soon(node: Node, config: Path) -> None:
+    with pytest.raises(PassingError, match=r"neither i-other nor 10\.0\.0\.9"):
+        identity.identify(Instance("i-other", "10.0.0.9"), node.path, SETTINGS["groups"])
+    config.write_text('{"InstanceGr')
+    with pytest.raises(PassingError, match="resource_config"):
+        identity.identify(Instance("i-other", "10.0.0.9"), node.path, SETTINGS["groups"])
+
+
+def test_hyperpods_own_file_gives_roles_that_the_settings_do_not(node: Node, config: Path) -> None:
+    with pytest.raises(NodeError, match="'worker-group-1' has no role"):
+        identity.identify(Instance(instance_id(1), ""), node.path, {})
+    parameters = {
+        "controller_group": "controller-machine",
+        "worker_groups": [{"instance_group_name": "worker-group-1", "partition_name": "dev"}],
+    }
+    node.path(identity.PROVISIONING_PARAMETERS).write_text(json.dumps(parameters))
+    assert identity.identify(Instance(instance_id(1), ""), node.path, {}).role == "compute"
+    given = identity.identify(Instance(instance_id(1), ""), node.path, {"worker-group-1": "login"})
+    assert given.role == "login"
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """An instance metadata service that answers 503 as often as the list's only number says."""
+    refusals = [0]
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            refused = refusals[0] > 0
+            refusals[0] -= refused
+            self._say(503 if refused else 200, "secret")
+
+        def do_GET(self) -> None:
+            allowed = self.headers.get("X-aws-ec2-metadata-token") == "secret"
+            self._say(
+                200 if allowed else 401, {"instance-id": "i-1", "local-ipv4": "10.0.0.1"}[self.path.split("/")[-1]]
+            )
+
+        def _say(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PROVISION_IMDS", f"http://127.0.0.1:{server.server_port}")
+    # A proxy, which the link-local address must not be asked through.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    yield refusals
+    server.shutdown()
+    server.server_close()
+
+
+def test_instance_metadata_is_asked_with_a_token_until_it_answers(metadata: list[int]) -> None:
+    metadata[0] = 1
+    assert identity.ask_instance(seconds=10) == Instance("i-1", "10.0.0.1")
+    metadata[0] = 100
+    with pytest.raises(PassingError, match=r"no instance metadata for 0 s.*allow IMDSv2"):
+        identity.ask_instance(seconds=0)
+
+
+def test_ports_are_merged() -> None:
+    assert merged_ports("") == ""
+    assert merged_ports("80\n", "81,90-92", "91-95,29500") == "80-81,90-95,29500"
+    assert merged_ports("1-100", "5") == "1-100"
+
+
+def test_the_uppermost_mount_counts() -> None:
+    lines = [
+        "22 1 0:20 / /fsx rw - autofs systemd-1 rw",
+        r"23 1 0:21 / /fsx rw shared:1 master:2 - lustre 10.0.0.7@tcp:/a\040b rw,flock",
+        "24 1 0:22 / /fsx/x rw - tmpfs tmpfs rw",
+    ]
+    mount = mount_at("/fsx", lines)
+    assert mount is not None
+    assert (mount.identity, mount.kind, mount.source) == ("23", "lustre", "10.0.0.7@tcp:/a b")
+    assert mount_at("/fs", lines) is None
+
+
+def test_a_key_is_authorized_once() -> None:
+    line = "ssh-ed25519 AAAA alice@c\n"
+    assert _with_once("", line) == line
+    assert _with_once("ssh-rsa BBBB x", line) == f"ssh-rsa BBBB x\n{line}"
+    restricted = 'from="10.0.0.0/8" ssh-ed25519 AAAA old\n'
+    assert _with_once(f"{restricted}# ssh-ed25519 AAAA\n{line}", line) == f"{restricted}# ssh-ed25519 AAAA\n"
+
+
+def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
+    devices = [{"neuron_device": number, "connected_to": [1]} for number in range(16)]
+    assert count_devices(devices) == 16
+    assert count_devices({"instance": {"type": "trn1"}, "devices": devices}) == 16
+    assert count_devices({}) == 0
+
+
+def test_a_file_is_written_once_and_mended(node: Node) -> None:
+    file = File("/etc/some/file.conf", "text\n", 0o640)
+    assert difference(node, file) == ["no /etc/some/file.conf"]
+    # What a killed run left.
+    partial = node.path("/etc/some/.file.conf.provision")
+    partial.parent.mkdir()
+    partial.symlink_to("/nowhere")
+    write(node, file)
+    path = node.path(file.path)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("text\n", 0o640)
+    before = path.stat()
+    write(node, file)
+    assert path.stat().st_ino == before.st_ino
+    path.chmod(0o666)
+    assert difference(node, file) == ["/etc/some/file.conf has mode 666, not 640"]
+    write(node, file)
+    assert difference(node, file) == []
+    assert [each.name for each in path.parent.iterdir()] == ["file.conf"]
+
+
+class Marker(Step):
+    """Is so when its file is there."""
+
+    first_wait = 0.01
+
+    def __init__(self, name: str, do: Callable[[Path], object] = Path.touch, needs: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.needs = needs
+        self._do = do
+
+    def missing(self, node: Node) -> Sequence[str]:
+        return [] if node.path(self.name).exists() else [f"no {self.name}"]
+
+    def do(self, node: Node) -> None:
+        self._do(node.path(self.name))
+
+
+def events(node: Node) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in node.path("steps.jsonl").read_text().splitlines()]
+    assert all(set(line) == {"time", "step", "event", "seconds", "message"} for line in lines)
+    return [(line["step"], line["event"]) for line in lines]
+
+
+def test_a_step_is_done_once(node: Node) -> None:
+    assert runner.run([Marker("a")], node, dry_run=False)
+    assert runner.run([Marker("a")], node, dry_run=False)
+    assert events(node) == [("a", "changed"), ("", "finished"), ("a", "already_so"), ("", "finished")]
+
+
+def test_a_dry_run_does_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = Node(node.root, node.settings, Journal(None), node.scripts)
+    assert runner.run([Marker("a")], quiet, dry_run=True)
+    assert [path.name for path in node.root.iterdir()] == ["etc"]
+
+
+def test_what_passes_is_tried_again_and_what_does_not_is_not(node: Node) -> None:
+    def third_time(path: Path) -> None:
+        tries = path.with_name("tries")
+        tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+        if len(tries.read_text()) < 3:
+            raise PassingError("not yet")
+        path.touch()
+
+    def never(path: Path) -> None:
+        raise NodeError("no such thing", "buy one")
+
+    assert runner.run([Marker("a", third_time)], node, dry_run=False)
+    assert not runner.run([Marker("b", never)], node, dry_run=False)
+    assert events(node) == [
+        *[("a", "retry")] * 2,
+        ("a", "changed"),
+        ("", "finished"),
+        ("b", "failed"),
+        ("", "failed"),
+    ]
+    assert "no such thing; buy one" in node.path("steps.jsonl").read_text()
+
+
+def test_done_is_not_believed(node: Node) -> None:
+    assert not runner.run([Marker("a", lambda path: None)], node, dry_run=False)
+    assert events(node)[-2] == ("a", "failed")
+    assert "done, and yet: no a" in node.path("steps.jsonl").read_text()
+
+
+def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(node: Node) -> None:
+    def broken(path: Path) -> None:
+        raise KeyError("a bug")
+
+    steps = [Marker("a", broken), Marker("b", needs=("a",)), Marker("c", needs=("b",)), Marker("d")]
+    assert not runner.run(steps, node, dry_run=False)
+    assert events(node) == [("a", "failed"), ("b", "not_run"), ("c", "not_run"), ("d", "changed"), ("", "failed")]
+
+
+def test_a_deadline_ends_a_step_and_its_commands(node: Node) -> None:
+    def hang(path: Path) -> None:
+        with subprocess.Popen(["sleep", "300"]) as process:
+            path.with_name("pid").write_text(str(process.pid))
+
+    step = Marker("a", hang)
+    step.deadline = 0.5
+    started = time.monotonic()
+    assert not runner.run([step], node, dry_run=False)
+    assert time.monotonic() - started < 10
+    assert "not done after 0.5 s" in node.path("steps.jsonl").read_text()
+    process = Path(f"/proc/{node.path('pid').read_text()}")
+    assert not process.exists() or "Z" in (process / "stat").read_text()
+
+
+def test_a_killed_process_of_a_step_is_tried_again(node: Node) -> None:
+    def once(path: Path) -> None:
+        path.touch()
+        subprocess.run(["sh", "-c", "kill -9 $PPID"], check=False)
+
+    assert runner.run([Marker("a", once)], node, dry_run=False)
+    assert events(node) == [("a", "retry"), ("a", "already_so"), ("", "finished")]
+
+
+def test_only_brings_what_is_needed() -> None:
+    steps = [Marker("a"), Marker("b", needs=("a",)), Marker("c", needs=("b",)), Marker("d")]
+    assert [step.name for step in runner.select(steps, ["c"])] == ["a", "b", "c"]
+    assert [step.name for step in runner.select(steps, [])] == ["a", "b", "c", "d"]
+    with pytest.raises(NodeError, match="no step 'e'; steps: a, b, c, d"):
+        runner.select(steps, ["e"])
+
+
+def test_two_runs_do_not_mix(node: Node) -> None:
+    with (
+        runner.locked(node),
+        pytest.raises(NodeError, match="another run is at work"),
+        runner.locked(node, seconds=0.1),
+    ):
+        pass
+    with runner.locked(node, seconds=0.1):
+        pass
+
+
+def test_apt_waits_for_whoever_holds_its_lock(node: Node) -> None:
+    lock = node.path(apt.LOCKS[0])
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    apt.wait_for_others(node, seconds=0)
+    # Another process: a process's own locks do not stop it.
+    code = (
+        "import fcntl, sys; fcntl.lockf(f := open(sys.argv[1], 'w'), fcntl.LOCK_EX); print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(PassingError, match=f"process {other.pid} holds it"):
+            apt.wait_for_others(node, seconds=0)
+        other.communicate("\n")
+    apt.wait_for_others(node, seconds=0)
+
+
+def test_locks_of_account_programs_that_are_gone_are_removed(node: Node) -> None:
+    """shadow-utils would wait for process 1 for ever."""
+    node.path("/etc/passwd.lock").write_text("1\0")
+    node.path("/etc/passwd.1234567").write_text("1234567\0")
+    node.path("/etc/passwd-").write_text("backup")
+    _clear_stale_locks(node)
+    assert sorted(path.name for path in node.path("/etc").iterdir()) == ["passwd-"]
+
+
+def test_the_package_is_shipped_with_the_wheel() -> None:
+    from hyperpod_ft.sources import shipped
+
+    assert (shipped("lifecycle") / "provision.sh").is_file()
