@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft import yaml_file
 from hyperpod_ft.fields import PlainPath, PositiveInt, Section, matches
+from hyperpod_ft.sources import shipped
 from hyperpod_ft.yaml_file import Kind
 
 # botocore's patterns of ClusterName, ClusterInstanceGroupName and ClusterPartitionName
@@ -205,7 +206,7 @@ class ClusterConfig(Section):
 
     @property
     def stack_name(self) -> str:
-        return f"hyperpod-{self.name}"
+        return stack_name(self.name)
 
     @field_validator("tags")
     @classmethod
@@ -230,12 +231,22 @@ class ClusterConfig(Section):
         return self
 
 
+def stack_name(cluster: str) -> str:
+    """Of the CloudFormation stack that a cluster stands on."""
+    return f"hyperpod-{cluster}"
+
+
 def _unique(what: str, values: list[str]) -> None:
     if twice := sorted({value for value in values if values.count(value) > 1}):
         raise ValueError(f"two {what} {', '.join(twice)}; give each its own")
 
 
 CLUSTER_FILE = Kind(ClusterConfig, "docs/cluster-file.md", "hyperpod-ft cluster init")
+
+
+def example() -> Path:
+    """A cluster file with comments, to start from."""
+    return shipped("templates") / "cluster" / "cluster.yaml"
 
 
 def load(path: Path, overrides: tuple[str, ...] = ()) -> ClusterConfig:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,20 @@ _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
 _SETTLED = (hyperpod.IN_SERVICE, hyperpod.FAILED)
 
 
+@dataclass(frozen=True)
+class Awaited:
+    """What a change is to lead to, besides a complete cluster: HyperPod may show the state before it for a while."""
+
+    targets: Mapping[str, int] = field(default_factory=dict)  # instances each group is to have
+    gone: frozenset[str] = frozenset()  # instance ids
+
+    def reached(self, cluster: Cluster, nodes: list[Node]) -> bool:
+        targets = {group.name: group.target for group in cluster.groups}
+        return all(targets.get(name) == count for name, count in self.targets.items()) and self.gone.isdisjoint(
+            node.instance_id for node in nodes
+        )
+
+
 @dataclass
 class Watch:
     """Follows one cluster. `say` gets a line for whatever changed."""
@@ -28,7 +42,7 @@ class Watch:
     poll_seconds: float = POLL_SECONDS
     _told: dict[str, str] = field(default_factory=dict)
 
-    def until_complete(self, timeout_seconds: float) -> Cluster:
+    def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
         """Wait until every group has the nodes it is to have, and all of them run.
 
         Raises UserError when the cluster or a node fails, after telling the node's lifecycle log, or at the timeout.
@@ -48,7 +62,7 @@ class Watch:
                     f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
                     f"correct the cause, `hyperpod-ft cluster delete {self.name}` (keeps /fsx), then create it again",
                 )
-            failing = [node for node in nodes if node.status == "Failure"]
+            failing = [node for node in nodes if node.status == "Failure" and node.instance_id not in awaited.gone]
             if failing and cluster.status in _SETTLED:
                 self._explain(cluster, failing)
                 reason = failing[0].message or "HyperPod gives no reason"
@@ -56,7 +70,8 @@ class Watch:
                     f"cluster {self.name}: {_names(failing)} failed: {reason}",
                     f"hyperpod-ft cluster replace-node {self.name} {failing[0].instance_id}",
                 )
-            if cluster.complete and all(node.status == RUNNING for node in nodes):
+            settled = cluster.complete and all(node.status == RUNNING for node in nodes)
+            if settled and awaited.reached(cluster, nodes):
                 return cluster
             if time.monotonic() > deadline:
                 raise UserError(
