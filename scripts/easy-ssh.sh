@@ -19,7 +19,7 @@ user=ubuntu group='' node='' key='' dry='' cluster=''
 aws=() forwards=()
 while (($#)); do
   case $1 in
-    -g | -n | -u | -k | -r | -p | -L) (($# > 1)) || die "$1 needs a value; see the top of $0" ;;
+    -[gnukrpL]) (($# > 1)) || die "$1 needs a value; see the top of $0" ;;
   esac
   case $1 in
     -g) group=$2; shift ;;
@@ -31,7 +31,7 @@ while (($#)); do
     -L) forwards+=(-L "$2"); shift ;;
     --dry-run) dry=1 ;;
     --) shift; break ;;
-    -h | --help) sed -n '2,/^$/s/^#$\|^# //p' "$0"; exit ;;
+    -h | --help) sed -nE '2,/^set/s/^# ?//p' "$0"; exit ;;
     -*) die "no option $1; see the top of $0" ;;
     *) [[ -z $cluster ]] || die "one cluster, please: $cluster or $1"; cluster=$1 ;;
   esac
@@ -49,6 +49,7 @@ if [[ -z $key ]]; then
   [[ -n $key ]] || die "no public key in ~/.ssh; make one with: ssh-keygen -t ed25519"
 fi
 key=${key%.pub}
+[[ $key == /* ]] || key=$PWD/$key
 public=$(cat -- "$key.pub") || die "$key.pub: no readable public key; make it with: ssh-keygen -y -f $key"
 [[ $public != *$'\n'* && $public =~ ^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+\ [A-Za-z0-9+/]+=*(\ .*)?$ ]] || die "$key.pub: is not one line of an ssh public key"
 [[ $HOME$key != *[\"\\]* ]] || die "ssh's configuration cannot name paths with quotes or backslashes"
@@ -77,11 +78,11 @@ own=$HOME/.ssh/hyperpod-ft/$cluster
 session="aws ssm start-session$(printf ' %q' ${aws[@]+"${aws[@]}"} --target "$target")"
 config="Host $cluster
     User $user
-    IdentityFile \"$key\"
+    IdentityFile \"${key//%/%%}\"
     IdentitiesOnly yes
     ProxyCommand ${session//%/%%} --document-name AWS-StartSSHSession --parameters portNumber=22
     HostKeyAlias $cluster
-    UserKnownHostsFile \"$own/nodes/$node\"
+    UserKnownHostsFile \"${own//%/%%}/nodes/$node\"
     StrictHostKeyChecking accept-new
     ServerAliveInterval 60"
 run=(ssh -F "$own/easy-config" -o ExitOnForwardFailure=yes ${forwards[@]+"${forwards[@]}"} -- "$cluster" "$@")
@@ -121,8 +122,12 @@ END
 if said=$(become sh -c "$put" sh "$(echo "$entry" | cut -d : -f 6)" "$key" 2>&1 </dev/null); then say "$said"; else say "failed: $said"; fi
 PUT_KEY
 b64() { printf '%s' "$1" | base64 | tr -d '\n'; }
-said=$(aws ssm start-session ${aws[@]+"${aws[@]}"} --target "$target" --document-name AWS-StartNonInteractiveCommand --parameters \
-  "{\"command\": [\"sh -c 'echo $(b64 "$put") | base64 -d | sh -s -- $user $(b64 "$public")'\"]}" </dev/null 2>&1 | tr -d '\r') || true
+parameters="{\"command\": [\"sh -c 'echo $(b64 "$put") | base64 -d | sh -s -- $user $(b64 "$public")'\"]}"
+for _ in 1 2 3; do # sessions now and then end without any output
+  said=$(aws ssm start-session ${aws[@]+"${aws[@]}"} --target "$target" --document-name AWS-StartNonInteractiveCommand \
+    --parameters "$parameters" </dev/null 2>&1 | tr -d '\r') || true
+  [[ $said != *hyperpod-ft-key:* ]] || break
+done
 case $said in
   *'hyperpod-ft-key: added'* | *'hyperpod-ft-key: present'*) ;;
   *'hyperpod-ft-key: no-user'*) die "$group $node has no user $user; give -u, or look why its lifecycle scripts failed" ;;

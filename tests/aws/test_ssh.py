@@ -673,6 +673,7 @@ class TestEasySsh:
             assert done.returncode == 0, done.stderr
             return done.stdout
 
+        nodes.says(instance_of(sagemaker, "worker-group-1"), "Cannot perform start session: EOF")
         assert echo() == echo() == "42\n"
         replace(sagemaker, nodes, "worker-group-1")
         assert echo() == "42\n"
@@ -713,6 +714,9 @@ class TestEasySsh:
             done = easy_ssh(*words)
             assert told in done.stderr
             assert done.returncode == 2
+
+    def test_help(self) -> None:
+        assert easy_ssh("-h").stdout.startswith("ssh to a node of a HyperPod cluster")
 
     def test_missing_plugin(self, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "bin" / "session-manager-plugin").unlink()
