@@ -57,10 +57,21 @@ def validate(
     overrides: Overrides = None,
     legacy: Legacy = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask AWS nothing.")] = False,
+    cluster_config: Annotated[
+        Path | None,
+        typer.Option(metavar="JSON", help="Instead: a CreateCluster request written by hand; asks AWS nothing."),
+    ] = None,
+    provisioning_parameters: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="And the provisioning_parameters.json that goes with it.")
+    ] = None,
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
     """Check everything that can be before money is spent; exit code 1 when anything is an error."""
+    if cluster_config is not None:
+        from hyperpod_ft.aws.handwritten import validate_handwritten  # noqa: PLC0415
+
+        raise typer.Exit(show_cluster.findings(validate_handwritten(cluster_config, provisioning_parameters), as_json))
     try:
         config = _load(file, overrides, legacy)
     except ConfigError as error:
@@ -137,7 +148,7 @@ def scale(
     commands = _commands(find(cluster, region), profile)
     fewer = commands.fewer(group, count)
     if fewer and not yes:
-        _confirm(f"{group}: {fewer} instances go, with what runs on them, which HyperPod chooses. Go on?")
+        _confirm(f"{group}: HyperPod chooses {fewer} of its instances and ends them, with what runs there. Go on?")
     commands.scale(group, count, None if no_wait else timeout)
 
 
@@ -206,7 +217,7 @@ def ssh_command(
     elif print_config:
         print(ssh.write_config(way, request), end="")
     else:
-        raise typer.Exit(ssh.shell(way, show_cluster.say) if ssm else ssh.connect(way, request, show_cluster.say))
+        raise typer.Exit(ssh.shell(way, show_cluster.tell) if ssm else ssh.connect(way, request, show_cluster.tell))
 
 
 @app.command()

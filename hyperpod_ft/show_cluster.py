@@ -1,6 +1,7 @@
 """What `hyperpod-ft cluster` prints."""
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, tally
 from hyperpod_ft.aws.remove import costs
@@ -24,6 +26,11 @@ def say(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
 
 
+def tell(line: str) -> None:
+    """A line beside the output of a remote command, which has standard output for itself."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def problems(found: Sequence[str], as_json: bool) -> int:
     """Print what is wrong with the file itself; returns the exit code."""
     if as_json:
@@ -32,6 +39,17 @@ def problems(found: Sequence[str], as_json: bool) -> int:
         for text in found:
             print(f"error: {text}")
     return 1
+
+
+def findings(found: Sequence[Finding], as_json: bool) -> int:
+    """Print what was found in files written by hand; returns the exit code."""
+    if as_json:
+        print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        for finding in found:
+            print(finding)
+        print(f"{len(found)} findings")
+    return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
 def validated(checked: Checked, as_json: bool) -> int:
@@ -67,7 +85,7 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
             members = [node for node in nodes if node.group == group.name]
             instances = f"{group.current} of {group.target}"
             table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
-        Console().print(table)
+        _console().print(table)
     failed = cluster.status == hyperpod.FAILED or any(node.status == "Failure" for node in nodes)
     return 1 if failed else 0
 
@@ -81,7 +99,7 @@ def nodes(found: list[Node], as_json: bool) -> None:
         since = datetime.fromtimestamp(node.launched, timezone.utc).strftime("%Y-%m-%d %H:%M") if node.launched else ""
         state = f"{node.status}: {node.message}" if node.message else node.status
         table.add_row(node.group, node.instance_id, node.hostname, node.instance_type, state, since)
-    Console().print(table)
+    _console().print(table)
 
 
 def remains(left: Remains, name: str) -> None:
@@ -106,6 +124,11 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
         f"instance_type: {worker.instance_type}, nodes: {worker.count}, partition: {worker.partition}"
     )
     print(f"It costs money until: hyperpod-ft cluster delete {file}")
+
+
+def _console() -> Console:
+    # in a pipe rich assumes 80 columns and would fold ids that a script reads
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def _table(*columns: str) -> Table:

@@ -71,7 +71,10 @@ def files(config: ClusterConfig) -> dict[str, str]:
         **{f"to-fill/lifecycle/{name}": data.decode() for name, data in content.items()},
     }
     if config.existing is None:
-        parameters = [f"{key}={value}" for key, value in stack_parameters(config).for_cloudformation().items()]
+        parameters = [
+            {"ParameterKey": key, "ParameterValue": value}
+            for key, value in stack_parameters(config).for_cloudformation().items()
+        ]
         found["stack.yaml"] = stack.template()
         found["stack-parameters.json"] = json.dumps(parameters, indent=2) + "\n"
     return found
@@ -92,8 +95,8 @@ def _placeholders(config: ClusterConfig) -> Foundation:
 
 
 def _tags(config: ClusterConfig) -> str:
-    pairs = [shlex.quote(f"{key}={value}") for key, value in sorted(config.tags.items())]
-    return " \\\n  --tags " + " ".join(pairs) if pairs else ""
+    tags = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
+    return " \\\n    --tags " + shlex.quote(json.dumps(tags)) if tags else ""
 
 
 def _render(name: str, values: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from hyperpod_ft.aws.reach import USUAL_GROUPS
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import SshRequest, Way
+from hyperpod_ft.aws.ssh_config import SshFiles
 from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
 from hyperpod_ft.aws.stack import Remains
 from hyperpod_ft.aws.target import Target
@@ -40,7 +41,7 @@ class Commands:
 
     @classmethod
     def of(cls, target: Target, profile: str | None, say: Say) -> "Commands":
-        session = Session(target.region, profile)
+        session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
         given = os.environ.get(_POLL_VARIABLE)
         if given:
             return cls(target, session, say, float(given), float(given))
@@ -128,7 +129,7 @@ class Commands:
                 "--delete-data: the file system and the bucket are your own (existing)", "delete them yourself"
             )
         with self._explained():
-            return remove(
+            left = remove(
                 self.target.name,
                 stack_name(self.target.name),
                 self.session,
@@ -137,6 +138,8 @@ class Commands:
                 timeout_seconds=timeout * 60,
                 poll_seconds=self.stack_poll_seconds,
             )
+        SshFiles(self.target.name, Path.home()).forget()
+        return left
 
     def _wait(self, timeout: float, awaited: Awaited = Awaited()) -> Cluster:  # noqa: B008 - frozen
         with self._explained():

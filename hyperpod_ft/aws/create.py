@@ -1,15 +1,17 @@
 """From a cluster file to a cluster. Each step looks at what is there first, so that a run goes on from any other."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ft.aws import foundation, hyperpod, lifecycle_files, requests
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.hyperpod import Cluster
-from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS
 
 Say = Callable[[str], None]
+_ROLE_ATTEMPTS = 12
 
 
 def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: float = POLL_SECONDS) -> None:
@@ -25,7 +27,7 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         sagemaker = session.client("sagemaker")
         cluster = hyperpod.find(sagemaker, config.name)
         if cluster is None:
-            sagemaker.create_cluster(**requests.create_cluster(config, base, uri))
+            _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds)
             say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
             return
         say(f"cluster {config.name}: is there already, {cluster.status}")
@@ -33,6 +35,20 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
             say(f"cluster {config.name}: {difference}")
         if cluster.status == hyperpod.IN_SERVICE:
             _bring_up_to_date(config, cluster, requests.create_cluster(config, base, uri), uri, sagemaker, say)
+
+
+def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> None:
+    """IAM makes a new role known everywhere within seconds, not at once: until then HyperPod cannot assume it."""
+    for _ in range(_ROLE_ATTEMPTS):
+        try:
+            sagemaker.create_cluster(**request)
+            return
+        except sagemaker.exceptions.ClientError as error:
+            message = error_message(error).lower()
+            if error_code(error) != "ValidationException" or "assume" not in message or "role" not in message:
+                raise
+        time.sleep(poll_seconds)
+    sagemaker.create_cluster(**request)
 
 
 def _bring_up_to_date(

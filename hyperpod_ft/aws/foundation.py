@@ -7,6 +7,7 @@ from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
 from hyperpod_ft.aws.requests import Foundation
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import StackOutputs, StackParameters
+from hyperpod_ft.aws.stack_events import StackEvent
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
@@ -20,10 +21,16 @@ def lay(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) 
     deployed = stack.deploy(
         session,
         stack_parameters(config),
-        lambda event: say(f"stack {config.stack_name}: {event}"),
+        lambda event: tell_event(config.stack_name, event, say),
         poll_seconds=poll_seconds,
     )
     return of_stack(deployed)
+
+
+def tell_event(name: str, event: StackEvent, say: Say) -> None:
+    """Say what became of each resource; that it is begun only of a file system, which takes a quarter of an hour."""
+    if event.of_stack or not event.status.endswith("_IN_PROGRESS") or event.resource_type == "AWS::FSx::FileSystem":
+        say(f"stack {name}: {event}")
 
 
 def stack_parameters(config: ClusterConfig) -> StackParameters:

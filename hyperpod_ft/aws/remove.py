@@ -5,6 +5,7 @@ from typing import Any
 
 from hyperpod_ft.amount import amount
 from hyperpod_ft.aws import hyperpod, stack
+from hyperpod_ft.aws.foundation import tell_event
 from hyperpod_ft.aws.session import Session, error_code, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
 from hyperpod_ft.aws.waiting import Watch
@@ -39,7 +40,7 @@ def remove(
         return stack.delete(
             session,
             stack_name,
-            lambda event: watch.say(f"stack {stack_name}: {event}"),
+            lambda event: tell_event(stack_name, event, watch.say),
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )

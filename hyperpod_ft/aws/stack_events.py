@@ -26,6 +26,10 @@ class StackEvent:
     status: str
     reason: str
 
+    def __str__(self) -> str:
+        what = "the stack" if self.of_stack else f"{self.logical_id} ({self.resource_type})"
+        return f"{what}: {self.status}" + (f": {self.reason}" if self.reason else "")
+
     @property
     def of_stack(self) -> bool:
         """Whether the whole stack changed its state, not one of its resources."""

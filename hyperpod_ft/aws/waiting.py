@@ -62,7 +62,9 @@ class Watch:
                     f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
                     f"correct the cause, `hyperpod-ft cluster delete {self.name}` (keeps /fsx), then create it again",
                 )
-            failing = [node for node in nodes if node.status == "Failure" and node.instance_id not in awaited.gone]
+            # without an instance it is capacity that lacks, which HyperPod goes on asking for
+            failed = [node for node in nodes if node.status == "Failure" and node.instance_id]
+            failing = [node for node in failed if node.instance_id not in awaited.gone]
             if failing and cluster.status in _SETTLED:
                 self._explain(cluster, failing)
                 reason = failing[0].message or "HyperPod gives no reason"
