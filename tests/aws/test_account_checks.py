@@ -206,7 +206,8 @@ def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
     checked = validate_account(config(existing=existing), session.client)
     assert checked.findings == ()
     assert "permissions of the role" in checked.done
-    assert validate_account(config(), session.client).findings == ()
+    aws.scenario(quotas={"VPCs per Region": 1, "Internet gateways per Region": 1, "EC2-VPC Elastic IPs": 1})
+    assert validate_account(config(), session.client).findings == ()  # it has its network
 
 
 def test_without_existing_resources(aws: Aws) -> None:
@@ -607,6 +608,32 @@ def test_the_quota_of_volumes(aws: Aws) -> None:
     assert check(aws).findings == ()
     finding = only(check(aws, **workers(volume_gb=501)).findings)
     assert (finding.field, finding.severity) == ("workers.0.volume_gb", "error")
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "field"),
+    [
+        ("VPCs per Region", 1, "name"),  # the region's default VPC is one
+        ("Internet gateways per Region", 0, "name"),
+        ("EC2-VPC Elastic IPs", 0, "name"),
+        ("Network interfaces per Region", 16, "workers"),
+    ],
+)
+def test_quotas_of_the_network(aws: Aws, name: str, limit: float, field: str) -> None:
+    aws.scenario(quotas={name: limit})
+    finding = only(check(aws).findings)
+    assert (finding.field, finding.severity) == (field, "error")
+    assert f"quota `{name}` is {limit}; {limit + 1} are needed" in finding.problem
+    aws.scenario(quotas={name: limit + 1})
+    assert check(aws).findings == ()
+
+
+def test_existing_networks_need_no_quota_but_that_of_interfaces(place: Place) -> None:
+    place.aws.scenario(quotas={"VPCs per Region": 0, "Internet gateways per Region": 0, "EC2-VPC Elastic IPs": 0})
+    assert place.check().findings == ()
+    place.aws.scenario(quotas={"Network interfaces per Region": 17})
+    finding = only(place.check().findings)
+    assert "in use" in finding.problem
 
 
 def test_a_zone_that_the_account_does_not_have(aws: Aws) -> None:
