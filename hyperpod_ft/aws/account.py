@@ -42,6 +42,18 @@ class Account:
             raise
         return described
 
+    def stack(self) -> dict[str, Any] | None:
+        """What CloudFormation says of the cluster's stack; None where there is none."""
+        client = self.clients["cloudformation"]
+        try:
+            found = client.describe_stacks(StackName=self.config.stack_name)["Stacks"]
+        except client.exceptions.ClientError as error:
+            if error_code(error) == "ValidationError":  # CloudFormation's word for a stack that does not exist
+                return None
+            raise
+        stack: dict[str, Any] = found[0]
+        return stack
+
     def instance_types(self) -> dict[str, dict[str, Any]]:
         """What EC2 says of the cluster's instance types, by SageMaker's name; those that it knows in this region."""
         names = sorted({group.instance_type for group in self.config.groups})

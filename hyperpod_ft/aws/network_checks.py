@@ -113,11 +113,9 @@ def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
     ec2 = account.clients["ec2"]
     own = [{"Name": "association.subnet-id", "Values": [found["SubnetId"]]}]
     main = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "association.main", "Values": ["true"]}]
-    for filters in (own, main):
-        if tables := ec2.describe_route_tables(Filters=filters)["RouteTables"]:
-            table: dict[str, Any] = tables[0]
-            return table
-    return {"RouteTableId": f"{found['VpcId']}, which has no main route table,", "Routes": []}
+    tables = ec2.describe_route_tables(Filters=own)["RouteTables"]
+    table: dict[str, Any] = (tables or ec2.describe_route_tables(Filters=main)["RouteTables"])[0]
+    return table
 
 
 def _reaches_s3(account: Account, vpc_id: str, table_id: str) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.cluster_file import ClusterConfig, InstanceGroup
 
 _CLUSTER = (
     ("ClusterName", "name"),
@@ -35,6 +35,11 @@ def group_keys(config: ClusterConfig) -> list[str]:
     """The cluster file's key of each of `config.groups`: controller, login, workers.0, ..."""
     workers = [f"workers.{index}" for index in range(len(config.workers))]
     return ["controller", *(["login"] if config.login else []), *workers]
+
+
+def keyed_groups(config: ClusterConfig) -> list[tuple[str, InstanceGroup]]:
+    """Every instance group with its key in the cluster file."""
+    return list(zip(group_keys(config), config.groups, strict=True))
 
 
 def cluster_file_key(config: ClusterConfig, path: str) -> str:

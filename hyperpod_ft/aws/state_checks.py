@@ -50,13 +50,9 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
 
 def stack(account: Account) -> list[Finding]:
     """The stack of this cluster, if there is one, can be gone on with."""
-    client, stack_name = account.clients["cloudformation"], account.config.stack_name
-    try:
-        (found,) = client.describe_stacks(StackName=stack_name)["Stacks"]
-    except client.exceptions.ClientError as problem:
-        if error_code(problem) == "ValidationError":  # CloudFormation's word for a stack that does not exist
-            return []
-        raise
+    found, stack_name = account.stack(), account.config.stack_name
+    if found is None:
+        return []
     status: str = found["StackStatus"]
     reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
     if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":

@@ -16,6 +16,7 @@ from hyperpod_ft.aws import (
     network_checks,
     offline_checks,
     permission_checks,
+    quota_checks,
     state_checks,
 )
 from hyperpod_ft.aws.account import SERVICES, Account, why_not_checked
@@ -79,7 +80,8 @@ def account_checks(config: ClusterConfig) -> list[Check]:
     checks = [
         Check("name", "name", state_checks.name, ("name",)),
         Check("lifecycle scripts in S3", "name", state_checks.lifecycle_scripts, ("name",)),
-        Check("quotas", "workers", capacity_checks.quotas, ("*.instance_type",)),
+        Check("quotas", "workers", quota_checks.quotas, ("*.instance_type",)),
+        Check("quotas of the network", "workers", quota_checks.network_quotas, ("*.instance_type",)),
         Check(
             "zone offers the instance types",
             "availability_zone_id",

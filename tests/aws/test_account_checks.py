@@ -51,10 +51,12 @@ def allow(iam: Any, role: str, *actions: str, **more: Any) -> None:
 _CLIENTS: dict[tuple[str, str], Any] = {}
 
 
-def clients(aws: Aws) -> Callable[[str], Any]:
-    """Clients of the server by service, made once: making one takes as long as a check."""
+def clients(aws: Aws, **instead: Any) -> Callable[[str], Any]:
+    """Clients of the server by service, made once: making one takes as long as a check. `instead`: others."""
 
     def client(service: str) -> Any:
+        if service in instead:
+            return instead[service]
         key = (aws.endpoint, service)
         if key not in _CLIENTS:
             _CLIENTS[key] = aws.client(service)
@@ -206,7 +208,8 @@ def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
     checked = validate_account(config(existing=existing), session.client)
     assert checked.findings == ()
     assert "permissions of the role" in checked.done
-    assert validate_account(config(), session.client).findings == ()
+    aws.scenario(quotas={"VPCs per Region": 1, "Internet gateways per Region": 1, "EC2-VPC Elastic IPs": 1})
+    assert validate_account(config(), session.client).findings == ()  # it has its network
 
 
 def test_without_existing_resources(aws: Aws) -> None:
@@ -276,6 +279,23 @@ def test_every_denied_service_is_told_and_none_passes(place: Place) -> None:
     assert checked.done == ()
     assert len(checked.findings) == len(account_checks(place.config(**workers(training_plan_arn=PLAN))))
     assert {finding.severity for finding in checked.findings} == {"warning"}
+
+
+def test_what_has_other_causes_is_told_with_aws_own_code(place: Place) -> None:
+    """Neither an absent stack, object, bucket nor file system: the code says something else."""
+    cluster(place, "demo", 2)
+    errors = [
+        {"service": "cloudformation", "operation": "DescribeStacks", "code": "Throttling"},
+        {"service": "fsx", "operation": "DescribeFileSystems", "code": "InternalServerError", "status": 500},
+        {"service": "iam", "operation": "SimulatePrincipalPolicy", "code": "ServiceFailure", "status": 500},
+        {"service": "s3", "operation": "HEAD", "code": "AccessDenied", "status": 403},
+    ]
+    place.aws.scenario(errors=[{**problem, "times": 99} for problem in errors])
+    told = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
+    assert len(told) == 5  # FSx, both permissions, the bucket, the scripts in S3
+    assert any("InternalServerError" in problem for problem in told)
+    told = [finding.problem for finding in check(place.aws).findings]
+    assert any("Throttling" in problem for problem in told)
 
 
 def test_what_makes_no_sense_after_an_offline_error_is_skipped_and_said(place: Place) -> None:
@@ -458,11 +478,35 @@ def test_what_fsx_may_say_that_the_stand_in_never_does(place: Place, changes: di
         parsed["FileSystems"][0].update(changes)
 
     fsx.meta.events.register("after-call.fsx.DescribeFileSystems", change)
-    checked = validate_account(place.config(), lambda service: fsx if service == "fsx" else clients(place.aws)(service))
+    checked = validate_account(place.config(), clients(place.aws, fsx=fsx))
     assert said in only(checked.findings).problem
 
 
+def test_a_list_of_networks_is_taken_for_one_that_lets_the_nodes_in(place: Place) -> None:
+    listed = place.ec2.create_managed_prefix_list(
+        PrefixListName="nodes", MaxEntries=1, AddressFamily="IPv4", Entries=[{"Cidr": "10.0.0.0/16"}]
+    )["PrefixList"]["PrefixListId"]
+    group = place.security_group("listed", inward=False)
+    rule = {"IpProtocol": "-1", "PrefixListIds": [{"PrefixListId": listed}]}
+    place.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+    assert place.check({"fsx_id": place.file_system(group=group)}).findings == ()
+
+
 # --- role, permissions, bucket
+
+
+def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
+    """S3 answers 301 with the region in a header where the request went to another region; moto does not."""
+    s3 = place.aws.client("s3")
+
+    def change(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
+        http_response.status_code = 301
+        parsed["Error"] = {"Code": "301", "Message": "Moved Permanently"}
+        parsed["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"] = "eu-west-1"
+
+    s3.meta.events.register("after-call.s3.HeadBucket", change)
+    checked = validate_account(place.config(), clients(place.aws, s3=s3))
+    assert "is in eu-west-1" in only(checked.findings).problem
 
 
 def test_a_role_that_is_not_there_or_of_another_account(place: Place) -> None:
@@ -507,6 +551,11 @@ def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
     finding = only(of(place.check(), "existing.execution_role_arn"))
     assert finding.severity == "warning"
     assert "could not check on what resources" in finding.problem
+    managed = "arn:aws:iam::aws:policy/AmazonSageMakerClusterInstanceRolePolicy"
+    clients(place.aws)("iam").attach_role_policy(RoleName="hyperpod", PolicyArn=managed)
+    allow(clients(place.aws)("iam"), "hyperpod", "ec2:*")
+    assert only(of(place.check(), "existing.execution_role_arn")).severity == "warning"
+    clients(place.aws)("iam").detach_role_policy(RoleName="hyperpod", PolicyArn=managed)
     allow(clients(place.aws)("iam"), "hyperpod", "logs:*", "ec2:*")
     finding = only(of(place.check(), "existing.execution_role_arn"))
     assert finding.severity == "error"
@@ -550,7 +599,7 @@ def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> Non
 
     sts.meta.events.register("after-call.sts.GetCallerIdentity", change)
     place.aws.scenario(denied_actions={"hyperpod": ["iam:PassRole"], "root": ["*"], "me": ["*"]})
-    checked = validate_account(place.config(), lambda service: sts if service == "sts" else clients(place.aws)(service))
+    checked = validate_account(place.config(), clients(place.aws, sts=sts))
     assert [finding.severity for finding in of(checked, "credentials")] == found
     assert checked.caller == arn
 
@@ -607,6 +656,48 @@ def test_the_quota_of_volumes(aws: Aws) -> None:
     assert check(aws).findings == ()
     finding = only(check(aws, **workers(volume_gb=501)).findings)
     assert (finding.field, finding.severity) == ("workers.0.volume_gb", "error")
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "field"),
+    [
+        ("VPCs per Region", 1, "name"),  # the region's default VPC is one
+        ("Internet gateways per Region", 0, "name"),
+        ("EC2-VPC Elastic IPs", 0, "name"),
+        ("Network interfaces per Region", 16, "workers"),
+    ],
+)
+def test_quotas_of_the_network(aws: Aws, name: str, limit: float, field: str) -> None:
+    aws.scenario(quotas={name: limit})
+    finding = only(check(aws).findings)
+    assert (finding.field, finding.severity) == (field, "error")
+    assert f"quota `{name}` is {limit}; {limit + 1} are needed" in finding.problem
+    aws.scenario(quotas={name: limit + 1})
+    assert check(aws).findings == ()
+
+
+def test_existing_networks_need_no_quota_but_that_of_interfaces(place: Place) -> None:
+    place.aws.scenario(quotas={"VPCs per Region": 0, "Internet gateways per Region": 0, "EC2-VPC Elastic IPs": 0})
+    assert place.check().findings == ()
+    place.aws.scenario(quotas={"Network interfaces per Region": 17})
+    finding = only(place.check().findings)
+    assert "in use" in finding.problem
+
+
+def test_quotas_that_aws_does_not_tell_are_warnings(aws: Aws) -> None:
+    """The stand-in tells all: some are left out of its answer."""
+    client = aws.client("service-quotas")
+
+    def change(parsed: dict[str, Any], **_: Any) -> None:
+        hidden = ("ml.trn1.32xlarge for cluster usage", "VPCs per Region")
+        parsed["Quotas"] = [quota for quota in parsed["Quotas"] if quota["QuotaName"] not in hidden]
+
+    client.meta.events.register("after-call.service-quotas", change)
+    checked = validate_account(config(), clients(aws, **{"service-quotas": client}))
+    assert [(f.severity, f.field) for f in checked.findings] == [
+        ("warning", "workers.0.instance_type"),
+        ("warning", "name"),
+    ]
 
 
 def test_a_zone_that_the_account_does_not_have(aws: Aws) -> None:
@@ -716,9 +807,7 @@ def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
         parsed["ClusterStatus"] = "Failed"
 
     sagemaker.meta.events.register("after-call.sagemaker.DescribeCluster", change)
-    checked = validate_account(
-        place.config(), lambda service: sagemaker if service == "sagemaker" else clients(place.aws)(service)
-    )
+    checked = validate_account(place.config(), clients(place.aws, sagemaker=sagemaker))
     assert only(checked.findings).severity == "error"
 
 

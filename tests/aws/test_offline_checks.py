@@ -15,7 +15,7 @@ from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.handwritten import validate_handwritten
 from hyperpod_ft.aws.request_fields import cluster_file_key
-from hyperpod_ft.aws.validation import validate_offline
+from hyperpod_ft.aws.validation import Checked, validate_offline
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.sources import shipped
 from hyperpod_ft.yaml_file import validate
@@ -74,6 +74,14 @@ def test_a_right_file_has_no_findings(changes):
     assert checked.findings == ()
     assert not checked.has_errors
     assert "region" in checked.done
+
+
+def test_results_add_up():
+    both = validate_offline(config()) + Checked((), ("name",), ("quotas: because",), 2.0, "123456789012", "arn")
+    assert both.done[-1] == "name"
+    assert both.skipped == ("quotas: because",)
+    assert both.seconds > 2
+    assert (both.account, both.caller) == ("123456789012", "arn")
 
 
 def test_it_needs_neither_network_nor_credentials(monkeypatch):
@@ -359,6 +367,12 @@ def test_missing_provisioning_parameters(tmp_path):
     assert "writes this file itself" in handwritten(tmp_path, api(controller="Controller", worker="Compute"))[0].problem
     no_vpc = {key: value for key, value in CLUSTER.items() if key != "VpcConfig"}
     assert only(handwritten(tmp_path, no_vpc)).severity == "warning"
+
+
+def test_provisioning_parameters_that_are_no_json(tmp_path):
+    (tmp_path / "cluster-config.json").write_text(json.dumps(CLUSTER))
+    finding = only(validate_handwritten(tmp_path / "cluster-config.json", tmp_path / "nowhere.json"))
+    assert "cannot be read" in finding.problem
 
 
 @pytest.mark.parametrize(

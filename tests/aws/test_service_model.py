@@ -116,6 +116,13 @@ def test_the_other_cluster_operations(operation):
         assert violation.path == "NodeIds[0]"
 
 
+def test_maps_and_timestamps():
+    labels = {"KubernetesConfig": {"Labels": {"team": "a", "bad key": "b"}}}
+    (violation,) = check_request("sagemaker", "CreateCluster", {**REQUEST, "InstanceGroups": [{**GROUP, **labels}]})
+    assert violation.path == "InstanceGroups[0].KubernetesConfig.Labels.bad key"
+    assert check_request("sagemaker", "ListClusters", {"CreationTimeAfter": "2027-01-01", "MaxResults": 5}) == []
+
+
 def test_other_services_with_tokens_that_botocore_fills_in():
     request = {"FileSystemType": "LUSTRE", "SubnetIds": ["subnet-0123456789abcdef0"], "StorageCapacity": 1200}
     assert check_request("fsx", "CreateFileSystem", request) == []
@@ -160,6 +167,7 @@ def test_samples_pass():
         (r"\Asnap-[0-9]+\z", "snap-1", "snap-1\n"),
         (r"[\u0020-\uD7FF\uE000-\uFFFD\uD800\uDC00-\uDBFF\uDFFF\t]*", "a😀", "a\n"),
         (r"\p{Print}+", "a b", "é"),
+        (r"[0-9\p{IsAlphabetic}]*", "é1", "-"),
     ],
 )
 def test_javas_patterns(pattern, matches, differs):
