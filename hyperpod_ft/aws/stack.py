@@ -28,7 +28,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.sources import shipped
 
 POLL_SECONDS = 5.0
-# A creation that failed: CloudFormation can only delete such a stack, and its template kept nothing.
+# A creation that failed: CloudFormation can only delete such a stack. Nobody has stored anything in what may be left.
 _NEVER_WAS = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
 
 
@@ -142,18 +142,18 @@ def delete(
 ) -> Remains:
     """Remove what costs money; with `delete_data` everything, and the data for ever. Returns what remains.
 
-    The cluster has to be gone: AWS refuses to delete a network with nodes in it. No stack is success.
+    The caller has deleted the cluster: file system and bucket go first, under whatever still uses them. A creation that
+    failed goes as a whole. No stack is success.
     """
     with explained(f"stack {name}"):
         stack = _settled(session, name, progress, poll_seconds)
         if stack is None:
             return Remains()
         _require_ours(stack)
-        if delete_data:
-            resources = _resources(session, str(stack["StackId"]))
+        if delete_data or stack["StackStatus"] in _NEVER_WAS:
+            resources = _resources(session, stack)
             delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
             delete_bucket(session, resources.get("Bucket", ""))
-        if delete_data or stack["StackStatus"] in _NEVER_WAS:
             _delete_stack(session, str(stack["StackId"]), progress, poll_seconds)
         else:
             _keep_data_only(session, stack, progress, poll_seconds)
@@ -166,7 +166,7 @@ def remains(session: Session, name: str) -> Remains:
         stack = describe(session, name)
         if stack is None:
             return Remains()
-        resources = _resources(session, str(stack["StackId"]))
+        resources = _resources(session, stack)
         return Remains(
             name,
             measure_filesystem(session, resources.get("FileSystem", "")),
@@ -233,12 +233,17 @@ def _outputs(stack: dict[str, Any]) -> StackOutputs:
     return StackOutputs(**known)
 
 
-def _resources(session: Session, stack_id: str) -> dict[str, str]:
-    """Physical ids by logical id, of resources that CloudFormation has not deleted."""
-    pages = session.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack_id)
-    return {
+def _resources(session: Session, stack: dict[str, Any]) -> dict[str, str]:
+    """Physical ids by logical id, of resources that CloudFormation has not deleted.
+
+    It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
+    """
+    pages = session.client("cloudformation").get_paginator("list_stack_resources")
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
+    return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]
-        for page in pages
+        for page in pages.paginate(StackName=stack["StackId"])
         for resource in page["StackResourceSummaries"]
         if resource.get("PhysicalResourceId") and resource["ResourceStatus"] != "DELETE_COMPLETE"
     }

@@ -82,16 +82,16 @@ def settle(session: Session, stack_id: str, progress: Progress, *, after: str, p
     `after` is the newest event before it was asked; empty for what it is already at, and for a new stack. Returns the
     stack's state then. Raises UserError after an hour; CloudFormation goes on by itself.
     """
-    end, begun = time.monotonic() + DEADLINE_SECONDS, False
+    end, told = time.monotonic() + DEADLINE_SECONDS, ""
     while True:
-        # The state first: an event that comes between the two calls is then shown by the next round, or is the last.
         stack = describe(session, stack_id)
         status = str(stack["StackStatus"]) if stack else "DELETE_COMPLETE"
         for event in events(session, stack_id, after):
-            after, begun = event.id, True
+            after = event.id
+            told = event.status if event.of_stack else told
             progress(event)
-        # AWS may show the old state for a moment after it has accepted a request.
-        if begun and not status.endswith("_IN_PROGRESS"):
+        # Both, because AWS may show the state from before the request for a moment after it has accepted it.
+        if status == told and not status.endswith("_IN_PROGRESS"):
             return status
         if time.monotonic() > end:
             raise UserError(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,18 @@ class Aws:
     """The server: its URL, clients of it, the environment of programs that shall use it, and its side door."""
 
     endpoint: str
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)
     region: str = REGION
+    _session: boto3.Session = field(default_factory=lambda: boto3.Session(**_CREDENTIALS), repr=False)
+    _clients: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
 
     def client(self, service: str, region: str = REGION) -> Any:
-        config = Config(retries={"mode": "standard", "total_max_attempts": 1})
-        return boto3.client(service, endpoint_url=self.endpoint, region_name=region, config=config, **_CREDENTIALS)
+        """A client without retries, the same one in all tests."""
+        if (service, region) not in self._clients:
+            config = Config(retries={"mode": "standard", "total_max_attempts": 1})
+            options = {"endpoint_url": self.endpoint, "region_name": region, "config": config}
+            self._clients[service, region] = self._session.client(service, **options)
+        return self._clients[service, region]
 
     def scenario(self, **changes: Any) -> None:
         """What goes wrong and how long things take: the fields of scenario.py."""

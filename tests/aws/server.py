@@ -5,10 +5,10 @@
 What is moto's (PyPI, pinned): EC2, IAM, S3, STS, CloudWatch Logs, SSM documents, tags; the HTTP server itself.
 What is the extension's, in the modules beside this one, because moto lacks it or answers unlike AWS:
 
-    clusters.py, nodes.py       SageMaker HyperPod: every cluster operation, states and nodes over time, lifecycle logs
-    cluster_checks.py           what HyperPod refuses: buckets, missing scripts, roles, networks, Slurm groups, quotas
-    stacks.py, resources.py,    CloudFormation: states, events, roll-back, retained resources, refused deletion
-    template.py
+    cluster*.py, nodes.py       SageMaker HyperPod: every cluster operation; states and nodes over time, lifecycle logs;
+                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
+    stack*.py, template.py,     CloudFormation: states, events, roll-back, retained resources, refused deletion
+    *resource*.py
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
@@ -38,7 +38,15 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 # Their operations register themselves.
-from tests.aws import account, clusters, filesystems, permissions, quotas, stacks, training_plans  # noqa: F401
+from tests.aws import (  # noqa: F401
+    account,
+    cluster_operations,
+    filesystems,
+    permissions,
+    quotas,
+    stack_operations,
+    training_plans,
+)
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
