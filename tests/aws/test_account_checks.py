@@ -48,21 +48,14 @@ def allow(iam: Any, role: str, *actions: str, **more: Any) -> None:
     iam.put_role_policy(RoleName=role, PolicyName="p", PolicyDocument=json.dumps(policy))
 
 
-_CLIENTS: dict[tuple[str, str], Any] = {}
-
-
 def clients(aws: Aws, **instead: Any) -> Callable[[str], Any]:
-    """Clients of the server by service, made once: making one takes as long as a check. `instead`: others."""
+    """Clients of the server by service, `instead` of some others."""
+    return lambda service: instead[service] if service in instead else aws.client(service)
 
-    def client(service: str) -> Any:
-        if service in instead:
-            return instead[service]
-        key = (aws.endpoint, service)
-        if key not in _CLIENTS:
-            _CLIENTS[key] = aws.client(service)
-        return _CLIENTS[key]
 
-    return client
+def own_client(aws: Aws, service: str) -> Any:
+    """A client that nobody else uses, for a test that changes its answers."""
+    return boto3.Session(region_name=REGION).client(service, endpoint_url=aws.endpoint)
 
 
 def trust(service: str) -> str:
@@ -472,7 +465,7 @@ def test_the_doors_of_a_file_system(place: Place, ports: list[tuple[int, int]], 
 )
 def test_what_fsx_may_say_that_the_stand_in_never_does(place: Place, changes: dict[str, Any], said: str) -> None:
     """FSx's answer is changed on its way: the stand-in has file systems as they should be alone."""
-    fsx = place.aws.client("fsx")
+    fsx = own_client(place.aws, "fsx")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:
         parsed["FileSystems"][0].update(changes)
@@ -497,7 +490,7 @@ def test_a_list_of_networks_is_taken_for_one_that_lets_the_nodes_in(place: Place
 
 def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
     """S3 answers 301 with the region in a header where the request went to another region; moto does not."""
-    s3 = place.aws.client("s3")
+    s3 = own_client(place.aws, "s3")
 
     def change(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
         http_response.status_code = 301
@@ -592,7 +585,7 @@ def test_permissions_that_the_caller_lacks(place: Place) -> None:
 )
 def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> None:
     """The stand-in knows one caller: who it is, is changed on the way."""
-    sts = place.aws.client("sts")
+    sts = own_client(place.aws, "sts")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:
         parsed["Arn"] = arn
@@ -686,7 +679,7 @@ def test_existing_networks_need_no_quota_but_that_of_interfaces(place: Place) ->
 
 def test_quotas_that_aws_does_not_tell_are_warnings(aws: Aws) -> None:
     """The stand-in tells all: some are left out of its answer."""
-    client = aws.client("service-quotas")
+    client = own_client(aws, "service-quotas")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:
         hidden = ("ml.trn1.32xlarge for cluster usage", "VPCs per Region")
@@ -801,7 +794,7 @@ def test_a_cluster_of_that_name(place: Place) -> None:
 
 def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
     cluster(place, "demo", 2)
-    sagemaker = place.aws.client("sagemaker")
+    sagemaker = own_client(place.aws, "sagemaker")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:
         parsed["ClusterStatus"] = "Failed"
