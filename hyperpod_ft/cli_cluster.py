@@ -69,14 +69,14 @@ def validate(
 ) -> None:
     """Check everything that can be before money is spent; exit code 1 when anything is an error."""
     if cluster_config is not None:
-        from hyperpod_ft.aws.handwritten import validate_handwritten  # noqa: PLC0415
+        from hyperpod_ft.aws.validation.handwritten import validate_handwritten  # noqa: PLC0415
 
         raise typer.Exit(show_cluster.findings(validate_handwritten(cluster_config, provisioning_parameters), as_json))
     try:
         config = _load(file, overrides, legacy)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
-    from hyperpod_ft.aws.validation import validate_offline  # noqa: PLC0415
+    from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
     target = Target(config.name, config.region, config)
     checked = validate_offline(config) if offline else _commands(target, profile).validate(config)
@@ -208,7 +208,7 @@ def ssh_command(
     profile: Profile = None,
 ) -> None:
     """Log in to a node, through SSM: docs/reaching-nodes.md."""
-    from hyperpod_ft.aws import ssh  # noqa: PLC0415
+    from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
 
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
     way = _commands(find(cluster, region), profile).way(request)

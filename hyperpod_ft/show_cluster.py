@@ -18,7 +18,7 @@ from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, tally
 from hyperpod_ft.aws.remove import costs
 from hyperpod_ft.aws.stack import Remains
-from hyperpod_ft.aws.validation import Checked
+from hyperpod_ft.aws.validation.validate import Checked
 
 
 def say(line: str) -> None:

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws import cluster_logs, hyperpod, ssh, ssm
+from hyperpod_ft.aws import cluster_logs, hyperpod
 from hyperpod_ft.aws.cluster_file import ClusterConfig, stack_name
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, list_nodes
-from hyperpod_ft.aws.reach import USUAL_GROUPS
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.ssh import SshRequest, Way
-from hyperpod_ft.aws.ssh_config import SshFiles
+from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
+from hyperpod_ft.aws.ssh.config import SshFiles
+from hyperpod_ft.aws.ssh.connect import SshRequest, Way
 from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
 from hyperpod_ft.aws.stack import Remains
 from hyperpod_ft.aws.target import Target
-from hyperpod_ft.aws.validation import Checked, validate_account, validate_offline
+from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
 from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch
 from hyperpod_ft.errors import UserError
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("botocore")
 
-from hyperpod_ft.aws.java_patterns import compile_java
-from hyperpod_ft.aws.service_model import check_request, enum, model
+from hyperpod_ft.aws.validation.java_patterns import compile_java
+from hyperpod_ft.aws.validation.service_model import check_request, enum, model
 
 # CreateCluster requests as AWS documents them, in a directory beside the repository.
 SAMPLES = [*Path(__file__).resolve().parents[3].glob("*/tools/aws_sketch/samples/c*.json")]

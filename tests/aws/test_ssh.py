@@ -15,9 +15,14 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws import hyperpod, reach, ssh, ssh_config, ssh_key, ssm
+from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.hyperpod import Cluster, Group
 from hyperpod_ft.aws.nodes import Node, list_nodes
+from hyperpod_ft.aws.ssh import choice as reach
+from hyperpod_ft.aws.ssh import config as ssh_config
+from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import key as ssh_key
+from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_nodes, test_server
 from tests.aws.conftest import REGION, ROOT, Aws
@@ -724,9 +729,9 @@ class TestEasySsh:
         assert "session-manager-plugin is not installed; install it: https://docs.aws" in easy_ssh("c").stderr
 
     def test_its_part_on_the_node_is_the_kits(self) -> None:
-        kits = ROOT.joinpath("hyperpod_ft", "aws", "put_key.sh").read_text()
+        kits = ROOT.joinpath("hyperpod_ft", "aws", "ssh", "put_key.sh").read_text()
         assert kits in EASY_SSH.read_text()
 
     def test_shellcheck(self) -> None:
-        for script in (EASY_SSH, ROOT / "hyperpod_ft" / "aws" / "put_key.sh"):
+        for script in (EASY_SSH, ROOT / "hyperpod_ft" / "aws" / "ssh" / "put_key.sh"):
             subprocess.run(["shellcheck", str(script)], check=True)

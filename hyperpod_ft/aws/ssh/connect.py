@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws import ssh_key, ssm
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, ssm_target
-from hyperpod_ft.aws.reach import USUAL_GROUPS, by_name, in_group, login_group
-from hyperpod_ft.aws.ssh_config import SshFiles, proxy_command, quoted
+from hyperpod_ft.aws.ssh import key as ssh_key
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, by_name, in_group, login_group
+from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.errors import UserError
 
 _SSH_FAILED = 255  # ssh's own exit status; all others are the remote command's

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hyperpod_ft.aws import addresses
-from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.validation import addresses
+from hyperpod_ft.aws.validation.account import Account
 from hyperpod_ft.instances import CATALOGUE
 
 SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"

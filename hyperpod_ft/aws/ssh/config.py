@@ -6,7 +6,7 @@
     known/<host>  a link to the file of the instance that the host name led to last
 
 Nodes get replaced, and a new one has new host keys. What is known is known of an instance, therefore, not of a name:
-ssh_proxy.py finds the node of a connection, and turns the link to its file before ssh reads any key (ssh looks at
+proxy.py finds the node of a connection, and turns the link to its file before ssh reads any key (ssh looks at
 known keys only once the other side has spoken, which it does through the proxy). A new instance is thus met for the
 first time, without an alarm; another key behind the same instance is refused.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.ssm import Account
+from hyperpod_ft.aws.ssh.ssm import Account
 from hyperpod_ft.errors import UserError
 
 _HEADER = """\
@@ -57,7 +57,7 @@ Match all
 
 # With -m, a file in the directory where ssh happens to be called could take the place of any module
 _PROXY = (
-    'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws import ssh_proxy; ssh_proxy.main()'
+    'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws.ssh import proxy; proxy.main()'
 )
 
 

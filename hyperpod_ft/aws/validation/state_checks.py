@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.account import Account
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.validation.account import Account
 
 BUCKET = "existing.bucket"
 

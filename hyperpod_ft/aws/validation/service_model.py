@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hyperpod_ft.aws.java_patterns import compile_java
+from hyperpod_ft.aws.validation.java_patterns import compile_java
 from hyperpod_ft.yaml_file import did_you_mean
 
 _TYPES: dict[str, tuple[Any, str]] = {

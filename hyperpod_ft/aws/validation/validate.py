@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hyperpod_ft.aws import (
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.validation import (
     capacity_checks,
     filesystem_checks,
     network_checks,
@@ -19,10 +22,7 @@ from hyperpod_ft.aws import (
     quota_checks,
     state_checks,
 )
-from hyperpod_ft.aws.account import SERVICES, Account, why_not_checked
-from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.validation.account import SERVICES, Account, why_not_checked
 
 _PARALLEL = 8
 _OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (

@@ -3,7 +3,7 @@
 import functools
 import re
 
-from hyperpod_ft.aws.service_model import model
+from hyperpod_ft.aws.validation.service_model import model
 
 # `us-west-2`, `ap-southeast-1`, `us-gov-east-1`; the isolated and the sovereign partitions name theirs otherwise
 _REGION = re.compile(r"([a-z]{2})(-gov)?-((?:north|south)?(?:east|west)?|central)-(\d)")

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.aws import ssm
+from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
 
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.addresses import ec2_type
 from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
 from hyperpod_ft.aws.session import DENIED, error_code, redacted
+from hyperpod_ft.aws.validation.addresses import ec2_type
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
 # Operations whose permission has another name ("Actions, resources, and condition keys for Amazon S3")

@@ -3,7 +3,7 @@
     CLUSTER --group GROUP | --node INSTANCE --region REGION [--profile PROFILE]
 
 A program of its own, not a command of `hyperpod-ft`: it starts with every connection, and nobody types it.
-ssh_config.proxy_command says how it is started.
+config.proxy_command says how it is started.
 """
 
 import argparse
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft.aws import hyperpod, ssm
+from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.nodes import list_nodes, ssm_target
-from hyperpod_ft.aws.reach import by_name, in_group
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.ssh_config import SshFiles
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.ssh.choice import by_name, in_group
+from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 

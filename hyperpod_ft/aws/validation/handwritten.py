@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.offline_checks import BUCKET_START
-from hyperpod_ft.aws.service_model import check_request
+from hyperpod_ft.aws.validation.offline_checks import BUCKET_START
+from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.yaml_file import did_you_mean
 
 # What lifecycle_script.py of AWS's samples and HyperPod's agent read.

@@ -1,0 +1,1 @@
+"""Onto the nodes of a cluster: ssh through SSM."""

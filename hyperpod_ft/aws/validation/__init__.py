@@ -1,0 +1,1 @@
+"""What can be checked of a cluster before money is spent."""
