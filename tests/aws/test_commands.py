@@ -1,0 +1,283 @@
+"""`hyperpod-ft cluster ...`, as people call it, against the server that stands in for AWS (server.py)."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperpod_ft.aws import cluster_file
+from tests.aws.conftest import ROOT, Aws
+
+NAME = "ml-cluster"
+
+
+class Kit:
+    """The command in a directory of its own, with a cluster file and a home that holds an ssh key."""
+
+    def __init__(self, directory: Path, aws: Aws) -> None:
+        self.directory = directory
+        self.aws = aws
+        self.file = directory / "cluster.yaml"
+        self.environment = {
+            **aws.environment,
+            "HOME": str(directory),
+            "PYTHONPATH": str(ROOT),
+            "HYPERPOD_FT_POLL_SECONDS": "0.02",
+        }
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "hyperpod_ft", "cluster", *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == status, output
+        assert "Traceback" not in output
+        assert "testing" not in output.replace("testing-server", ""), "no credential is ever shown"
+        return output
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+    def workers(self) -> list[str]:
+        return [node["instance_id"] for node in self.json("nodes") if node["group"] == "worker-group-1"]
+
+    def configure(self, **changes: Any) -> None:
+        values = yaml.safe_load(cluster_file.example().read_text())
+        self.file.write_text(yaml.safe_dump({**values, **changes}))
+
+
+@pytest.fixture
+def kit(tmp_path: Path, aws: Aws) -> Kit:
+    kit = Kit(tmp_path, aws)
+    kit.configure()
+    return kit
+
+
+def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
+    kit.file.unlink()
+    kit.run("init")
+    assert "0 errors" in kit.run("validate") or "checks in account" in kit.run("validate")
+    created = kit.run("create")
+    assert f"{NAME} is complete: 1 ml.c5.xlarge, 1 ml.trn1.32xlarge" in created
+    status = kit.json("status")
+    assert status["complete"]
+    assert {group["node_type"] for group in status["groups"]} == {"Controller", "Compute"}
+    assert [node["status"] for node in kit.json("nodes")] == ["Running", "Running"]
+
+    key = kit.directory / ".ssh" / "id_ed25519"
+    key.parent.mkdir(mode=0o700)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    dry = kit.run("ssh", "--dry-run")
+    assert re.search(r"target +sagemaker-cluster:[a-z0-9]{12}_controller-machine-i-[0-9a-f]{17}\n", dry)
+
+    (before,) = kit.workers()
+    kit.run("replace-node", NAME, before, "--yes")
+    (after,) = kit.workers()
+    assert after != before
+
+    kit.run("scale", NAME, "worker-group-1", "3")
+    assert len(kit.workers()) == 3
+    assert "--yes" in kit.run("scale", NAME, "worker-group-1", "1", status=2)
+    kit.run("scale", NAME, "worker-group-1", "1", "--yes")
+    assert len(kit.workers()) == 1
+
+    assert "--confirm" in kit.run("delete", status=2)
+    assert "not deleted" in kit.run("delete", "--confirm", "other", status=2)
+    kept = kit.run("delete", "--confirm", NAME)
+    assert re.search(r"file system fs-[0-9a-f]+: 1200 GiB", kept)
+    assert "bucket sagemaker-" in kept
+    assert "NAT" not in kept.partition("What is left")[2]
+    fsx = kit.aws.client("fsx")
+    (volume,) = fsx.describe_file_systems()["FileSystems"]
+
+    kit.run("create")
+    (again,) = fsx.describe_file_systems()["FileSystems"]
+    assert again["FileSystemId"] == volume["FileSystemId"], "the data is found again"
+    assert "Nothing of it is left" in kit.run("delete", "--confirm", NAME, "--delete-data")
+    assert fsx.describe_file_systems()["FileSystems"] == []
+    assert kit.aws.client("s3").list_buckets()["Buckets"] == []
+    assert f"no cluster '{NAME}'" in kit.run("status", status=2)
+
+
+def test_create_goes_on_from_every_interruption(kit: Kit) -> None:
+    """Killed while it waits for each of its steps, and run again: one stack, one cluster, nothing twice."""
+    kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 0.5, "node.launch": 0.5})
+    for told in ("CREATE_COMPLETE", "lifecycle:", "asked for", "cluster: Creating"):
+        process = kit.start("create")
+        assert process.stdout is not None
+        for line in process.stdout:
+            if told in line:
+                break
+        process.kill()
+        process.communicate()
+    assert "is complete" in kit.run("create")
+    operations = [operation for _, operation in kit.aws.requests()]
+    assert operations.count("CreateStack") == 1
+    assert kit.aws.client("sagemaker").list_clusters()["ClusterSummaries"][0]["ClusterName"] == NAME
+    assert operations.count("CreateCluster") <= 2, "a kill may fall between the request and its answer"
+
+
+def test_a_failing_lifecycle_script_is_shown(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    lines = ["step fsx: mounting", "error: fsx: /fsx: no answer from fs-1"]
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": lines, "exit": 1, "times": 1}})
+    output = kit.run("create", status=2)
+    assert "error: fsx: /fsx: no answer from fs-1" in output
+    assert re.search(r"--- LifecycleConfig/worker-group-1/i-[0-9a-f]{17}", output)
+    assert output.splitlines()[-1].startswith(f"error: cluster {NAME}: ")
+
+
+def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": ["hello from the worker"], "exit": 0}})
+    kit.run("create")
+    (worker,) = kit.workers()
+    assert "hello from the worker" in kit.run("logs", "--node", worker)
+    kit.run("replace-node", NAME, worker, "--yes")
+    assert "hello from the worker" in kit.run("logs", "--node", worker)
+    assert "no lifecycle log of node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
+
+
+def test_no_capacity_is_told_and_not_waited_for_for_ever(kit: Kit) -> None:
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 0})
+    output = kit.run("create", "--timeout", "0.02", status=2)
+    assert "worker-group-1 has 0 of 1" in output
+    assert "HyperPod goes on" in output
+    assert "0 of 1" in kit.run("status")
+
+
+def test_errors_stop_create_before_anything_is_made(kit: Kit) -> None:
+    kit.configure(workers=[{"name": "w", "instance_type": "ml.trn1.33xlarge"}])
+    output = kit.run("create", status=2)
+    assert "workers.0.instance_type" in output
+    assert "ml.trn1.32xlarge" in output, "the closest known type is named"
+    assert kit.aws.client("cloudformation").describe_stacks()["Stacks"] == []
+
+
+def test_validate_tells_problems_of_the_file_with_exit_code_1(kit: Kit) -> None:
+    kit.configure(users=[{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}], regoin="x")
+    output = kit.run("validate", status=1)
+    assert "did you mean region?" in output
+    assert json.loads(kit.run("validate", "--json", status=1))["findings"]
+
+
+def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
+    kit.run("create")
+    before = {group["lifecycle_uri"] for group in kit.json("status")["groups"]}
+    worker = {"instance_type": "ml.trn1.32xlarge"}
+    kit.configure(
+        users=[{"name": "alice", "uid": 2001}],
+        workers=[{"name": "worker-group-1", "count": 2, **worker}, {"name": "worker-group-2", **worker}],
+    )
+    output = kit.run("create")
+    groups = {group["name"]: group for group in kit.json("status")["groups"]}
+    assert set(groups) == {"controller-machine", "worker-group-1", "worker-group-2"}
+    assert len({group["lifecycle_uri"] for group in groups.values()} | before) == 2
+    assert groups["worker-group-1"]["target"] == 1, "counts are changed by scale alone"
+    assert f"hyperpod-ft cluster scale {NAME} worker-group-1 2" in output
+    bucket, _, folder = groups["worker-group-1"]["lifecycle_uri"].removeprefix("s3://").partition("/")
+    body = kit.aws.client("s3").get_object(Bucket=bucket, Key=f"{folder}/settings.json")["Body"].read()
+    assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+
+
+def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
+    refusal = {
+        "service": "sagemaker",
+        "operation": "CreateCluster",
+        "code": "ValidationException",
+        "message": "Could not assume role arn:aws:iam::123456789012:role/x. Please ensure that the role exists.",
+        "times": 3,
+    }
+    kit.aws.scenario(errors=[refusal])
+    assert "is complete" in kit.run("create")
+
+
+def test_throttling_is_waited_out(kit: Kit) -> None:
+    kit.run("create")
+    refusal = {"service": "sagemaker", "code": "ThrottlingException", "times": 2}
+    kit.aws.scenario(errors=[refusal])
+    assert kit.json("status")["complete"]
+
+
+def test_legacy_provisioning(kit: Kit) -> None:
+    kit.run("create", "--legacy-provisioning")
+    described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
+    for group in described["InstanceGroups"]:
+        assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
+        assert "SlurmConfig" not in group
+    kit.run("scale", NAME, "worker-group-1", "2")
+    assert len(kit.workers()) == 2
+
+
+def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path) -> None:
+    kit.run("create")
+    outputs = {
+        output["OutputKey"]: output["OutputValue"]
+        for output in kit.aws.client("cloudformation").describe_stacks()["Stacks"][0]["Outputs"]
+    }
+    kit.configure(
+        name="second",
+        existing={
+            "subnet_id": outputs["PrivateSubnetId"],
+            "security_group_ids": [outputs["SecurityGroupId"]],
+            "execution_role_arn": outputs["RoleArn"],
+            "bucket": outputs["Bucket"],
+            "fsx_id": outputs["FsxId"],
+        },
+    )
+    assert "second is complete" in kit.run("create")
+    assert "your own" in kit.run("delete", "--confirm", "second", "--delete-data", status=2)
+    kit.run("delete", "--confirm", "second")
+    assert len(kit.aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
+    assert len(kit.aws.client("cloudformation").describe_stacks()["Stacks"]) == 1
+
+
+@pytest.mark.parametrize("provisioning", ["api", "legacy"])
+def test_rendered_files_do_the_same_with_the_aws_cli(kit: Kit, provisioning: str) -> None:
+    """create.sh, run by bash and the AWS CLI where there is one; rendering itself asks AWS nothing."""
+    arguments = ["--legacy-provisioning"] if provisioning == "legacy" else []
+    rendered = kit.directory / "rendered"
+    kit.run("create", "--render", str(rendered), *arguments)
+    assert kit.aws.requests() == []
+    names = {path.relative_to(rendered).as_posix() for path in rendered.rglob("*") if path.is_file()}
+    assert {"create.sh", "env_vars", "stack.yaml", "to-fill/cluster-config.json"} <= names
+    assert ("to-fill/lifecycle/provisioning_parameters.json" in names) == (provisioning == "legacy")
+    checked = subprocess.run(
+        ["shellcheck", "--shell=bash", rendered / "create.sh", rendered / "env_vars"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+    aws_cli = shutil.which("aws", path=os.environ["PATH"])
+    if aws_cli is None:
+        pytest.skip("no AWS CLI here")
+    environment = {**kit.environment, "PATH": f"{Path(aws_cli).parent}:{os.environ['PATH']}", "AWS_PAGER": ""}
+    environment |= {name: os.environ[name] for name in ("PYENV_ROOT",) if name in os.environ}
+    environment.pop("PYTHONPATH")
+    done = subprocess.run(
+        [rendered / "create.sh"], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    by_hand = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
+    assert "$" not in json.dumps(by_hand, default=str)
+    assert {group["InstanceGroupName"] for group in by_hand["InstanceGroups"]} == {
+        "controller-machine",
+        "worker-group-1",
+    }
