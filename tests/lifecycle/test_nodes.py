@@ -105,6 +105,28 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
         assert [node.snapshot() for node in nodes] == before
 
 
+def test_the_first_key_stays(tmp_path: Path) -> None:
+    """The slow node's ssh-keygen ends after the fast node has published its key."""
+    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (slow, fast):
+        for node in (slow, fast):
+            node.provision("--only", "home")
+        slow.run("mv", "/usr/bin/ssh-keygen", "/usr/bin/ssh-keygen.real")
+        program = slow.path("/usr/bin/ssh-keygen")
+        program.write_text('#!/bin/bash\nssh-keygen.real "$@" || exit\n[[ $1 != -q ]] || sleep 1\n')
+        program.chmod(0o755)
+        key = slow.path("/srv/lustre/ubuntu/.ssh/id_ed25519")
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(slow.provision)
+            while not any(key.parent.glob(".*.id_ed25519.pub")):
+                time.sleep(0.01)
+            fast.provision()
+            first = key.read_bytes()
+            other.result()
+        assert key.read_bytes() == first
+        assert_right(slow)
+        assert_right(fast)
+
+
 @pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
 def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     node.provision()
@@ -342,6 +364,13 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
         _epilog(node, jobs)
         assert node.run(*alive, "alice").stdout == "1\n", jobs
         assert node.run("ls", "/dev/shm").stdout == "a\nc\n"
+    # A job of hers starts while Slurm is asked.
+    new = "runuser -u alice -- bash -c 'touch /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
+    _epilog(node, f"sleep 0.1; {new}; echo 7")
+    assert node.run("pgrep", "-u", "alice", "-a").stdout.split()[1:] == ["sleep", "98"]
+    assert node.run("ls", "/dev/shm").stdout == "c\nnew\n"
+    # What does not end when asked to.
+    node.run("runuser", "-u", "alice", "--", "bash", "-c", "trap '' TERM; setsid sleep 97 >/dev/null 2>&1 & true")
     _epilog(node, "echo 7")
     assert node.run(*alive, "alice", check=False).stdout == "0\n"
     assert node.run("ls", "/dev/shm").stdout == "c\n"
