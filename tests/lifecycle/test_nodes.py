@@ -105,6 +105,36 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
         assert [node.snapshot() for node in nodes] == before
 
 
+def test_two_runs_on_one_node_follow_each_other(node: Node) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: outcomes(node.provision().stdout), range(2))
+    assert sorted([first["home"], second["home"]]) == ["already so", "changed"]
+    assert_right(node)
+
+
+def _slow_mount(node: Node, seconds: int) -> None:
+    program = node.path("/usr/sbin/mount.lustre")
+    program.write_text(program.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\nsleep {seconds}\n"))
+
+
+def test_ending_a_run_ends_its_commands(node: Node) -> None:
+    _slow_mount(node, 300)
+    script = f"cd {SCRIPTS} && timeout 1 python3 -B -m provision --only fsx"
+    assert node.run("bash", "-c", script, check=False).returncode == 124
+    assert node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
+
+
+def test_what_a_killed_run_left_at_work_is_waited_for(node: Node) -> None:
+    _slow_mount(node, 2)
+    script = f"cd {SCRIPTS} && timeout -s KILL 1 python3 -B -m provision --only fsx"
+    node.run("bash", "-c", f"({script}) >/dev/null 2>&1", check=False)
+    assert node.run("pgrep", "-x", "sleep").stdout
+    node.provision()
+    # Mounted by what the killed run left, and not once more on top.
+    assert node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"
+    assert_right(node)
+
+
 def test_the_first_key_stays(tmp_path: Path) -> None:
     """The slow node's ssh-keygen ends after the fast node has published its key."""
     with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (slow, fast):
