@@ -15,7 +15,15 @@ from private_root import SCRIPTS, Node, can_make_nodes, cluster
 
 pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
 
-_PYTHON_38 = "/root/.pyenv/versions/3.8.18/bin"
+# Of the system, or of pyenv.
+_PYTHON_38 = next(
+    (
+        str(path.parent)
+        for folder in (Path("/usr/bin"), *sorted(Path.home().glob(".pyenv/versions/3.8.*/bin")))
+        if (path := folder / "python3.8").exists()
+    ),
+    None,
+)
 
 
 @pytest.fixture
@@ -73,9 +81,13 @@ def test_twice_is_once(node: Node) -> None:
     assert {line["step"] for line in lines} >= {"identify", "fsx", "home", ""}
 
 
-@pytest.mark.skipif(not Path(_PYTHON_38).is_dir(), reason="no Python 3.8 on this machine")
+@pytest.mark.skipif(_PYTHON_38 is None, reason="no Python 3.8 on this machine")
 def test_it_runs_on_python_3_8(node: Node) -> None:
-    node.provision(environment={"PATH": f"{_PYTHON_38}:/usr/sbin:/usr/bin:/sbin:/bin"})
+    node.run("mkdir", "/tmp/bin")
+    node.run("ln", "-s", f"{_PYTHON_38}/python3.8", "/tmp/bin/python3")
+    path = {"PATH": "/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    assert node.run("python3", "--version", environment=path).stdout.startswith("Python 3.8.")
+    node.provision(environment=path)
     assert_right(node)
 
 
