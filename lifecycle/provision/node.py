@@ -65,7 +65,13 @@ class Node:
         settled = {"PATH": path, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
         try:
             done = subprocess.run(
-                argv, input=stdin, capture_output=True, text=True, check=False, env={**os.environ, **settled}
+                argv,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                env={**os.environ, **settled},
             )
         except FileNotFoundError:
             raise PassingError(f"no command {argv[0]} on this node", "use an AMI that has it") from None

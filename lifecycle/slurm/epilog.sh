@@ -11,23 +11,43 @@ export PATH=/opt/slurm/bin:$PATH:/usr/bin:/bin
 
 [[ $user =~ ^[0-9]+$ && $user -ge 1000 && $user -ne 65534 && -n $node ]] || exit 0
 
+# Looked at before Slurm is asked, so that what a job brings that starts meanwhile is not among it.
+started=$(date +%s.%N)
+stray=$(pgrep -U "$user")
+
 # When Slurm does not answer, nobody knows whether there is another job: leave everything alone.
-jobs=$(timeout 30 squeue --noheader --format=%A --user="$user" --nodelist="$node" --states=RUNNING,COMPLETING,SUSPENDED,CONFIGURING) || exit 0
+states=RUNNING,COMPLETING,SUSPENDED,CONFIGURING
+jobs=$(timeout 30 squeue --noheader --format=%A --user="$user" --nodelist="$node" --states=$states) || exit 0
 others=$(grep -vx -e "${SLURM_JOB_ID:-}" -e '' <<<"$jobs")
 [[ -z $others ]] || exit 0
 
-# People who are logged in (on login nodes; or for debugging) keep what they run.
+# People who are logged in keep what they run.
 if loginctl --no-legend list-sessions 2>/dev/null | awk '{print $2}' | grep -qx "$user"; then
   exit 0
 fi
 
-if pkill -TERM -U "$user"; then
+alive() {
+  local process
+  for process in $stray; do
+    # A number that was given to somebody else's process meanwhile is not ours.
+    [[ $(stat -c %u "/proc/$process" 2>/dev/null) == "$user" ]] && printf '%s\n' "$process"
+  done
+}
+
+signal() {
+  local processes
+  mapfile -t processes < <(alive)
+  ((${#processes[@]} == 0)) || kill "-$1" "${processes[@]}" 2>/dev/null
+}
+
+if [[ -n $(alive) ]]; then
+  signal TERM
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    pgrep -U "$user" >/dev/null || break
+    [[ -n $(alive) ]] || break
     sleep 0.5
   done
-  pkill -KILL -U "$user"
+  signal KILL
   logger -t slurm-epilog -- "job ${SLURM_JOB_ID:-?}: ended processes that uid $user left behind" 2>/dev/null
 fi
-find /dev/shm -mindepth 1 -xdev -uid "$user" -delete 2>/dev/null
+find /dev/shm -mindepth 1 -xdev -uid "$user" ! -newermt "@$started" -delete 2>/dev/null
 exit 0

@@ -1,10 +1,15 @@
-"""Rooms for nodes, or why there are none."""
+"""Rooms for nodes, or why there are none. No test here asks the machine's own instance metadata."""
 
 import os
 
 import pytest
 
 from tests.lifecycle.nodes import why_not_here
+
+
+@pytest.fixture(autouse=True)
+def _no_instance_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_IMDS", "http://127.0.0.1:9")
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from private_root import SCRIPTS, Node, can_make_nodes, cluster
+from private_root import SCRIPTS, WITHOUT_SYSTEMD, Node, can_make_nodes, cluster
 
 pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
 
-_PYTHON_38 = "/root/.pyenv/versions/3.8.18/bin"
+# Of the system, or of pyenv.
+_PYTHON_38 = next(
+    (
+        str(path.parent)
+        for folder in (Path("/usr/bin"), *sorted(Path.home().glob(".pyenv/versions/3.8.*/bin")))
+        if (path := folder / "python3.8").exists()
+    ),
+    None,
+)
 
 
 @pytest.fixture
@@ -64,7 +72,8 @@ def test_twice_is_once(node: Node) -> None:
     assert_right(node)
     before = node.snapshot()
     assert len(before) > 50
-    second = outcomes(node.run("bash", "-c", f"cd / && bash {SCRIPTS}/provision.sh").stdout)
+    again = f"cd / && bash {SCRIPTS}/provision.sh {' '.join(WITHOUT_SYSTEMD)}"
+    second = outcomes(node.run("bash", "-c", again).stdout)
     assert set(second.values()) == {"already so", "not needed", "finished"}
     assert node.snapshot() == before
     log = node.path("/var/log/provision/provisioning.log").read_text()
@@ -73,9 +82,13 @@ def test_twice_is_once(node: Node) -> None:
     assert {line["step"] for line in lines} >= {"identify", "fsx", "home", ""}
 
 
-@pytest.mark.skipif(not Path(_PYTHON_38).is_dir(), reason="no Python 3.8 on this machine")
+@pytest.mark.skipif(_PYTHON_38 is None, reason="no Python 3.8 on this machine")
 def test_it_runs_on_python_3_8(node: Node) -> None:
-    node.provision(environment={"PATH": f"{_PYTHON_38}:/usr/sbin:/usr/bin:/sbin:/bin"})
+    node.run("mkdir", "/tmp/bin")
+    node.run("ln", "-s", f"{_PYTHON_38}/python3.8", "/tmp/bin/python3")
+    path = {"PATH": "/tmp/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    assert node.run("python3", "--version", environment=path).stdout.startswith("Python 3.8.")
+    node.provision(environment=path)
     assert_right(node)
 
 
@@ -103,6 +116,58 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(Node.provision, nodes))
         assert [node.snapshot() for node in nodes] == before
+
+
+def test_two_runs_on_one_node_follow_each_other(node: Node) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: outcomes(node.provision().stdout), range(2))
+    assert sorted([first["home"], second["home"]]) == ["already so", "changed"]
+    assert_right(node)
+
+
+def _slow_mount(node: Node, seconds: int) -> None:
+    program = node.path("/usr/sbin/mount.lustre")
+    program.write_text(program.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\nsleep {seconds}\n"))
+
+
+def test_ending_a_run_ends_its_commands(node: Node) -> None:
+    _slow_mount(node, 300)
+    script = f"cd {SCRIPTS} && timeout 1 python3 -B -m provision --only fsx"
+    assert node.run("bash", "-c", script, check=False).returncode == 124
+    assert node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
+
+
+def test_what_a_killed_run_left_at_work_is_waited_for(node: Node) -> None:
+    _slow_mount(node, 2)
+    script = f"cd {SCRIPTS} && timeout -s KILL 1 python3 -B -m provision --only fsx"
+    node.run("bash", "-c", f"({script}) >/dev/null 2>&1", check=False)
+    assert node.run("pgrep", "-x", "sleep").stdout
+    node.provision()
+    # Mounted by what the killed run left, and not once more on top.
+    assert node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"
+    assert_right(node)
+
+
+def test_the_first_key_stays(tmp_path: Path) -> None:
+    """The slow node's ssh-keygen ends after the fast node has published its key."""
+    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (slow, fast):
+        for node in (slow, fast):
+            node.provision("--only", "home")
+        slow.run("mv", "/usr/bin/ssh-keygen", "/usr/bin/ssh-keygen.real")
+        program = slow.path("/usr/bin/ssh-keygen")
+        program.write_text('#!/bin/bash\nssh-keygen.real "$@" || exit\n[[ $1 != -q ]] || sleep 1\n')
+        program.chmod(0o755)
+        key = slow.path("/srv/lustre/ubuntu/.ssh/id_ed25519")
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(slow.provision)
+            while not any(key.parent.glob(".*.id_ed25519.pub")):
+                time.sleep(0.01)
+            fast.provision()
+            first = key.read_bytes()
+            other.result()
+        assert key.read_bytes() == first
+        assert_right(slow)
+        assert_right(fast)
 
 
 @pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
@@ -342,6 +407,13 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
         _epilog(node, jobs)
         assert node.run(*alive, "alice").stdout == "1\n", jobs
         assert node.run("ls", "/dev/shm").stdout == "a\nc\n"
+    # A job of hers starts while Slurm is asked.
+    new = "runuser -u alice -- bash -c 'touch /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
+    _epilog(node, f"sleep 0.1; {new}; echo 7")
+    assert node.run("pgrep", "-u", "alice", "-a").stdout.split()[1:] == ["sleep", "98"]
+    assert node.run("ls", "/dev/shm").stdout == "c\nnew\n"
+    # What does not end when asked to.
+    node.run("runuser", "-u", "alice", "--", "bash", "-c", "trap '' TERM; setsid sleep 97 >/dev/null 2>&1 & true")
     _epilog(node, "echo 7")
     assert node.run(*alive, "alice", check=False).stdout == "0\n"
     assert node.run("ls", "/dev/shm").stdout == "c\n"
@@ -392,7 +464,7 @@ def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
                     seconds = f"{moments.uniform(0.1, 0.7):.3f}"
                     # A pid namespace of its own, so that everything the run started dies in the same instant.
                     killed = ("timeout", "-s", "KILL", seconds, "unshare", "-p", "--fork", "--kill-child")
-                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", check=False)
+                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", *WITHOUT_SYSTEMD, check=False)
                 other.result()
             one.provision()
             assert_right(one)

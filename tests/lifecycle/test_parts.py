@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 from private_root import LIFECYCLE, SETTINGS, instance_id, resource_config
-from provision import apt, identity, runner
-from provision.accounts import _clear_stale_locks
+from provision import apt, identity, runner, shared
+from provision.accounts import Account, _clear_stale_locks
 from provision.errors import NodeError, PassingError
 from provision.files import File, difference, write
 from provision.identity import Instance
@@ -25,10 +26,9 @@ from provision.mounts import mount_at
 from provision.node import Node
 from provision.settings import read_settings
 from provision.step import Step
-from provision.steps import STEPS
+from provision.steps import STEPS, home, ssh_keys
 from provision.steps.limits import merged_ports
 from provision.steps.neuron import count_devices
-from provision.steps.ssh_keys import _with_once
 
 
 @pytest.fixture
@@ -191,10 +191,10 @@ def test_the_uppermost_mount_counts() -> None:
 
 def test_a_key_is_authorized_once() -> None:
     line = "ssh-ed25519 AAAA alice@c\n"
-    assert _with_once("", line) == line
-    assert _with_once("ssh-rsa BBBB x", line) == f"ssh-rsa BBBB x\n{line}"
+    assert ssh_keys._with_once("", line) == line
+    assert ssh_keys._with_once("ssh-rsa BBBB x", line) == f"ssh-rsa BBBB x\n{line}"
     restricted = 'from="10.0.0.0/8" ssh-ed25519 AAAA old\n'
-    assert _with_once(f"{restricted}# ssh-ed25519 AAAA\n{line}", line) == f"{restricted}# ssh-ed25519 AAAA\n"
+    assert ssh_keys._with_once(f"{restricted}# ssh-ed25519 AAAA\n{line}", line) == f"{restricted}# ssh-ed25519 AAAA\n"
 
 
 def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
@@ -202,6 +202,63 @@ def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
     assert count_devices(devices) == 16
     assert count_devices({"instance": {"type": "trn1"}, "devices": devices}) == 16
     assert count_devices({}) == 0
+
+
+@pytest.fixture
+def listed(node: Node, config: Path) -> Node:
+    """A node below tmp_path that knows who it is, with an empty shared file system and a host key."""
+    record = node.path(identity.RECORD)
+    record.parent.mkdir(parents=True)
+    found = identity.identify(Instance(instance_id(0), ""), node.path, SETTINGS["groups"])
+    record.write_text(identity.record(found))
+    node.fsx.mkdir()
+    node.path("/etc/ssh").mkdir()
+    node.path("/etc/ssh/ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAA root@here\n")
+    return node
+
+
+def test_a_home_that_another_node_publishes_meanwhile_wins(listed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = listed.path("/etc/skel")
+    template.mkdir()
+    (template / ".bashrc").write_text("mine\n")
+    target = listed.fsx / "alice"
+    copy = home._copy
+
+    def while_another_is_faster(source: Path, to: Path, user: Account) -> None:
+        copy(source, to, user)
+        if not target.exists():
+            target.mkdir()
+            (target / ".bashrc").write_text("theirs\n")
+
+    monkeypatch.setattr(home, "_copy", while_another_is_faster)
+    home._make(listed, target, Account("alice", os.getuid(), os.getgid(), str(target)), template)
+    assert (target / ".bashrc").read_text() == "theirs\n"
+    assert not any((listed.fsx / ".provision/staging").iterdir())
+
+
+def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = shared.publish_text
+    other = listed.fsx / ".provision/hosts/10.0.0.9"
+
+    def while_another_comes(node: Node, path: Path, text: str, mode: int = 0o644) -> None:
+        if path.name == "ssh_known_hosts" and not other.exists():
+            other.write_text("other ssh-ed25519 BBBB\n")
+        publish(node, path, text, mode)
+
+    monkeypatch.setattr(shared, "publish_text", while_another_comes)
+    ssh_keys._list_host_keys(listed)
+    text = (listed.fsx / ".provision/ssh_known_hosts").read_text()
+    assert "other ssh-ed25519 BBBB\n" in text
+    assert "10.0.0.1 ssh-ed25519 AAAA\n" in text
+
+
+def test_what_nodes_that_are_gone_were_preparing_is_removed(listed: Node) -> None:
+    staging = shared.staging(listed, "x").parent
+    for name, age in (("i-gone.home", 2 * 86400), ("i-busy.home", 60)):
+        (staging / name / "deep").mkdir(parents=True)
+        os.utime(staging / name, (time.time() - age,) * 2)
+    shared.staging(listed, "x")
+    assert [path.name for path in staging.iterdir()] == ["i-busy.home"]
 
 
 def test_a_file_is_written_once_and_mended(node: Node) -> None:

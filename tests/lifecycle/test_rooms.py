@@ -31,7 +31,9 @@ with room(Path(sys.argv[1]), "fs@tcp:/x") as opened:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: Path, number: signal.Signals) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", OWNER, str(tmp_path)]
+    # From the repository, where `tests` is found.
+    owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert owner.stdout is not None
     assert owner.stdout.readline() == "up\n"
     keeper = next(pid for pid in descendants(owner.pid) if b"room.sh" in Path(f"/proc/{pid}/cmdline").read_bytes())

@@ -40,21 +40,20 @@ class Limits(Step):
             reserved = node.path(_RESERVED).read_text()
             if merged_ports(reserved, PORTS) != merged_ports(reserved):
                 lines.append(f"ports {PORTS} are not all reserved")
-            if _has_efa(node) and _pages(node) < HUGE_PAGES:
-                lines.append(f"{_pages(node)} huge pages, not {HUGE_PAGES}")
             if _may_raise(node):
                 lines += [f"slurmd ({pid}) has limited locked memory" for pid in _limited_slurmds(node)]
         return lines
 
     def do(self, node: Node) -> None:
+        if node.live and _has_efa(node):
+            # Before the files, whose presence says that it was tried.
+            _reserve_pages(node)
         for file in _files(node):
             write(node, file)
         if not node.live:
             return
         reserved = node.path(_RESERVED)
         reserved.write_text(merged_ports(reserved.read_text(), PORTS))
-        if _has_efa(node) and _pages(node) < HUGE_PAGES:
-            node.path(_RESERVED_PAGES).write_text(f"{HUGE_PAGES}\n")
         if node.path("/run/systemd/system").is_dir():
             node.run("systemctl", "daemon-reload")
         for pid in _limited_slurmds(node):
@@ -123,8 +122,13 @@ def _has_efa(node: Node) -> bool:
     return any(re.match(r"efa_|rdmap", name) for name in names)
 
 
-def _pages(node: Node) -> int:
-    return int(node.path(_RESERVED_PAGES).read_text())
+def _reserve_pages(node: Node) -> None:
+    """As many as there is memory in one piece for: EFA works with fewer, and slower, so no node is refused for it."""
+    pages = node.path(_RESERVED_PAGES)
+    if int(pages.read_text()) < HUGE_PAGES:
+        pages.write_text(f"{HUGE_PAGES}\n")
+        if int(pages.read_text()) < HUGE_PAGES:
+            node.say(f"{pages.read_text().strip()} huge pages, not {HUGE_PAGES}: memory is in pieces; a reboot helps")
 
 
 def _may_raise(node: Node) -> bool:
@@ -135,10 +139,7 @@ def _may_raise(node: Node) -> bool:
 
 
 def _limited_slurmds(node: Node) -> list[int]:
-    """Those that run with a limit that jobs with EFA devices would fail at."""
-    found: list[int] = []
-    if not _has_efa(node):
-        return found
+    found = []
     for process in node.path("/proc").glob("[0-9]*"):
         if _command(process) == "slurmd":
             soft, _ = resource.prlimit(int(process.name), resource.RLIMIT_MEMLOCK)
