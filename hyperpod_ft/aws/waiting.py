@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +87,9 @@ class Watch:
         """Wait until the cluster is deleted. Raises UserError when that fails, or at the timeout."""
         deadline = time.monotonic() + timeout_seconds
         while cluster := hyperpod.find(self.sagemaker, self.name):
-            self._tell(cluster, list_nodes(self.sagemaker, self.name))
+            # it may be gone when its nodes are asked for
+            with suppress(self.sagemaker.exceptions.ResourceNotFound):
+                self._tell(cluster, list_nodes(self.sagemaker, self.name))
             if cluster.status == hyperpod.FAILED:
                 raise UserError(
                     f"cluster {self.name}: could not be deleted: {cluster.failure}", "run the same command again"
