@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_checkpoint, cli_local, figures, publish, runfile, show
+from hyperpod_ft import __version__, cli_checkpoint, cli_cluster, cli_local, figures, publish, runfile, show
 from hyperpod_ft import submit as submission
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
@@ -33,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_local.app, name="local", help="A real Slurm on this machine.")
+app.add_typer(cli_cluster.app, name="cluster", help="A HyperPod cluster: create it, prove it, reach it, remove it.")
 app.add_typer(cli_checkpoint.app)
 
 _EXIT_INTERRUPTED = 130  # what shells make of SIGINT

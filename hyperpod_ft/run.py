@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish, runfile
+from hyperpod_ft import publish, runfile, yaml_file
 from hyperpod_ft.config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.plan import Plan, plan
@@ -95,7 +95,7 @@ class Run:
         frozen = directory / "run.yaml"
         if not frozen.is_file():
             raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
-        config = runfile.validate(runfile.parse(frozen), str(frozen))
+        config = runfile.open_frozen(frozen)
         try:
             run = cls(config, Plan.from_dict(json.loads((directory / "plan.json").read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -311,7 +311,7 @@ class Run:
 
     def yaml(self) -> str:
         """The resolved run file."""
-        return runfile.dump(self.config)
+        return yaml_file.dump(self.config)
 
 
 def utc_now() -> str:

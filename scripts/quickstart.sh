@@ -23,6 +23,7 @@ export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"
 unset SLURM_CONF
 
 launcher=process
+# shellcheck disable=SC2119 # nothing beside it
 if setup_slurm; then
   launcher=slurm
 else

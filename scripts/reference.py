@@ -1,4 +1,4 @@
-"""Write docs/run-file.md, docs/commands.md and the table of docs/parallelism.md from the code.
+"""Write docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/parallelism.md from the code.
 
 A test fails when they are out of date.
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hyperpod_ft import runfile
+from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.cli import app
 from hyperpod_ft.config import RunConfig
 
@@ -33,19 +34,47 @@ def run_file() -> str:
         "This page is generated from `hyperpod_ft/config.py` by `python scripts/reference.py`.",
         "",
     ]
-    sections = {name: field for name, field in RunConfig.model_fields.items() if _section(field)}
-    plain = {name: field for name, field in RunConfig.model_fields.items() if name not in sections}
-    lines += ["## Top level", "", *_table(plain)]
+    return "\n".join([*lines, *_sections(RunConfig)])
+
+
+def cluster_file() -> str:
+    """The cluster file's keys, likewise."""
+    lines = [
+        "# The cluster file",
+        "",
+        "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from. Unknown keys",
+        "are refused. `--set section.key=value` overrides a key on the command line, the value in YAML.",
+        "",
+        "This page is generated from `hyperpod_ft/aws/cluster_file.py` by `python scripts/reference.py`.",
+        "",
+    ]
+    return "\n".join([*lines, *_sections(ClusterConfig)])
+
+
+def _sections(model: type[BaseModel]) -> list[str]:
+    sections = {name: field for name, field in model.model_fields.items() if _section(field)}
+    plain = {name: field for name, field in model.model_fields.items() if name not in sections}
+    lines = ["## Top level", "", *_table(plain)]
     for name, field in sections.items():
         section = _section(field)
         assert section is not None
-        lines += [f"## `{name}`", "", section.__doc__ or "", "", *_table(section.model_fields)]
-    return "\n".join(lines)
+        many = " A list." if get_origin(_bare(field.annotation)) is tuple else ""
+        lines += [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_table(section.model_fields)]
+    return lines
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
-    annotation = field.annotation
+    annotation = _bare(field.annotation)
+    if get_origin(annotation) is tuple:
+        annotation = get_args(annotation)[0]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _bare(annotation: Any) -> Any:
+    """Without `| None`, and without what Annotated adds."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
 
 
 def _table(fields: dict[str, FieldInfo]) -> list[str]:
@@ -107,6 +136,7 @@ def pages() -> dict[Path, str]:
     parallelism = DOCS / "parallelism.md"
     return {
         DOCS / "run-file.md": run_file(),
+        DOCS / "cluster-file.md": cluster_file(),
         DOCS / "commands.md": commands(),
         parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }

@@ -48,24 +48,52 @@ has_slurm() {
   PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v slurmctld slurmd sbatch munged >/dev/null
 }
 
-# setup_slurm: install Slurm and munge from the distribution when missing and allowed; false when it cannot.
+has_packages() {
+  (($# == 0)) || dpkg-query --show --showformat '${db:Status-Status}\n' "$@" 2>/dev/null |
+    awk -v wanted=$# '$1 == "installed" { found++ } END { exit found != wanted }'
+}
+
+# setup_slurm [PACKAGE...]: install Slurm and munge from the distribution, and packages beside them, when missing and
+# allowed; false when it cannot. No daemon of theirs runs afterwards, nor from the next boot on.
 setup_slurm() {
-  local packages=(slurmctld slurmd slurm-client munge) as_root=()
-  if has_slurm; then return 0; fi
+  local packages=(slurmctld slurmd slurm-client munge "$@") as_root=()
+  if has_slurm && has_packages "$@"; then return 0; fi
   if ! command -v apt-get >/dev/null; then
-    printf 'No Slurm here. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
+    printf 'Missing here: Slurm or what comes with it. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
     return 1
   fi
   if [[ $EUID -ne 0 ]]; then
     # never asks for a password: a script that stops half-way for one is a surprise
     if ! sudo --non-interactive true 2>/dev/null; then
-      printf 'No Slurm here, and no right to install it. Install it with: sudo apt-get install %s\n' "${packages[*]}" >&2
+      printf 'No right to install what is missing here. Install it with: sudo apt-get install %s\n' "${packages[*]}" >&2
       return 1
     fi
     as_root=(sudo --non-interactive)
   fi
-  say "Installing Slurm: ${packages[*]}"
-  # The packages start system-wide daemons, which fail without a configuration and are not wanted here.
-  apt_install() { ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >/dev/null; }
-  apt_install update && apt_install install --yes --no-install-recommends "${packages[@]}" && has_slurm
+  say "Installing ${packages[*]}"
+  ${as_root[@]+"${as_root[@]}"} bash -s -- "${packages[@]}" <<'AS_ROOT'
+set -Eeuo pipefail
+policy=/usr/sbin/policy-rc.d
+fresh=()
+for package in "$@"; do
+  [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || fresh+=("$package")
+done
+# Debian's way to have packages start nothing while they are installed.
+if [[ ! -e $policy ]]; then
+  trap 'rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get -qq -o DPkg::Lock::Timeout=120 update </dev/null >/dev/null
+apt-get -qq -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends "${fresh[@]}" </dev/null >/dev/null
+for package in "${fresh[@]}"; do
+  case $package in
+    openssh-server) systemctl --quiet disable ssh ;;
+    mariadb-server) systemctl --quiet disable mariadb ;;
+    slurmctld | slurmd | slurmdbd | munge) systemctl --quiet disable "$package" ;;
+  esac
+done 2>/dev/null || true
+AS_ROOT
+  has_slurm && has_packages "$@"
 }

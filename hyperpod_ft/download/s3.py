@@ -1,18 +1,24 @@
 """Amazon S3: every object at or below a URI, several at once, each in ranges by boto3's own transfer."""
 
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 
 _PARALLEL_FILES = 4
 _CONNECTIONS = 50  # boto3's transfer opens 10 a file
+_ALLOW = "allow s3:ListBucket and s3:GetObject to the nodes' role"
+_REMEDIES = {
+    "NoSuchBucket": "correct the bucket's name",
+    "AccessDenied": _ALLOW,
+    "403": _ALLOW,  # of a HEAD request, which has no body to say more
+    "AllAccessDisabled": _ALLOW,
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class S3:
 
     where: str  # the run file's key, for errors
     uri: str
+    _session: Session = field(default_factory=Session, repr=False, compare=False)
 
     @property
     def _bucket(self) -> str:
@@ -32,7 +39,7 @@ class S3:
 
     def listing(self) -> Listing:
         with self._explained():
-            pages = self._client().get_paginator("list_objects_v2")
+            pages = self._client.get_paginator("list_objects_v2")
             found = [
                 File(name, entry["Size"], origin=entry["Key"], modified=entry["LastModified"].timestamp())
                 for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix)
@@ -55,7 +62,7 @@ class S3:
 
     def fetch(self, listing: Listing, directory: Path) -> None:
         with self._explained(), ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-            client = self._client()
+            client = self._client
             started = [pool.submit(self._fetch_one, client, file, directory) for file in listing.files]
             try:
                 for transfer in started:
@@ -74,45 +81,9 @@ class S3:
                 return
         client.download_file(self._bucket, file.origin, str(target))
 
+    @property
     def _client(self) -> Any:
-        try:
-            import boto3  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - only S3 needs it
-            from botocore.config import Config  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
-        except ImportError as error:
-            raise UserError(
-                f"{self.where}: {self.uri} needs boto3, which this Python lacks",
-                f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'",
-            ) from error
-        return boto3.client("s3", config=Config(max_pool_connections=_CONNECTIONS, retries={"mode": "standard"}))
+        return self._session.client("s3", connections=_CONNECTIONS)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            from botocore import exceptions  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
-        except ImportError:
-            yield  # _client says what to do
-            return
-        try:
-            yield
-        except exceptions.NoCredentialsError as error:
-            raise UserError(
-                f"{self.where}: no AWS credentials for {self.uri}", "give the nodes' role access, or export them"
-            ) from error
-        except exceptions.ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "unknown")
-            raise UserError(f"{self.where}: S3 answers {code} for {self.uri}", _remedy(code)) from error
-        except exceptions.BotoCoreError as error:
-            raise UserError(
-                f"{self.where}: cannot read {self.uri} ({type(error).__name__})",
-                "check network and AWS_REGION, then run the stage again: complete files are kept",
-            ) from error
-
-
-def _remedy(code: str) -> str:
-    if code == "NoSuchBucket":
-        return "correct the bucket's name"
-    if code in ("AccessDenied", "403", "AllAccessDisabled"):
-        return "allow s3:ListBucket and s3:GetObject to the nodes' role"
-    if code in ("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"):
-        return "renew the AWS credentials"
-    return "run the stage again: complete files are kept"
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(f"{self.where}: cannot read {self.uri}", _REMEDIES)

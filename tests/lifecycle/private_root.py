@@ -36,6 +36,13 @@ SETTINGS: dict[str, Any] = {
     "metrics": False,
 }
 
+# There is no Slurm on these nodes.
+ONLY = tuple(
+    word
+    for step in ("keep_scripts", "limits", "neuron", "ssh_keys", "logrotate", "prolog_epilog")
+    for word in ("--only", step)
+)
+
 ENVIRONMENT = {
     "PROVISION_IMDS": f"http://127.0.0.1:{_IMDS_PORT}",
     "PROVISION_FSX_TYPE": "tmpfs",
@@ -153,8 +160,9 @@ class Node:
     def provision(
         self, *arguments: str, environment: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run provision.sh as HyperPod's agent does."""
-        return self.run("bash", f"{SCRIPTS}/provision.sh", *arguments, environment=environment, check=check)
+        """Run provision.sh as HyperPod's agent does, without the steps of Slurm if no `--only` says otherwise."""
+        only = () if "--only" in arguments else ONLY
+        return self.run("bash", f"{SCRIPTS}/provision.sh", *only, *arguments, environment=environment, check=check)
 
     def settings(self, **changes: Any) -> None:
         """Write settings.json: SETTINGS with these changes."""

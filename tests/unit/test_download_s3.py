@@ -96,7 +96,10 @@ def test_complete_files_of_a_killed_attempt_are_kept(
     ("model", "message"),
     [
         ("s3://models/none", r"model\.source: there is nothing at s3://models/none; correct the bucket or prefix"),
-        ("s3://nowhere/llama", r"model\.source: S3 answers NoSuchBucket for s3://nowhere/llama; correct the bucket"),
+        (
+            "s3://nowhere/llama",
+            r"model\.source: cannot read s3://nowhere/llama: AWS answers NoSuchBucket; correct the bucket",
+        ),
         ("s3://models/data", r"model\.source: s3://models/data has no safetensors weights"),
     ],
 )
@@ -110,7 +113,10 @@ def test_errors_are_one_line(tmp_path: Path, model: str, message: str) -> None:
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(UserError, match=r"cannot read s3://models/llama \(EndpointConnectionError\); check network"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot read s3://models/llama: AWS cannot be reached \(EndpointConnectionError\); check network",
+    ):
         perform(s3_run(tmp_path), "download", stage.work)
 
 
@@ -122,7 +128,7 @@ def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(UserError, match=r"no AWS credentials for s3://models/llama"):
+    with pytest.raises(UserError, match=r"cannot read s3://models/llama: no AWS credentials;"):
         perform(s3_run(tmp_path), "download", stage.work)
 
 

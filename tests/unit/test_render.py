@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import runfile
-from hyperpod_ft.config import time_limit_seconds
+from hyperpod_ft import runfile, yaml_file
+from hyperpod_ft.fields import time_limit_seconds
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
 
@@ -25,7 +25,7 @@ def flagship() -> dict[str, str]:
 
 
 def local_run() -> dict[str, str]:
-    values = runfile.parse(runfile.find("quickstart"))
+    values = yaml_file.parse(runfile.RUN_FILE, runfile.find("quickstart"))
     values["model"] = {"source": "org/model"}
     values["dataset"] |= {"source": "org/data"}
     values["cluster"]["root"] = "/shared"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft import runfile
+from hyperpod_ft import runfile, yaml_file
 from hyperpod_ft.errors import ConfigError, UserError
 from tests.conftest import run_file_values
 
@@ -72,7 +72,7 @@ def test_frozen_run_file_round_trips(tmp_path: Path) -> None:
         generate__prompts=[*odd, {"instruction": "1e5", "number": 1e5, "flag": True, "nothing": None}],
     )
     config = runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path)
-    assert runfile.load(write(tmp_path, runfile.dump(config))) == config
+    assert runfile.load(write(tmp_path, yaml_file.dump(config))) == config
 
 
 def test_local_data_is_pinned_by_content(tmp_path: Path) -> None:

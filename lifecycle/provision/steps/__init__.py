@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from provision.step import Step
+from provision.steps.accounting import Accounting
 from provision.steps.fsx import Fsx
 from provision.steps.home import Home
 from provision.steps.identify import Identify
 from provision.steps.keep_scripts import KeepScripts
 from provision.steps.limits import Limits
 from provision.steps.logrotate import Logrotate
+from provision.steps.metrics import Metrics
 from provision.steps.neuron import Neuron
 from provision.steps.prolog_epilog import PrologEpilog
+from provision.steps.slurm import Slurm
+from provision.steps.slurm_configuration import SlurmConfiguration
 from provision.steps.ssh_keys import SshKeys
 from provision.steps.users import Users
 
@@ -25,4 +29,8 @@ STEPS: tuple[Step, ...] = (
     SshKeys(),
     Logrotate(),
     PrologEpilog(),
+    SlurmConfiguration(),
+    Accounting(),
+    Slurm(),
+    Metrics(),
 )

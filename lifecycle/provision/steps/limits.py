@@ -139,7 +139,10 @@ def _may_raise(node: Node) -> bool:
 
 
 def _limited_slurmds(node: Node) -> list[int]:
-    found = []
+    """Those that run with a limit that jobs with EFA devices would fail at."""
+    found: list[int] = []
+    if not _has_efa(node):
+        return found
     for process in node.path("/proc").glob("[0-9]*"):
         if _command(process) == "slurmd":
             soft, _ = resource.prlimit(int(process.name), resource.RLIMIT_MEMLOCK)

@@ -1,0 +1,108 @@
+"""A cluster as files for the AWS CLI: what `create` would ask for, without asking for anything.
+
+    DIR/create.sh                       the commands, in order
+        env_vars                        what only the account knows, read from the stack
+        stack.yaml stack-parameters.json
+        to-fill/cluster-config.json     the request of CreateCluster
+        to-fill/lifecycle/...           what the nodes run; settings.json, provisioning_parameters.json (legacy)
+
+What only the account knows stands as `${NAME}` in to-fill/, under the names of AWS's own create_config.sh; create.sh
+puts it in.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.aws import lifecycle_files, requests, stack
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.foundation import stack_parameters
+from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.sources import shipped
+
+# environment variable: output of the stack
+_OUTPUTS = {
+    "VPC_ID": "VpcId",
+    "SUBNET_ID": "PrivateSubnetId",
+    "PUBLIC_SUBNET_ID": "PublicSubnetId",
+    "SECURITY_GROUP": "SecurityGroupId",
+    "ROLE": "RoleArn",
+    "BUCKET": "Bucket",
+    "FSX_ID": "FsxId",
+    "FSX_DNS_NAME": "FsxDnsName",
+    "FSX_MOUNTNAME": "FsxMountName",
+}
+_USED = ("SUBNET_ID", "SECURITY_GROUP", "ROLE", "BUCKET", "FSX_DNS_NAME", "FSX_MOUNTNAME")
+
+
+def write(config: ClusterConfig, directory: Path) -> list[Path]:
+    """Write the files and return their paths, sorted."""
+    for name, content in files(config).items():
+        publish.write_text(directory / name, content, 0o777 if name.endswith(".sh") else 0o666)
+    return sorted(directory / name for name in files(config))
+
+
+def files(config: ClusterConfig) -> dict[str, str]:
+    """The files by name relative to the directory."""
+    base = _placeholders(config)
+    content = lifecycle_files.files(config, base)
+    folder = f"{lifecycle_files.PREFIX}/{config.name}/rendered"
+    request = requests.create_cluster(config, base, f"s3://{base.bucket}/{folder}")
+    template = {
+        "version": __version__,
+        "name": config.name,
+        "region": config.region,
+        "stack_name": config.stack_name,
+        "existing": config.existing.model_dump() if config.existing else None,
+        "instances": ",".join(dict.fromkeys(group.instance_type for group in config.workers)),
+        "outputs": _OUTPUTS,
+        "variables": _USED,
+        "folder": folder,
+        "tags": _tags(config),
+    }
+    found = {
+        "create.sh": _render("create.sh.j2", template),
+        "env_vars": _render("env_vars.j2", template),
+        "to-fill/cluster-config.json": json.dumps(request, indent=2) + "\n",
+        **{f"to-fill/lifecycle/{name}": data.decode() for name, data in content.items()},
+    }
+    if config.existing is None:
+        parameters = [f"{key}={value}" for key, value in stack_parameters(config).for_cloudformation().items()]
+        found["stack.yaml"] = stack.template()
+        found["stack-parameters.json"] = json.dumps(parameters, indent=2) + "\n"
+    return found
+
+
+def _placeholders(config: ClusterConfig) -> Foundation:
+    return Foundation(
+        vpc_id="${VPC_ID}",
+        subnet_id="${SUBNET_ID}",
+        public_subnet_id="${PUBLIC_SUBNET_ID}",
+        security_group_ids=("${SECURITY_GROUP}", *(config.existing.security_group_ids[1:] if config.existing else ())),
+        role_arn="${ROLE}",
+        bucket="${BUCKET}",
+        fsx_id="${FSX_ID}",
+        fsx_dns_name="${FSX_DNS_NAME}",
+        fsx_mount_name="${FSX_MOUNTNAME}",
+    )
+
+
+def _tags(config: ClusterConfig) -> str:
+    pairs = [shlex.quote(f"{key}={value}") for key, value in sorted(config.tags.items())]
+    return " \\\n  --tags " + " ".join(pairs) if pairs else ""
+
+
+def _render(name: str, values: Mapping[str, object]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(shipped("templates") / "cluster"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - shell text; every value goes through `sh`
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    return environment.get_template(name).render(values)

@@ -1,0 +1,186 @@
+"""What AWS is willing to give: quotas, instance types in the zone, training plans. Capacity itself nobody tells."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hyperpod_ft.aws.account import Account
+from hyperpod_ft.aws.addresses import ec2_type
+from hyperpod_ft.aws.cluster_file import Workers
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.request_fields import group_keys
+from hyperpod_ft.aws.session import error_code
+
+ZONE = "availability_zone_id"
+# "Prerequisites for using SageMaker HyperPod"; the words vary between pages
+_PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
+_ALL_CLUSTERS = re.compile(r"Total number of instances allowed across SageMaker HyperPod clusters")
+_VOLUME = re.compile(r"Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance")
+
+
+def quotas(account: Account) -> list[Finding]:
+    """The quotas for cluster usage, of which other clusters may have taken a part."""
+    config = account.config
+    limits = _limits(account)
+    used = _used_by_others(account)
+    findings = []
+    wanted = Counter[str]()
+    for group in config.groups:
+        wanted[group.instance_type] += group.count
+    for instance_type, count in wanted.items():
+        name = f"{instance_type} for cluster usage"
+        key = next(k for k, g in _keyed(account) if g.instance_type == instance_type)
+        # reserved capacity has quotas of its own, and AWS does not document which of them count
+        planned = any(g.training_plan_arn for g in config.workers if g.instance_type == instance_type)
+        if name not in limits:
+            remedy = "look in the Service Quotas console, service Amazon SageMaker"
+            findings.append(
+                warning(f"{key}.instance_type", f"could not check its quota: AWS names none of `{name}`", remedy)
+            )
+        elif (needed := count + used[instance_type]) > limits[name]["Value"]:
+            severity = warning if planned else error
+            findings.append(severity(f"{key}.count", *_short(account, limits[name], needed, used[instance_type])))
+    size = sum(wanted.values())
+    volume = max(group.volume_gb for group in config.groups)
+    for pattern, needed, taken, key in (
+        (_PER_CLUSTER, size, 0, "workers"),
+        (_ALL_CLUSTERS, size + sum(used.values()), sum(used.values()), "workers"),
+        (_VOLUME, volume, 0, next(f"{k}.volume_gb" for k, g in _keyed(account) if g.volume_gb == volume)),
+    ):
+        limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
+        if limit and needed > limit["Value"]:
+            findings.append(error(key, *_short(account, limit, needed, taken)))
+    return findings
+
+
+def _short(account: Account, limit: dict[str, Any], needed: int, taken: int) -> tuple[str, str]:
+    others = f", {taken} of them taken by other clusters" if taken else ""
+    return (
+        f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
+        f"ask AWS: aws service-quotas request-service-quota-increase --region {account.config.region} --service-code"
+        f" sagemaker --quota-code {limit['QuotaCode']} --desired-value {needed}",
+    )
+
+
+def _limits(account: Account) -> dict[str, dict[str, Any]]:
+    """Quotas by name: the account's own values where there are any, AWS's defaults elsewhere."""
+    client = account.clients["service-quotas"]
+    found = {}
+    for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
+        for page in client.get_paginator(operation).paginate(ServiceCode="sagemaker"):
+            found.update({quota["QuotaName"]: quota for quota in page["Quotas"]})
+    return found
+
+
+def _used_by_others(account: Account) -> Counter[str]:
+    """Instances of every other cluster of the region, by type: those that it has or is about to have."""
+    client = account.clients["sagemaker"]
+    used: Counter[str] = Counter()
+    for page in client.get_paginator("list_clusters").paginate():
+        for summary in page["ClusterSummaries"]:
+            if summary["ClusterName"] != account.config.name:
+                for group in client.describe_cluster(ClusterName=summary["ClusterName"]).get("InstanceGroups", []):
+                    count = max(group.get("CurrentCount", 0), group.get("TargetCount", 0))
+                    used[group.get("InstanceType", "")] += count
+    return used
+
+
+def zone(account: Account) -> list[Finding]:
+    """The account has the zone, and EC2 offers the instance types there."""
+    ec2, config = account.clients["ec2"], account.config
+    zones = {found["ZoneId"] for found in ec2.describe_availability_zones()["AvailabilityZones"]}
+    if config.availability_zone_id not in zones:
+        problem = f"your account has no zone {config.availability_zone_id} in {config.region}"
+        return [error(ZONE, problem, f"choose one of {', '.join(sorted(zones))}")]
+    findings = []
+    for key, group in _keyed(account):
+        offered = _zones_with(account, group.instance_type)
+        if config.availability_zone_id not in offered:
+            planned = isinstance(group, Workers) and group.training_plan_arn
+            where = f"EC2 offers it in {', '.join(offered)}" if offered else f"EC2 offers it nowhere in {config.region}"
+            findings.append(
+                (warning if planned else error)(
+                    f"{key}.instance_type",
+                    f"{group.instance_type} is not offered in {config.availability_zone_id}",
+                    where if offered else f"choose another type or region: {where}",
+                )
+            )
+    return findings
+
+
+def _zones_with(account: Account, instance_type: str) -> list[str]:
+    pages = (
+        account.clients["ec2"]
+        .get_paginator("describe_instance_type_offerings")
+        .paginate(
+            LocationType="availability-zone-id",
+            Filters=[{"Name": "instance-type", "Values": [ec2_type(instance_type)]}],
+        )
+    )
+    return sorted(offer["Location"] for page in pages for offer in page["InstanceTypeOfferings"])
+
+
+def threads(account: Account) -> list[Finding]:
+    """Not every instance type has hyper-threading."""
+    described = account.instance_types()
+    findings = []
+    for key, group in _keyed(account):
+        valid = described.get(group.instance_type, {}).get("VCpuInfo", {}).get("ValidThreadsPerCore", [])
+        if valid and group.threads_per_core not in valid:
+            problem = f"{group.instance_type} takes {' or '.join(map(str, valid))}, not {group.threads_per_core}"
+            findings.append(error(f"{key}.threads_per_core", problem, f"set {valid[0]}"))
+    return findings
+
+
+def training_plans(account: Account) -> list[Finding]:
+    """Each plan is there, paid for, and of the groups' instance type, zone and number."""
+    groups: dict[str, list[tuple[str, Workers]]] = {}
+    for key, group in _keyed(account):
+        if isinstance(group, Workers) and group.training_plan_arn:
+            groups.setdefault(group.training_plan_arn, []).append((key, group))
+    return [finding for arn, users in groups.items() for finding in _plan(account, arn, users)]
+
+
+def _plan(account: Account, arn: str, users: list[tuple[str, Workers]]) -> Iterator[Finding]:
+    client, name = account.clients["sagemaker"], arn.rpartition("/")[2]
+    field = f"{users[0][0]}.training_plan_arn"
+    try:
+        plan = client.describe_training_plan(TrainingPlanName=name)
+    except client.exceptions.ClientError as problem:
+        if error_code(problem) not in ("ResourceNotFound", "ValidationException"):
+            raise
+        yield error(field, f"no training plan {name} in {account.config.region}", "correct the ARN")
+        return
+    if plan["Status"] == "Scheduled":
+        start = f"{plan['StartTime']:%Y-%m-%d %H:%M} UTC" if "StartTime" in plan else "a later day"
+        yield warning(field, f"training plan {name} starts on {start}", "create the cluster then: nodes come with it")
+    elif plan["Status"] != "Active":
+        yield error(field, f"training plan {name} is {plan['Status']}", "name a plan that is Active or Scheduled")
+    targets = plan.get("TargetResources", [])
+    if targets and "hyperpod-cluster" not in targets:
+        yield error(field, f"training plan {name} is for {', '.join(targets)}", "name one for hyperpod-cluster")
+    yield from _reserved(account, plan, users)
+
+
+def _reserved(account: Account, plan: dict[str, Any], users: list[tuple[str, Workers]]) -> Iterator[Finding]:
+    name, reserved = plan["TrainingPlanName"], plan.get("ReservedCapacitySummaries", [])
+    types = {part.get("InstanceType") for part in reserved}
+    zones = {part["AvailabilityZoneId"] for part in reserved if part.get("AvailabilityZoneId")}
+    for key, group in users:
+        if types and group.instance_type not in types:
+            problem = f"training plan {name} reserves {', '.join(sorted(map(str, types)))}, not {group.instance_type}"
+            yield error(f"{key}.instance_type", problem, "set the plan's instance type, or name another plan")
+    if zones and account.config.availability_zone_id not in zones:
+        problem = f"training plan {name} reserves capacity in {', '.join(sorted(zones))}"
+        yield error(ZONE, problem, "set the plan's zone, or name another plan")
+    wanted = sum(group.count for _, group in users)
+    free = plan.get("AvailableInstanceCount", plan.get("TotalInstanceCount", wanted))
+    if wanted > free and account.cluster() is None:
+        problem = f"training plan {name} has {free} instances left; {wanted} are asked for"
+        yield error(f"{users[0][0]}.count", problem, f"ask for {free}, or extend the plan")
+
+
+def _keyed(account: Account) -> list[tuple[str, Any]]:
+    """Every instance group with its key in the cluster file."""
+    return list(zip(group_keys(account.config), account.config.groups, strict=True))

@@ -1,0 +1,159 @@
+"""What the commands do to a cluster that is there or comes to be: ask, wait, tell."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.aws import cluster_logs, hyperpod, ssh, ssm
+from hyperpod_ft.aws.cluster_file import ClusterConfig, stack_name
+from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.hyperpod import Cluster
+from hyperpod_ft.aws.nodes import Node, list_nodes
+from hyperpod_ft.aws.reach import USUAL_GROUPS
+from hyperpod_ft.aws.remove import remove
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.ssh import SshRequest, Way
+from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
+from hyperpod_ft.aws.stack import Remains
+from hyperpod_ft.aws.target import Target
+from hyperpod_ft.aws.validation import Checked, validate_account, validate_offline
+from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch
+from hyperpod_ft.errors import UserError
+
+Say = Callable[[str], None]
+# For tests, whose AWS answers at once.
+_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """One cluster, and the way to AWS. Every method raises UserError; durations are in minutes, None not to wait."""
+
+    target: Target
+    session: Session
+    say: Say
+    poll_seconds: float = POLL_SECONDS
+    stack_poll_seconds: float = STACK_POLL_SECONDS
+
+    @classmethod
+    def of(cls, target: Target, profile: str | None, say: Say) -> "Commands":
+        session = Session(target.region, profile)
+        given = os.environ.get(_POLL_VARIABLE)
+        if given:
+            return cls(target, session, say, float(given), float(given))
+        return cls(target, session, say)
+
+    def create(self, config: ClusterConfig, timeout: float | None) -> Cluster | None:
+        """Validate, then make what is missing; the complete cluster, or None when not to wait for it."""
+        found = self.validate(config)
+        for finding in found.findings:
+            self.say(str(finding))
+        if found.has_errors:
+            raise UserError(f"cluster {config.name}: nothing was made, because of the errors above", "correct them")
+        create(config, self.session, self.say, self.stack_poll_seconds)
+        return None if timeout is None else self._wait(timeout)
+
+    def validate(self, config: ClusterConfig) -> Checked:
+        """All that can be checked without changing anything."""
+        offline = validate_offline(config)
+        return offline + validate_account(config, self.session.client, offline.findings)
+
+    def look(self) -> tuple[Cluster, list[Node]]:
+        with self._explained():
+            return self._require(), self._nodes()
+
+    def fewer(self, group: str, count: int) -> int:
+        """How many instances a group would lose."""
+        with self._explained():
+            return max(0, self._require().group(group).target - count)
+
+    def scale(self, group: str, count: int, timeout: float | None) -> None:
+        with self._explained():
+            cluster = self._require()
+            before = cluster.group(group).target
+            hyperpod.scale(self._sagemaker, cluster, group, count)
+        self.say(f"{group}: asked for {count} instances, {before} before")
+        if timeout is not None:
+            self._wait(timeout, Awaited(targets={group: count}))
+
+    def pick(self, names: list[str]) -> list[Node]:
+        with self._explained():
+            self._require()
+            nodes = self._nodes()
+        return [hyperpod.pick(nodes, name) for name in dict.fromkeys(names)]
+
+    def replace(self, nodes: list[Node], timeout: float | None) -> None:
+        with self._explained():
+            hyperpod.replace(self._sagemaker, self._require(), nodes)
+        for node in nodes:
+            self.say(f"{node.group} {node.instance_id}: asked to be replaced")
+        if timeout is not None:
+            self._wait(timeout, Awaited(gone=frozenset(node.instance_id for node in nodes)))
+
+    def lifecycle_log(self, name: str | None, follow: bool) -> Iterator[str]:
+        """The lines of a node's lifecycle log; of the node written about last without a name."""
+        with self._explained():
+            cluster, logs = self._require(), self.session.client("logs")
+            streams = cluster_logs.lifecycle_streams(logs, cluster)
+            if name is not None:
+                there = [
+                    cluster_logs.stream_of(node) for node in self._nodes() if name in (node.instance_id, node.hostname)
+                ]
+                streams = there or [stream for stream in streams if stream.rpartition("/")[2] == name]
+            if not streams:
+                whose = f"node {name!r}" if name else "any node"
+                raise UserError(
+                    f"cluster {cluster.name}: no lifecycle log of {whose}",
+                    "`hyperpod-ft cluster nodes` lists them; HyperPod writes it some minutes after a node starts",
+                )
+            self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
+            yield from cluster_logs.lines(logs, cluster, streams[0], follow)
+
+    def way(self, request: SshRequest) -> Way:
+        """How a node is reached."""
+        config = self.target.config
+        usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
+        with self._explained():
+            cluster, nodes = self._require(), self._nodes()
+            account = ssm.Account(self._sagemaker.meta.region_name, self.session.profile)
+        return ssh.way(cluster, nodes, account, request, Path.home(), usual)
+
+    def delete(self, delete_data: bool, timeout: float) -> Remains:
+        config = self.target.config
+        if config is not None and config.existing is not None and delete_data:
+            raise UserError(
+                "--delete-data: the file system and the bucket are your own (existing)", "delete them yourself"
+            )
+        with self._explained():
+            return remove(
+                self.target.name,
+                stack_name(self.target.name),
+                self.session,
+                self._watch(),
+                delete_data=delete_data,
+                timeout_seconds=timeout * 60,
+                poll_seconds=self.stack_poll_seconds,
+            )
+
+    def _wait(self, timeout: float, awaited: Awaited = Awaited()) -> Cluster:  # noqa: B008 - frozen
+        with self._explained():
+            return self._watch().until_complete(timeout * 60, awaited)
+
+    def _watch(self) -> Watch:
+        return Watch(self._sagemaker, self.session.client("logs"), self.target.name, self.say, self.poll_seconds)
+
+    def _require(self) -> Cluster:
+        return hyperpod.require(self._sagemaker, self.target.name)
+
+    def _nodes(self) -> list[Node]:
+        return list_nodes(self._sagemaker, self.target.name)
+
+    @property
+    def _sagemaker(self) -> Any:
+        return self.session.client("sagemaker")
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(f"cluster {self.target.name}")

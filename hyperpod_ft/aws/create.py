@@ -1,0 +1,84 @@
+"""From a cluster file to a cluster. Each step looks at what is there first, so that a run goes on from any other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hyperpod_ft.aws import foundation, hyperpod, lifecycle_files, requests
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.hyperpod import Cluster
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.stack import POLL_SECONDS
+
+Say = Callable[[str], None]
+
+
+def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: float = POLL_SECONDS) -> None:
+    """Make what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
+
+    A cluster that is there keeps the instance groups it has; groups it lacks are added, and nodes to come run the new
+    lifecycle files. Raises UserError.
+    """
+    with explained(f"cluster {config.name}"):
+        base = foundation.lay(config, session, say, poll_seconds)
+        content = lifecycle_files.files(config, base)
+        uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
+        sagemaker = session.client("sagemaker")
+        cluster = hyperpod.find(sagemaker, config.name)
+        if cluster is None:
+            sagemaker.create_cluster(**requests.create_cluster(config, base, uri))
+            say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
+            return
+        say(f"cluster {config.name}: is there already, {cluster.status}")
+        for difference in differences(config, cluster):
+            say(f"cluster {config.name}: {difference}")
+        if cluster.status == hyperpod.IN_SERVICE:
+            _bring_up_to_date(config, cluster, requests.create_cluster(config, base, uri), uri, sagemaker, say)
+
+
+def _bring_up_to_date(
+    config: ClusterConfig, cluster: Cluster, request: dict[str, Any], uri: str, sagemaker: Any, say: Say
+) -> None:
+    groups = (
+        []
+        if all(group.lifecycle_uri == uri for group in cluster.groups)
+        else hyperpod.pointed_to(sagemaker, cluster, uri)
+    )
+    if groups:
+        say(f"cluster {config.name}: nodes to come run {uri}; for those there see docs/lifecycle.md")
+    there = {group.name for group in cluster.groups}
+    for group in request["InstanceGroups"]:
+        if group["InstanceGroupName"] not in there:
+            groups.append(group)
+            count, kind = group["InstanceCount"], group["InstanceType"]
+            say(f"cluster {config.name}: asked for {count} {kind} more, group {group['InstanceGroupName']}")
+    if groups:
+        sagemaker.update_cluster(ClusterName=config.name, InstanceGroups=groups)
+
+
+def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
+    """Put the lifecycle files into their folder of the bucket; returns the folder. The entry comes last."""
+    folder = lifecycle_files.folder(config, content)
+    for name in sorted(content, key=lambda name: name == requests.ENTRY):
+        s3.put_object(Bucket=bucket, Key=f"{folder}/{name}", Body=content[name])
+    say(f"lifecycle: {len(content)} files in s3://{bucket}/{folder}")
+    return folder
+
+
+def differences(config: ClusterConfig, cluster: Cluster) -> list[str]:
+    """What the cluster file says of instance groups that are there, and they are not; none of it is changed."""
+    there = {group.name: group for group in cluster.groups}
+    found = []
+    for wanted in config.groups:
+        group = there.pop(wanted.name, None)
+        if group is None:
+            continue  # will be added
+        if group.instance_type != wanted.instance_type:
+            found.append(f"{wanted.name} is made of {group.instance_type}, not of {wanted.instance_type}")
+        elif group.target != wanted.count:
+            command = f"hyperpod-ft cluster scale {config.name} {wanted.name} {wanted.count}"
+            found.append(f"{wanted.name} is to have {group.target} instances, not {wanted.count}: {command}")
+    return [*found, *(f"instance group {name} is not in the cluster file" for name in there)]
+
+
+def _instances(config: ClusterConfig) -> str:
+    return ", ".join(f"{group.count} {group.instance_type}" for group in config.groups)

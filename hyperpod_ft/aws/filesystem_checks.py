@@ -1,0 +1,107 @@
+"""The FSx for Lustre file system that a cluster file names under `existing`."""
+
+import ipaddress
+from typing import Any
+
+from hyperpod_ft.aws.account import Account
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import error_code
+
+FSX = "existing.fsx_id"
+# "File system access control with Amazon VPC", FSx for Lustre user guide
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+
+
+def file_system(account: Account) -> list[Finding]:
+    """It is Lustre, available, in the subnet's VPC and zone, and lets the nodes in."""
+    fsx, fsx_id = account.clients["fsx"], account.existing.fsx_id
+    try:
+        (found,) = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"]
+    except fsx.exceptions.ClientError as problem:
+        if error_code(problem) == "FileSystemNotFound":
+            return [error(FSX, f"no file system {fsx_id} in {account.config.region}", "correct the id")]
+        raise
+    if found["FileSystemType"] != "LUSTRE":
+        return [error(FSX, f"{fsx_id} is {found['FileSystemType']}, not LUSTRE", "name an FSx for Lustre file system")]
+    findings = []
+    if found["Lifecycle"] not in ("AVAILABLE", "UPDATING"):
+        wait = "wait for it" if found["Lifecycle"] == "CREATING" else "name another one"
+        findings.append(error(FSX, f"{fsx_id} is {found['Lifecycle']}, not AVAILABLE", wait))
+    if not found.get("LustreConfiguration", {}).get("MountName"):
+        findings.append(error(FSX, f"FSx tells no mount name of {fsx_id}", "name another file system"))
+    return findings + _fsx_place(account, found) + _fsx_doors(account, found)
+
+
+def _fsx_place(account: Account, found: dict[str, Any]) -> list[Finding]:
+    fsx_id, network = found["FileSystemId"], account.subnet()
+    findings = []
+    if network and found.get("VpcId") not in (None, network["VpcId"]):
+        problem = f"{fsx_id} is in {found['VpcId']}, the subnet in {network['VpcId']}"
+        findings.append(error(FSX, problem, "name a file system of the subnet's VPC"))
+    own = account.clients["ec2"].describe_subnets(
+        Filters=[{"Name": "subnet-id", "Values": list(found.get("SubnetIds", []))}]
+    )["Subnets"]
+    zones = {subnet["AvailabilityZoneId"] for subnet in own}
+    if zones and account.config.availability_zone_id not in zones:
+        findings.append(
+            error(
+                FSX,
+                f"{fsx_id} is in zone {', '.join(sorted(zones))}, the nodes in {account.config.availability_zone_id}:"
+                " traffic between zones is slow and billed",
+                "name a file system of the cluster's zone",
+            )
+        )
+    return findings
+
+
+def _fsx_doors(account: Account, found: dict[str, Any]) -> list[Finding]:
+    """Whether the file system's security groups let the nodes' Lustre clients in."""
+    fsx_id, network = found["FileSystemId"], account.subnet()
+    if network is None:
+        return []
+    ids = _groups_of(account, found.get("NetworkInterfaceIds", []))
+    if not ids:
+        problem = f"could not check who reaches {fsx_id}: EC2 tells no network interfaces of it"
+        return [warning(FSX, problem, "look at its security groups: ports 988 and 1018-1023 from the nodes")]
+    rules = [rule for group in account.security_groups(ids) for rule in group["IpPermissions"]]
+    closed = [
+        f"{first}-{last}" if first < last else str(first)
+        for first, last in LUSTRE_PORTS
+        if not any(
+            _covers(rule, first, last) and _from_nodes(rule, account.existing.security_group_ids, network["CidrBlock"])
+            for rule in rules
+        )
+    ]
+    if not closed:
+        return []
+    return [
+        error(
+            FSX,
+            f"the security groups of {fsx_id} ({', '.join(ids)}) keep the nodes out at port {' and '.join(closed)}",
+            f"allow TCP 988 and 1018-1023 from {account.existing.security_group_ids[0]}",
+        )
+    ]
+
+
+def _groups_of(account: Account, interface_ids: list[str]) -> list[str]:
+    if not interface_ids:
+        return []
+    interfaces = account.clients["ec2"].describe_network_interfaces(
+        Filters=[{"Name": "network-interface-id", "Values": interface_ids}]
+    )["NetworkInterfaces"]
+    return sorted({group["GroupId"] for interface in interfaces for group in interface["Groups"]})
+
+
+def _covers(rule: dict[str, Any], first: int, last: int) -> bool:
+    return rule.get("IpProtocol") == "-1" or (
+        rule.get("IpProtocol") in ("tcp", "6") and rule.get("FromPort", 0) <= first and last <= rule.get("ToPort", -1)
+    )
+
+
+def _from_nodes(rule: dict[str, Any], groups: tuple[str, ...], cidr: str) -> bool:
+    nodes = ipaddress.IPv4Network(cidr)
+    if rule.get("PrefixListIds"):
+        return True  # somebody's list of networks, kept for such a purpose
+    return any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", [])) or any(
+        nodes.subnet_of(ipaddress.IPv4Network(block["CidrIp"])) for block in rule.get("IpRanges", [])
+    )

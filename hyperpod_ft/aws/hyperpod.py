@@ -1,0 +1,161 @@
+"""What the kit asks of HyperPod, and what it answers. `client` is boto3's for sagemaker everywhere."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.nodes import Node
+from hyperpod_ft.aws.requests import group_specification
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.yaml_file import did_you_mean
+
+IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
+_MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
+
+
+@dataclass(frozen=True)
+class Group:
+    """An instance group. While it scales, `current` differs from `target`, whatever the cluster's status says."""
+
+    name: str
+    instance_type: str
+    current: int
+    target: int
+    status: str  # InstanceGroupStatus; empty where HyperPod gives none
+    lifecycle_uri: str
+    node_type: str  # Controller, Login or Compute; empty under legacy provisioning
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster as DescribeCluster tells of it. `status` is ClusterStatus: Creating, InService, Failed, ..."""
+
+    name: str
+    arn: str
+    status: str
+    failure: str
+    groups: tuple[Group, ...]
+
+    @property
+    def id(self) -> str:
+        return self.arn.rpartition("/")[2]
+
+    @property
+    def complete(self) -> bool:
+        """Every group has the nodes it is to have."""
+        return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
+
+    def group(self, name: str) -> Group:
+        """Raises UserError when there is no such group."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = [group.name for group in self.groups]
+        raise UserError(
+            f"cluster {self.name}: no instance group {name!r}" + did_you_mean(name, known), f"known: {', '.join(known)}"
+        )
+
+
+def find(client: Any, name: str) -> Cluster | None:
+    """The cluster, or None when there is none of this name."""
+    described = _describe(client, name)
+    return None if described is None else _cluster(described)
+
+
+def require(client: Any, name: str) -> Cluster:
+    """The cluster. Raises UserError when there is none of this name."""
+    if cluster := find(client, name):
+        return cluster
+    names = [
+        summary["ClusterName"]
+        for page in client.get_paginator("list_clusters").paginate()
+        for summary in page["ClusterSummaries"]
+    ]
+    known = f"clusters there: {', '.join(sorted(names))}" if names else "there is no cluster at all"
+    region = client.meta.region_name
+    raise UserError(f"no cluster {name!r} in {region}" + did_you_mean(name, names), f"{known}; other regions: --region")
+
+
+def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
+    """Have a group hold `count` instances. Whatever else the group is, it stays."""
+    specification = _specifications(client, cluster)[cluster.group(group).name]
+    specification["InstanceCount"] = count
+    if specification.get("MinInstanceCount", 0) > count:
+        specification["MinInstanceCount"] = count
+    client.update_cluster(ClusterName=cluster.name, InstanceGroups=[specification])
+
+
+def pointed_to(client: Any, cluster: Cluster, lifecycle_uri: str) -> list[dict[str, Any]]:
+    """Every group as `UpdateCluster` takes it, as it is but for the S3 folder of its lifecycle scripts."""
+    groups = list(_specifications(client, cluster).values())
+    for group in groups:
+        group["LifeCycleConfig"] = {**group["LifeCycleConfig"], "SourceS3Uri": lifecycle_uri}
+    return groups
+
+
+def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
+    """Have HyperPod replace instances. Raises UserError with a line for each that it refuses."""
+    refused = []
+    for start in range(0, len(nodes), _MOST_REPLACED):
+        ids = [node.instance_id for node in nodes[start : start + _MOST_REPLACED]]
+        answer = client.batch_replace_cluster_nodes(ClusterName=cluster.name, NodeIds=ids)
+        refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
+    if refused:
+        raise UserError(
+            f"cluster {cluster.name}: not replaced: {', '.join(refused)}", "look at `hyperpod-ft cluster nodes`"
+        )
+
+
+def delete(client: Any, name: str) -> None:
+    client.delete_cluster(ClusterName=name)
+
+
+def pick(nodes: list[Node], wanted: str) -> Node:
+    """The node of this instance id or host name. Raises UserError when there is none."""
+    for node in nodes:
+        if wanted and wanted in (node.instance_id, node.hostname):
+            return node
+    known = [node.instance_id for node in nodes]
+    raise UserError(
+        f"no node {wanted!r}" + did_you_mean(wanted, known),
+        "give an instance id or host name of `hyperpod-ft cluster nodes`",
+    )
+
+
+def _describe(client: Any, name: str) -> dict[str, Any] | None:
+    from botocore.exceptions import ClientError  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
+    try:
+        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") == "ResourceNotFound":
+            return None
+        raise
+    return described
+
+
+def _specifications(client: Any, cluster: Cluster) -> dict[str, dict[str, Any]]:
+    described = _describe(client, cluster.name)
+    if described is None:
+        raise UserError(f"cluster {cluster.name}: is gone", "look at `hyperpod-ft cluster status`")
+    return {group["InstanceGroupName"]: group_specification(group) for group in described["InstanceGroups"]}
+
+
+def _cluster(described: dict[str, Any]) -> Cluster:
+    return Cluster(
+        name=described["ClusterName"],
+        arn=described["ClusterArn"],
+        status=described["ClusterStatus"],
+        failure=described.get("FailureMessage", ""),
+        groups=tuple(
+            Group(
+                name=group["InstanceGroupName"],
+                instance_type=group.get("InstanceType", ""),
+                current=group.get("CurrentCount", 0),
+                target=group.get("TargetCount", 0),
+                status=group.get("Status", ""),
+                lifecycle_uri=group.get("LifeCycleConfig", {}).get("SourceS3Uri", ""),
+                node_type=group.get("SlurmConfig", {}).get("NodeType", ""),
+            )
+            for group in described["InstanceGroups"]
+        ),
+    )

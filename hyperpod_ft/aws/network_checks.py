@@ -1,0 +1,201 @@
+"""The network that a cluster file names under `existing`: the subnet, its way out, the security groups."""
+
+from typing import Any
+
+from hyperpod_ft.aws import addresses
+from hyperpod_ft.aws.account import Account
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.instances import CATALOGUE
+
+SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"
+EVERYWHERE = "0.0.0.0/0"
+
+
+def subnet(account: Account) -> list[Finding]:
+    """It is there, in the cluster's zone, and has addresses for all nodes."""
+    found = account.subnet()
+    if found is None:
+        return [error(SUBNET, f"no subnet {account.existing.subnet_id} in {account.config.region}", "correct the id")]
+    return [*_zone(account, found), *_addresses(account, found)]
+
+
+def _zone(account: Account, found: dict[str, Any]) -> list[Finding]:
+    if found["AvailabilityZoneId"] == account.config.availability_zone_id:
+        return []
+    return [
+        error(
+            SUBNET,
+            f"{found['SubnetId']} is in zone {found['AvailabilityZoneId']}, the cluster in"
+            f" {account.config.availability_zone_id}",
+            "name a subnet of the cluster's zone, or change availability_zone_id",
+        )
+    ]
+
+
+def _addresses(account: Account, found: dict[str, Any]) -> list[Finding]:
+    if account.cluster():
+        return []  # its nodes have their addresses already
+    cards = {
+        name: described.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)
+        for name, described in account.instance_types().items()
+    }
+    wanted, free = addresses.wanted(account.config, cards), found["AvailableIpAddressCount"]
+    if wanted <= free:
+        return []
+    return [
+        error(
+            SUBNET,
+            f"{found['SubnetId']} has {free} free IP addresses; the nodes take {wanted}"
+            f" ({addresses.breakdown(account.config, cards)})",
+            "ask for fewer nodes, or name a larger subnet",
+        )
+    ]
+
+
+def routes(account: Account) -> list[Finding]:
+    """The subnet is private, and its nodes reach S3 and what they install from."""
+    found = account.subnet()
+    if found is None:
+        return []  # `subnet` says so
+    table = _route_table(account, found)
+    active = [route for route in table["Routes"] if route.get("State") != "blackhole"]
+    if gateway := next((r["GatewayId"] for r in active if r.get("GatewayId", "").startswith("igw-")), None):
+        return [
+            error(
+                SUBNET,
+                f"{found['SubnetId']} is public: {table['RouteTableId']} routes to {gateway}; HyperPod gives its nodes"
+                " no public addresses",
+                "name a subnet with a route to a NAT gateway instead",
+            )
+        ]
+    if any(route.get("DestinationCidrBlock") == EVERYWHERE for route in active):
+        return []
+    if _reaches_s3(account, found["VpcId"], table["RouteTableId"]):
+        return [
+            warning(
+                SUBNET,
+                f"{found['SubnetId']} reaches S3 alone: {table['RouteTableId']} has no route to {EVERYWHERE}",
+                "add a NAT gateway, or give jobs a package repository and models in S3",
+            )
+        ]
+    return [
+        error(
+            SUBNET,
+            f"{found['SubnetId']} has no way out: {table['RouteTableId']} has neither a route to {EVERYWHERE} nor an S3"
+            " endpoint, so no node gets its lifecycle scripts",
+            "add a NAT gateway, or a gateway endpoint for S3",
+        )
+    ]
+
+
+def names(account: Account) -> list[Finding]:
+    """The VPC resolves names: nodes mount FSx by its name."""
+    found = account.subnet()
+    if found is None:
+        return []  # `subnet` says so
+    off = []
+    for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
+        answer = account.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
+        if not answer[key]["Value"]:
+            off.append(attribute)
+    if not off:
+        return []
+    remedy = " and ".join(
+        f"aws ec2 modify-vpc-attribute --region {account.config.region} --vpc-id {found['VpcId']} --{option}"
+        for option in ("enable-dns-support", "enable-dns-hostnames")
+        if option.replace("-", "") in [attribute.lower() for attribute in off]
+    )
+    return [error(SUBNET, f"{found['VpcId']} has {' and '.join(off)} off, so nodes find no file system", remedy)]
+
+
+def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
+    """The subnet's own, or its VPC's main one."""
+    ec2 = account.clients["ec2"]
+    own = [{"Name": "association.subnet-id", "Values": [found["SubnetId"]]}]
+    main = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "association.main", "Values": ["true"]}]
+    for filters in (own, main):
+        if tables := ec2.describe_route_tables(Filters=filters)["RouteTables"]:
+            table: dict[str, Any] = tables[0]
+            return table
+    return {"RouteTableId": f"{found['VpcId']}, which has no main route table,", "Routes": []}
+
+
+def _reaches_s3(account: Account, vpc_id: str, table_id: str) -> bool:
+    endpoints = account.clients["ec2"].describe_vpc_endpoints(
+        Filters=[
+            {"Name": "vpc-id", "Values": [vpc_id]},
+            {"Name": "service-name", "Values": [f"com.amazonaws.{account.config.region}.s3"]},
+        ]
+    )["VpcEndpoints"]
+    return any(
+        endpoint.get("State", "available").lower() == "available"
+        and (endpoint.get("VpcEndpointType") == "Interface" or table_id in endpoint.get("RouteTableIds", []))
+        for endpoint in endpoints
+    )
+
+
+def security_groups(account: Account) -> list[Finding]:
+    """They are there, of the subnet's VPC, and one lets its members reach each other both ways, as EFA and Slurm need.
+
+    "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself.
+    """
+    ids = list(account.existing.security_group_ids)
+    found = account.security_groups(ids)
+    here = {group["GroupId"] for group in found}
+    findings = [
+        error(GROUPS, f"no security group {missing} in {account.config.region}", "correct the id")
+        for missing in ids
+        if missing not in here
+    ]
+    network = account.subnet()
+    if network:
+        findings += [
+            error(
+                GROUPS,
+                f"{group['GroupId']} is of {group['VpcId']}, the subnet of {network['VpcId']}",
+                "name groups and subnet of one VPC",
+            )
+            for group in found
+            if group["VpcId"] != network["VpcId"]
+        ]
+    return findings + _self_rules(account, found)
+
+
+def _self_rules(account: Account, groups: list[dict[str, Any]]) -> list[Finding]:
+    efa = any(
+        (instance := CATALOGUE.get(addresses.ec2_type(group.instance_type))) and instance.efa
+        for group in account.config.groups
+    )
+    lacking = []
+    for group in groups:
+        inward = _allows_itself(group, "IpPermissions")
+        outward = _allows_itself(group, "IpPermissionsEgress") or (not efa and _allows_everywhere(group))
+        if inward and outward:
+            return []
+        lacking += [(group["GroupId"], way) for way, there in (("inbound", inward), ("outbound", outward)) if not there]
+    return [
+        error(
+            GROUPS,
+            f"{group_id} has no {way} rule for all traffic {'from' if way == 'inbound' else 'to'} itself, so nodes do"
+            " not reach each other" + (" over EFA" if efa else ""),
+            f"aws ec2 authorize-security-group-{'ingress' if way == 'inbound' else 'egress'} --region"
+            f" {account.config.region} --group-id {group_id} --ip-permissions"
+            f" 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group_id}}}]'",
+        )
+        for group_id, way in lacking
+    ]
+
+
+def _allows_itself(group: dict[str, Any], direction: str) -> bool:
+    return any(
+        rule.get("IpProtocol") == "-1"
+        and any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", []))
+        for rule in group.get(direction, [])
+    )
+
+
+def _allows_everywhere(group: dict[str, Any]) -> bool:
+    return any(
+        rule.get("IpProtocol") == "-1" and any(r.get("CidrIp") == EVERYWHERE for r in rule.get("IpRanges", []))
+        for rule in group.get("IpPermissionsEgress", [])
+    )

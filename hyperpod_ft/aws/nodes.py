@@ -1,0 +1,57 @@
+"""The nodes of a cluster as HyperPod tells of them."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+RUNNING = "Running"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One instance. `status` is ClusterInstanceStatus: Running, Failure, Pending, ShuttingDown, SystemUpdating, ..."""
+
+    group: str
+    instance_id: str
+    instance_type: str
+    status: str
+    message: str
+    launched: float  # seconds since the epoch
+    hostname: str  # ip-10-1-2-3, as Slurm names it; empty while HyperPod does not tell
+
+    @property
+    def running(self) -> bool:
+        return self.status == RUNNING
+
+
+def list_nodes(client: Any, cluster: str) -> list[Node]:
+    """Every node of a cluster, by group and id. `client` is boto3's for sagemaker.
+
+    All pages, and no filter: InstanceGroupNameContains matches parts of names.
+    """
+    pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=cluster)
+    found = [_node(summary) for page in pages for summary in page["ClusterNodeSummaries"]]
+    return sorted(found, key=lambda node: (node.group, node.launched, node.instance_id))
+
+
+def _node(summary: dict[str, Any]) -> Node:
+    return Node(
+        group=summary["InstanceGroupName"],
+        # under continuous provisioning a node that waits for capacity has no instance yet
+        instance_id=summary.get("InstanceId", ""),
+        instance_type=summary.get("InstanceType", ""),
+        status=summary["InstanceStatus"]["Status"],
+        message=summary["InstanceStatus"].get("Message", ""),
+        launched=summary["LaunchTime"].timestamp() if "LaunchTime" in summary else 0.0,
+        hostname=summary.get("PrivateDnsHostname", "").partition(".")[0],
+    )
+
+
+def ssm_target(cluster_id: str, node: Node) -> str:
+    """What `aws ssm start-session --target` takes."""
+    return f"sagemaker-cluster:{cluster_id}_{node.group}-{node.instance_id}"
+
+
+def tally(nodes: list[Node]) -> str:
+    """How many nodes are in which state: `3 Running, 1 Pending`."""
+    return ", ".join(f"{count} {status}" for status, count in sorted(Counter(node.status for node in nodes).items()))

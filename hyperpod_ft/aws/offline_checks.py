@@ -1,0 +1,151 @@
+"""What can be said of a cluster file without an account: no client, no credentials, no network."""
+
+from collections.abc import Iterable
+
+from hyperpod_ft.aws import addresses, lifecycle_files, regions, requests
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.request_fields import cluster_file_key, group_keys
+from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.aws.service_model import Violation, check_request
+from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.yaml_file import did_you_mean
+
+BUCKET_START = "sagemaker-"  # CreateCluster's documentation of SourceS3Uri
+PRIVATE_SUBNET = "10.0.0.0/17"  # of templates/cluster/stack.yaml
+# Slurm's page "Deep health checks" of the SageMaker developer guide lists tests for GPUs, families g5, p4 and p5; the
+# one of EKS clusters lists Trainium too.
+_ACCELERATED = ("g", "p", "trn", "inf")
+
+
+def placeholder(config: ClusterConfig) -> Foundation:
+    """A foundation of the right form, made of what the cluster file names and of invented ids."""
+    existing = config.existing
+    fsx_id = existing.fsx_id if existing else "fs-0123456789abcdef0"
+    return Foundation(
+        vpc_id="vpc-0123456789abcdef0",
+        subnet_id=existing.subnet_id if existing else "subnet-0123456789abcdef0",
+        public_subnet_id="" if existing else "subnet-0123456789abcdef1",
+        security_group_ids=existing.security_group_ids if existing else ("sg-0123456789abcdef0",),
+        role_arn=existing.execution_role_arn if existing else "arn:aws:iam::123456789012:role/hyperpod",
+        bucket=existing.bucket if existing else "sagemaker-lifecycle",
+        fsx_id=fsx_id,
+        fsx_dns_name=f"{fsx_id}.fsx.{config.region}.{regions.dns_suffix(config.region)}",
+        fsx_mount_name="abcdefgh",
+    )
+
+
+def create_request(config: ClusterConfig) -> list[Finding]:
+    """The request of CreateCluster against sagemaker's model."""
+    foundation = placeholder(config)
+    uri = f"s3://{foundation.bucket}/{lifecycle_files.PREFIX}/{config.name}/0123456789ab"
+    violations = check_request("sagemaker", "CreateCluster", requests.create_cluster(config, foundation, uri))
+    return list(dict.fromkeys(_finding(config, violation) for violation in violations))
+
+
+def _finding(config: ClusterConfig, violation: Violation) -> Finding:
+    problem, _, remedy = violation.problem.partition("; ")
+    return error(cluster_file_key(config, violation.path), problem, remedy or "correct it in the cluster file")
+
+
+def stack_request(config: ClusterConfig) -> list[Finding]:
+    """The stack's name and tags against CloudFormation's model."""
+    if config.existing:
+        return []
+    tags = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
+    found = check_request("cloudformation", "CreateStack", {"StackName": config.stack_name, "Tags": tags})
+    return [
+        error("tags" if path.startswith("Tags") else "name", f"stack {config.stack_name}: {problem}", "correct it")
+        for path, problem in found
+    ]
+
+
+def region(config: ClusterConfig) -> list[Finding]:
+    offered = regions.known("sagemaker")
+    if config.region in offered:
+        return []
+    hint = did_you_mean(config.region, offered).removeprefix("; ")
+    return [error("region", f"no region with SageMaker: {config.region}", hint or "set one, as us-west-2")]
+
+
+def zone(config: ClusterConfig) -> list[Finding]:
+    prefix = regions.zone_prefix(config.region)
+    if prefix is None:
+        return [
+            warning(
+                "availability_zone_id",
+                f"could not check that {config.availability_zone_id} is of {config.region}",
+                "look: aws ec2 describe-availability-zones",
+            )
+        ]
+    if config.availability_zone_id.rpartition("-az")[0] == prefix:
+        return []
+    return [
+        error(
+            "availability_zone_id",
+            f"{config.availability_zone_id} is no zone of {config.region}, whose zones are {prefix}-az1 and so on",
+            f"list them: aws ec2 describe-availability-zones --region {config.region}",
+        )
+    ]
+
+
+def bucket(config: ClusterConfig) -> list[Finding]:
+    if config.existing is None or config.existing.bucket.startswith(BUCKET_START):
+        return []
+    return [
+        error(
+            "existing.bucket",
+            f"HyperPod takes lifecycle scripts only from buckets named {BUCKET_START}..., not from"
+            f" {config.existing.bucket}",
+            "make a bucket of such a name",
+        )
+    ]
+
+
+def lifecycle(config: ClusterConfig) -> list[Finding]:
+    """The files that would be uploaded."""
+    return lifecycle_files.check(lifecycle_files.files(config, placeholder(config)))
+
+
+def address_space(config: ClusterConfig) -> list[Finding]:
+    """Whether the nodes fit into the private subnet of the kit's stack. The account tells of existing ones."""
+    if config.existing or (wanted := addresses.wanted(config)) <= (usable := addresses.usable(PRIVATE_SUBNET)):
+        return []
+    return [
+        error(
+            "workers",
+            f"the nodes take {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
+            f" {PRIVATE_SUBNET} has {usable}",
+            "ask for fewer nodes, or make a larger subnet and name it under `existing`",
+        )
+    ]
+
+
+def deep_health_checks(config: ClusterConfig) -> list[Finding]:
+    found = []
+    for key, group in zip(_worker_keys(config), config.workers, strict=True):
+        if not group.deep_health_checks:
+            continue
+        family = addresses.ec2_type(group.instance_type)
+        if not family.startswith(_ACCELERATED):
+            problem = f"{group.instance_type} has no accelerators, which is what deep health checks check"
+            found.append(error(f"{key}.deep_health_checks", problem, "leave it out"))
+        elif (instance := CATALOGUE.get(family)) and instance.device == "neuron":
+            problem = "AWS documents these checks on Slurm clusters for GPUs only (on EKS for Trainium too)"
+            remedy = "expect that nothing is checked, or leave it out"
+            found.append(warning(f"{key}.deep_health_checks", problem, remedy))
+    return found
+
+
+def training_plans(config: ClusterConfig) -> list[Finding]:
+    found = []
+    for key, group in zip(_worker_keys(config), config.workers, strict=True):
+        planned = group.training_plan_arn.split(":")[3] if group.training_plan_arn else config.region
+        if planned != config.region:
+            problem = f"the training plan is of {planned}, the cluster of {config.region}"
+            found.append(error(f"{key}.training_plan_arn", problem, f"name a plan of {config.region}"))
+    return found
+
+
+def _worker_keys(config: ClusterConfig) -> Iterable[str]:
+    return group_keys(config)[-len(config.workers) :]

@@ -1,0 +1,244 @@
+"""Whether the nodes' role and the caller may do what they will have to: IAM is asked to simulate it.
+
+Where the simulation is not allowed, the role's policies are read, and only what no statement of theirs allows is told.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft.aws.account import Account
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import DENIED, error_code
+
+ROLE, CALLER = "existing.execution_role_arn", "credentials"
+_SERVICE = "sagemaker.amazonaws.com"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Actions on one resource. `context` is what conditions of policies may ask of the request."""
+
+    actions: tuple[str, ...]
+    resource: str = "*"
+    context: dict[str, str] = field(default_factory=dict)
+
+
+def role_needs(account: Account) -> list[Need]:
+    """What AmazonSageMakerClusterInstanceRolePolicy allows, and what AWS adds to it for a VPC of one's own
+    ("IAM role for SageMaker HyperPod")."""
+    where = f"{account.partition}:{{}}:{account.config.region}:{account.number}"
+    logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{account.config.name}/0123456789ab"
+    bucket = f"arn:{account.partition}:s3:::{account.existing.bucket}"
+    interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
+    network = [f"arn:{where.format('ec2')}:subnet/{account.existing.subnet_id}"]
+    network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in account.existing.security_group_ids]
+    # the managed policy's condition on S3: buckets of one's own account
+    own = {"aws:ResourceAccount": account.number, "aws:PrincipalAccount": account.number}
+    vpc_id = (account.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
+    return [
+        Need(("logs:CreateLogGroup",), logs),
+        Need(("logs:PutLogEvents", "logs:CreateLogStream", "logs:DescribeLogStreams"), f"{logs}:log-stream:x"),
+        Need(("cloudwatch:PutMetricData",), "*", {"cloudwatch:namespace": "/aws/sagemaker/Clusters"}),
+        Need(("s3:ListBucket",), bucket, own),
+        Need(("s3:GetObject",), f"{bucket}/lifecycle/provision.sh", own),
+        Need(
+            (
+                "ssmmessages:CreateControlChannel",
+                "ssmmessages:CreateDataChannel",
+                "ssmmessages:OpenControlChannel",
+                "ssmmessages:OpenDataChannel",
+            )
+        ),
+        # on each resource that the action touches: policies may name them one by one
+        *(Need(("ec2:CreateNetworkInterface",), touched) for touched in (interface, *network)),
+        Need(
+            (
+                "ec2:CreateNetworkInterfacePermission",
+                "ec2:DeleteNetworkInterface",
+                "ec2:DeleteNetworkInterfacePermission",
+                "ec2:DetachNetworkInterface",
+            ),
+            interface,
+            {"ec2:Vpc": f"arn:{where.format('ec2')}:vpc/{vpc_id}"},
+        ),
+        Need(("ec2:CreateTags",), interface),
+        Need(
+            (
+                "ec2:DescribeNetworkInterfaces",
+                "ec2:DescribeVpcs",
+                "ec2:DescribeDhcpOptions",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeSecurityGroups",
+            )
+        ),
+    ]
+
+
+def caller_needs(account: Account) -> list[Need]:
+    """What `cluster create` asks AWS for, in order of asking."""
+    config = account.config
+    where = f"arn:{account.partition}:{{}}:{config.region}:{account.number}"
+    cluster = f"{where.format('sagemaker')}:cluster/0123456789ab"
+    stack = f"{where.format('cloudformation')}:stack/{config.stack_name}/0"
+    bucket = f"arn:{account.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
+    role = (
+        config.existing.execution_role_arn
+        if config.existing
+        else f"arn:{account.partition}:iam::{account.number}:role/{config.stack_name}-ExecutionRole-0123456789AB"
+    )
+    needs = [
+        Need(("sagemaker:CreateCluster", "sagemaker:DescribeCluster", "sagemaker:ListClusterNodes"), cluster),
+        Need(("iam:PassRole",), role, {"iam:PassedToService": _SERVICE}),
+        Need(("s3:PutObject",), f"{bucket}/lifecycle/provision.sh"),
+    ]
+    if config.existing is None:
+        needs += [
+            Need(("cloudformation:CreateStack", "cloudformation:DescribeStackEvents"), stack),
+            Need(("iam:CreateRole", "iam:PutRolePolicy"), role),
+            Need(("s3:CreateBucket",), bucket),
+            Need(("fsx:CreateFileSystem",), f"{where.format('fsx')}:file-system/fs-0123456789abcdef0"),
+            Need(("ec2:CreateVpc",), f"{where.format('ec2')}:vpc/vpc-0123456789abcdef0"),
+            Need(("ec2:CreateSubnet",), f"{where.format('ec2')}:subnet/subnet-0123456789abcdef0"),
+            Need(("ec2:CreateNatGateway",), f"{where.format('ec2')}:natgateway/nat-0123456789abcdef0"),
+            Need(("ec2:CreateSecurityGroup",), f"{where.format('ec2')}:security-group/sg-0123456789abcdef0"),
+        ]
+    return needs
+
+
+def role(account: Account) -> list[Finding]:
+    """It is there, of this account, and SageMaker may take it on."""
+    iam, arn = account.clients["iam"], account.existing.execution_role_arn
+    if (of := arn.split(":")[4]) != account.number:
+        return [error(ROLE, f"{arn} is of account {of}, you are in {account.number}", "name a role of your account")]
+    try:
+        found = iam.get_role(RoleName=_name(arn))["Role"]
+    except iam.exceptions.NoSuchEntityException:
+        return [error(ROLE, f"no role {_name(arn)} in account {account.number}", "correct the ARN")]
+    if found["Arn"] != arn:
+        return [error(ROLE, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
+    if any(_trusts_sagemaker(statement) for statement in _statements(found["AssumeRolePolicyDocument"])):
+        return []
+    return [
+        error(
+            ROLE,
+            f"{_name(arn)} does not trust {_SERVICE}",
+            f"let it: aws iam update-assume-role-policy --role-name {_name(arn)}, with Principal Service {_SERVICE} and"
+            " Action sts:AssumeRole",
+        )
+    ]
+
+
+def role_permissions(account: Account) -> list[Finding]:
+    """The role may do what HyperPod's nodes do in its name."""
+    arn = account.existing.execution_role_arn
+    iam, needs = account.clients["iam"], role_needs(account)
+    remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and what AWS adds to it for a VPC, or allow these actions"
+    try:
+        return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
+    except iam.exceptions.NoSuchEntityException:
+        return []  # `role` says so
+    except iam.exceptions.ClientError as problem:
+        if error_code(problem) not in DENIED:
+            raise
+        allowed = list(_allowed_actions(iam, _name(arn)))
+        lacking = [a for need in needs for a in need.actions if not any(_matches(a, pattern) for pattern in allowed)]
+        if lacking := list(dict.fromkeys(lacking)):
+            return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
+        unseen = f"could not check on what resources {_name(arn)} may act: AWS answers {error_code(problem)}"
+        return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
+
+
+def caller_permissions(account: Account) -> list[Finding]:
+    """The caller may do what `cluster create` does."""
+    iam, caller = account.clients["iam"], account.caller
+    kind, _, name = caller.split(":", 5)[5].partition("/")
+    if kind == "root":
+        return []
+    if kind == "assumed-role":
+        caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
+    elif kind != "user":
+        return [warning(CALLER, f"could not check what {account.caller} may do", "be sure that it may create clusters")]
+    denied = _denied(iam, caller, caller_needs(account))
+    return _findings(CALLER, account.caller, denied, "ask for these permissions, or use other credentials")
+
+
+def _findings(field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str) -> list[Finding]:
+    """An error for what is denied, a warning for what depends on more than the simulation knows."""
+    lacking: list[str] = []
+    depends: list[str] = []
+    for action, unknown in denied:
+        told, text = (depends, f"{action} ({', '.join(unknown)})") if unknown else (lacking, action)
+        if text not in told:
+            told.append(text)
+    findings = [error(field, f"{who} may not {', '.join(lacking)}", remedy)] if lacking else []
+    if depends:
+        problem = f"could not check whether {who} may {', '.join(depends)}: it depends on what is in brackets"
+        findings.append(warning(field, problem, "look at the conditions of its policies"))
+    return findings
+
+
+def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, list[str]]]:
+    """The actions that IAM's simulator does not allow, and what policies ask of a request beyond `Need.context`.
+
+    Raises ClientError.
+    """
+    for need in needs:
+        pages = iam.get_paginator("simulate_principal_policy").paginate(
+            PolicySourceArn=arn,
+            ActionNames=list(need.actions),
+            ResourceArns=[need.resource],
+            ContextEntries=[
+                {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+                for key, value in need.context.items()
+            ],
+        )
+        for page in pages:
+            for result in page["EvaluationResults"]:
+                if result["EvalDecision"] != "allowed":
+                    yield result["EvalActionName"], result.get("MissingContextValues", [])
+
+
+def _allowed_actions(iam: Any, role_name: str) -> Iterator[str]:
+    """The Action patterns of every Allow statement of a role, whatever its resources and conditions."""
+    for page in iam.get_paginator("list_attached_role_policies").paginate(RoleName=role_name):
+        for attached in page["AttachedPolicies"]:
+            version = iam.get_policy(PolicyArn=attached["PolicyArn"])["Policy"]["DefaultVersionId"]
+            policy = iam.get_policy_version(PolicyArn=attached["PolicyArn"], VersionId=version)["PolicyVersion"]
+            yield from _allowed(policy["Document"])
+    for page in iam.get_paginator("list_role_policies").paginate(RoleName=role_name):
+        for name in page["PolicyNames"]:
+            yield from _allowed(iam.get_role_policy(RoleName=role_name, PolicyName=name)["PolicyDocument"])
+
+
+def _allowed(document: dict[str, Any]) -> Iterator[str]:
+    for statement in _statements(document):
+        if statement.get("Effect") == "Allow":
+            yield from _listed(statement.get("Action", []))
+
+
+def _trusts_sagemaker(statement: dict[str, Any]) -> bool:
+    principal = statement.get("Principal", {})
+    services = _listed(principal.get("Service", [])) if isinstance(principal, dict) else []
+    return (
+        statement.get("Effect") == "Allow"
+        and any(_matches("sts:AssumeRole", action) for action in _listed(statement.get("Action", [])))
+        and _SERVICE in services
+    )
+
+
+def _statements(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return _listed(document.get("Statement", []))
+
+
+def _matches(action: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(action.lower(), pattern.lower())
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _name(arn: str) -> str:
+    return arn.rpartition("/")[2]

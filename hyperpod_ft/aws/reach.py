@@ -1,0 +1,52 @@
+"""Which node of a cluster is meant (pure)."""
+
+from collections.abc import Sequence
+
+from hyperpod_ft.aws.hyperpod import Cluster, pick
+from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.errors import UserError
+
+# what AWS's own scripts and this kit call them; HyperPod tells roles only of clusters whose Slurm it set up
+USUAL_GROUPS = ("login-group", "controller-machine")
+
+
+def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
+    """Where people log in: a login group, else the controller's. `usual`: their names, for when HyperPod has no roles.
+
+    Raises UserError where neither roles nor names tell.
+    """
+    for role in ("Login", "Controller"):
+        for group in cluster.groups:
+            if group.node_type == role:
+                return group.name
+    names = [group.name for group in cluster.groups]
+    for name in usual:
+        if name in names:
+            return name
+    raise UserError(f"{cluster.name}: no group is a login or controller group", f"give --group: {', '.join(names)}")
+
+
+def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
+    """The first Running node of exactly this group. Raises UserError when there is no such group, or none Running."""
+    group = cluster.group(name)
+    there = [node for node in nodes if node.group == group.name]
+    running = [node for node in there if node.running]
+    if not running:
+        others = sorted({node.group for node in nodes if node.running})
+        raise UserError(
+            f"{cluster.name}: no node of {name} is Running ({tally(there) or 'it has none'})",
+            "wait for one" + (f", or give --group with one of: {', '.join(others)}" if others else ""),
+        )
+    return running[0]
+
+
+def by_name(cluster: Cluster, nodes: list[Node], name: str) -> Node:
+    """The node of this instance id or host name. Raises UserError when there is none, or it is not Running."""
+    node = pick(nodes, name)
+    if not node.running:
+        why = f": {node.message}" if node.message else ""
+        raise UserError(
+            f"{cluster.name}: {node.instance_id} of {node.group} is {node.status}{why}",
+            "wait until it is Running, or choose another node",
+        )
+    return node

@@ -1,0 +1,75 @@
+"""From a cluster back to nothing, but for the data unless that is asked for; and what goes on costing money."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hyperpod_ft.amount import amount
+from hyperpod_ft.aws import hyperpod, stack
+from hyperpod_ft.aws.session import Session, error_code, explained
+from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
+from hyperpod_ft.aws.waiting import Watch
+from hyperpod_ft.errors import UserError
+
+Say = Callable[[str], None]
+
+
+def remove(
+    name: str,
+    stack_name: str,
+    session: Session,
+    watch: Watch,
+    *,
+    delete_data: bool,
+    timeout_seconds: float,
+    poll_seconds: float = POLL_SECONDS,
+) -> Remains:
+    """Delete the cluster, wait, then what its stack need not keep. Returns what remains. Raises UserError.
+
+    Safe to run again: what is gone already is passed over.
+    """
+    with explained(f"cluster {name}"):
+        sagemaker = session.client("sagemaker")
+        cluster = hyperpod.find(sagemaker, name)
+        if cluster is None:
+            watch.say(f"cluster {name}: is not there (any more)")
+        elif cluster.status != hyperpod.DELETING:
+            _ask(sagemaker, name)
+            watch.say(f"cluster {name}: asked to be deleted")
+        watch.until_gone(timeout_seconds)
+        return stack.delete(
+            session,
+            stack_name,
+            lambda event: watch.say(f"stack {stack_name}: {event}"),
+            delete_data=delete_data,
+            poll_seconds=poll_seconds,
+        )
+
+
+def _ask(sagemaker: Any, name: str) -> None:
+    from botocore.exceptions import ClientError  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
+    try:
+        hyperpod.delete(sagemaker, name)
+    except ClientError as error:
+        if error_code(error) == "ConflictException":
+            raise UserError(
+                f"cluster {name}: HyperPod does not delete it while it changes", "wait until it is InService or Failed"
+            ) from error
+        if error_code(error) != "ResourceNotFound":
+            raise
+
+
+def costs(remains: Remains) -> list[str]:
+    """What is still there and costs money, a line each."""
+    lines = []
+    if remains.filesystem:
+        lines.append(f"file system {remains.filesystem.id}: {remains.filesystem.gib} GiB, billed by the hour")
+    if remains.bucket:
+        lines.append(
+            f"bucket {remains.bucket.name}: {amount(remains.bucket.bytes)} in {remains.bucket.objects} objects"
+        )
+    if remains.nat_gateway_id:
+        lines.append(f"NAT gateway {remains.nat_gateway_id}, billed by the hour")
+    if remains.elastic_ip:
+        lines.append(f"address {remains.elastic_ip}, billed by the hour")
+    return lines

@@ -1,0 +1,54 @@
+"""Where in the cluster file a part of a `CreateCluster` request comes from (`requests.create_cluster`)."""
+
+import re
+
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+
+_CLUSTER = (
+    ("ClusterName", "name"),
+    ("VpcConfig.Subnets", "existing.subnet_id"),
+    ("VpcConfig.SecurityGroupIds", "existing.security_group_ids"),
+    ("NodeRecovery", "node_recovery"),
+    ("NodeProvisioningMode", "continuous_provisioning"),
+    ("Orchestrator", "provisioning"),
+    ("InstanceGroups", "workers"),
+)
+_OF_ALL_GROUPS = (
+    ("ExecutionRole", "existing.execution_role_arn"),
+    ("LifeCycleConfig", "existing.bucket"),
+    ("InstanceStorageConfigs[1].FsxLustreConfig.MountPath", "fsx.mount_path"),
+    ("InstanceStorageConfigs[1]", "existing.fsx_id"),
+)
+_OF_ONE_GROUP = (
+    ("InstanceGroupName", "name"),
+    ("InstanceType", "instance_type"),
+    ("InstanceCount", "count"),
+    ("ThreadsPerCore", "threads_per_core"),
+    ("InstanceStorageConfigs", "volume_gb"),
+    ("SlurmConfig", "partition"),
+    ("OnStartDeepHealthChecks", "deep_health_checks"),
+    ("TrainingPlanArn", "training_plan_arn"),
+)
+
+
+def group_keys(config: ClusterConfig) -> list[str]:
+    """The cluster file's key of each of `config.groups`: controller, login, workers.0, ..."""
+    workers = [f"workers.{index}" for index in range(len(config.workers))]
+    return ["controller", *(["login"] if config.login else []), *workers]
+
+
+def cluster_file_key(config: ClusterConfig, path: str) -> str:
+    """`InstanceGroups[1].InstanceType` -> `workers.0.instance_type`; the path itself where no key stands behind it."""
+    if tag := re.match(r"Tags\[(\d+)\]", path):
+        return f"tags.{sorted(config.tags)[int(tag[1])]}"
+    if not (group := re.match(r"InstanceGroups\[(\d+)\]\.?(.*)", path)):
+        return _look_up(_CLUSTER, path) or path
+    key = group_keys(config)[int(group[1])]
+    if shared := _look_up(_OF_ALL_GROUPS, group[2]):
+        return shared
+    own = _look_up(_OF_ONE_GROUP, group[2])
+    return f"{key}.{own}" if own else path
+
+
+def _look_up(table: tuple[tuple[str, str], ...], path: str) -> str:
+    return next((key for start, key in table if path.startswith(start)), "")

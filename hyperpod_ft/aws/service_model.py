@@ -1,0 +1,139 @@
+"""Whether AWS would take a request, as far as the service's own model says: no client, no credentials, no network.
+
+botocore ships the models but checks only names, types and minimal lengths; patterns, enums and ranges it leaves to the
+service, which answers one of them at a time, and minutes late. Here all of them at once.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from hyperpod_ft.aws.java_patterns import compile_java
+from hyperpod_ft.yaml_file import did_you_mean
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "string": (str, "a text"),
+    "character": (str, "a text"),
+    "integer": (int, "a whole number"),
+    "long": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "double": ((int, float), "a number"),
+    "boolean": (bool, "true or false"),
+    "list": ((list, tuple), "a list"),
+    "map": (dict, "an object"),
+    "structure": (dict, "an object"),
+}
+_SHOWN = 80  # characters of a value
+
+
+class Violation(NamedTuple):
+    """`path` is as in `InstanceGroups[1].InstanceType`; empty for the request itself."""
+
+    path: str
+    problem: str
+
+
+def check_request(service: str, operation: str, request: dict[str, Any]) -> list[Violation]:
+    """What the model of `service` (botocore's name, as `sagemaker`) does not allow in a request of `operation`.
+
+    Raises botocore's UnknownServiceError or OperationNotFoundError.
+    """
+    shape = model(service).operation_model(operation).input_shape
+    return [] if shape is None else list(_check(request, shape, ""))
+
+
+def enum(service: str, shape: str) -> list[str]:
+    """The values of an enumeration, as `ClusterInstanceType` of sagemaker."""
+    return list(model(service).shape_for(shape).enum)
+
+
+@functools.cache
+def model(service: str) -> Any:
+    """botocore's ServiceModel."""
+    from botocore.loaders import Loader  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - only here
+    from botocore.model import ServiceModel  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
+    return ServiceModel(Loader().load_service_model(service, "service-2"), service)
+
+
+def _check(value: Any, shape: Any, path: str) -> Iterator[Violation]:
+    if shape.type_name not in _TYPES or getattr(shape, "is_document_type", False):
+        return  # timestamps, blobs and free documents: botocore converts whatever it can
+    expected, words = _TYPES[shape.type_name]
+    if value is None:
+        yield Violation(path, "is null; leave it out")
+        return
+    if not isinstance(value, expected) or (isinstance(value, bool) and shape.type_name != "boolean"):
+        yield Violation(path, f"is {_shown(value)}, not {words}")
+        return
+    if shape.type_name == "structure":
+        yield from _structure(value, shape, path)
+    elif shape.type_name == "list":
+        yield from _list(value, shape, path)
+    elif shape.type_name == "map":
+        yield from _map(value, shape, path)
+    elif shape.type_name in ("string", "character"):
+        yield from _string(value, shape, path)
+    elif shape.type_name != "boolean":
+        yield from _bounds(value, shape, path, "is", "")
+
+
+def _structure(value: dict[str, Any], shape: Any, path: str) -> Iterator[Violation]:
+    for name in shape.required_members:
+        # botocore fills idempotency tokens in itself
+        if name not in value and not shape.members[name].metadata.get("idempotencyToken"):
+            yield Violation(_join(path, name), "is missing")
+    if getattr(shape, "is_tagged_union", False) and len(value) != 1:
+        given = ", ".join(sorted(value)) or "none"
+        yield Violation(path, f"must hold exactly one of {', '.join(shape.members)}; it holds {given}")
+    for name, member in value.items():
+        if name in shape.members:
+            yield from _check(member, shape.members[name], _join(path, name))
+        else:
+            hint = did_you_mean(name, shape.members) or f"; known: {', '.join(shape.members)}"
+            yield Violation(_join(path, name), f"is unknown{hint}")
+
+
+def _list(value: list[Any], shape: Any, path: str) -> Iterator[Violation]:
+    yield from _bounds(len(value), shape, path, "holds", " elements")
+    for index, member in enumerate(value):
+        yield from _check(member, shape.member, f"{path}[{index}]")
+
+
+def _map(value: dict[str, Any], shape: Any, path: str) -> Iterator[Violation]:
+    yield from _bounds(len(value), shape, path, "holds", " keys")
+    for key, member in value.items():
+        yield from _check(key, shape.key, _join(path, str(key)))
+        yield from _check(member, shape.value, _join(path, str(key)))
+
+
+def _string(value: str, shape: Any, path: str) -> Iterator[Violation]:
+    known = shape.metadata.get("enum", [])
+    if known:
+        if value not in known:
+            few = f"; known: {', '.join(known)}" if len(known) <= 8 else ""
+            hint = did_you_mean(value, known) or few or f"; AWS knows {len(known)}, none of them close"
+            yield Violation(path, f"{_shown(value)} is no value that AWS knows{hint}")
+        return
+    yield from _bounds(len(value), shape, path, f"{_shown(value)} has", " characters")
+    pattern = shape.metadata.get("pattern")
+    compiled = compile_java(pattern) if pattern else None
+    if compiled and not compiled.fullmatch(value):
+        yield Violation(path, f"{_shown(value)} does not match {pattern}")
+
+
+def _bounds(number: float, shape: Any, path: str, verb: str, unit: str) -> Iterator[Violation]:
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    if least is not None and number < least:
+        yield Violation(path, f"{verb} {number}{unit}; at least {least}")
+    elif most is not None and number > most:
+        yield Violation(path, f"{verb} {number}{unit}; at most {most}")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

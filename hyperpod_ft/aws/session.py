@@ -1,0 +1,159 @@
+"""The only way to AWS: boto3 clients that retry, and what went wrong as one line.
+
+boto3 is imported when the first client is asked for: it takes a while, belongs to an extra, and most commands need
+none. Credentials are boto3's own business; none is read, kept or printed here.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft import __version__
+from hyperpod_ft.errors import UserError
+
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
+_CONNECTIONS = 10  # botocore's own default
+_LONGEST_MESSAGE = 400
+
+DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
+_THROTTLED = (
+    *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
+    *(
+        "RequestLimitExceeded",
+        "TooManyRequestsException",
+        "BandwidthLimitExceeded",
+        "SlowDown",
+        "PriorRequestNotComplete",
+    ),
+)
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_INVALID = (
+    *("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId"),
+    *("AuthFailure", "InvalidToken", "InvalidSignatureException", "IncompleteSignature", "MissingAuthenticationToken"),
+)
+_RENEW = "renew the AWS credentials (`aws sso login`, or export new ones)"
+# "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateCluster on resource: ..."
+_ACTION = re.compile(r"perform:? +([A-Za-z0-9-]+:[A-Za-z*]+)")
+# What must never be shown: signatures and tokens of signed URLs, keys.
+_SECRET = re.compile(
+    r"(?i)(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+|"
+    r"((?:Signature|AWSAccessKeyId|aws_session_token|aws_secret_access_key)=)[^&\s\"']+|"
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One region and one profile; None means what boto3 finds (AWS_REGION and AWS_PROFILE, or the user's own files)."""
+
+    region: str | None = None
+    profile: str | None = None
+    _clients: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def client(self, service: str, *, connections: int = _CONNECTIONS) -> Any:
+        """A boto3 client, the same one each time; `connections` at once. Only inside `explained`.
+
+        Raises what botocore raises without a region or with an unknown profile, and ImportError without boto3.
+        """
+        key = service, connections
+        if key not in self._clients:
+            self._clients[key] = self._new(service, connections)
+        return self._clients[key]
+
+    def _new(self, service: str, connections: int) -> Any:
+        import boto3  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - see above
+        from botocore.config import Config  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
+        config = Config(
+            retries={"mode": "standard"},
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_READ_SECONDS,
+            max_pool_connections=connections,
+            user_agent_extra=f"hyperpod-ft/{__version__}",
+        )
+        # A session of its own: boto3's default one is shared by the whole process, and not safe between threads.
+        return boto3.Session(profile_name=self.profile, region_name=self.region).client(service, config=config)
+
+
+@contextmanager
+def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn botocore's errors into UserError: `subject` (what was wanted) first, then why, then what to do.
+
+    `remedies`: what to do about error codes that mean something to the caller. Errors of AWS that no rule here knows
+    are passed on in AWS's words, without anything that looks like a credential.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped, unused-ignore]  # noqa: F401, PLC0415 - see above
+        from botocore import exceptions  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError(
+            f"{subject}: this needs boto3, which this Python lacks",
+            f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'",
+        ) from error
+    try:
+        yield
+    except exceptions.ClientError as error:
+        raise _refused(subject, error, remedies or {}) from error
+    except exceptions.BotoCoreError as error:
+        name = type(error).__name__
+        problem, remedy = _LOCAL.get(name, (f"{name}: {redacted(str(error))}", "check network, region and profile"))
+        raise UserError(f"{subject}: {problem}", remedy) from error
+
+
+_NO_WAY = "check network, proxy and region, then run it again"
+_LOCAL = {
+    "NoCredentialsError": ("no AWS credentials", "export AWS_PROFILE, or give this machine's role access"),
+    "PartialCredentialsError": ("incomplete AWS credentials", "export both key and secret, or AWS_PROFILE"),
+    "CredentialRetrievalError": ("the AWS credentials cannot be fetched", _RENEW),
+    "NoRegionError": ("no AWS region", "name it in the cluster file, or export AWS_REGION"),
+    "InvalidRegionError": ("no such AWS region", "correct AWS_REGION"),
+    "ProfileNotFound": ("no such AWS profile", "correct AWS_PROFILE; `aws configure list-profiles` lists them"),
+    "TokenRetrievalError": ("the AWS sign-in has expired", _RENEW),
+    "SSOTokenLoadError": ("the AWS sign-in has expired", _RENEW),
+    "UnauthorizedSSOTokenError": ("the AWS sign-in has expired", _RENEW),
+    "EndpointConnectionError": ("AWS cannot be reached (EndpointConnectionError)", _NO_WAY),
+    "ConnectTimeoutError": ("AWS cannot be reached (ConnectTimeoutError)", _NO_WAY),
+    "ReadTimeoutError": ("AWS does not answer (ReadTimeoutError)", _NO_WAY),
+    "ConnectionClosedError": ("AWS closed the connection (ConnectionClosedError)", _NO_WAY),
+    "ProxyConnectionError": ("the proxy cannot be reached", "check HTTPS_PROXY"),
+    "SSLError": ("the TLS connection to AWS failed", "check the clock, and AWS_CA_BUNDLE behind a proxy"),
+}
+
+
+def error_code(error: BaseException) -> str:
+    """AWS's code for why a call was refused (`ResourceNotFound`); empty for anything that is not a refusal."""
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def error_message(error: BaseException) -> str:
+    """AWS's words for why a call was refused, without secrets."""
+    response = getattr(error, "response", None)
+    return redacted(str(response.get("Error", {}).get("Message", ""))) if isinstance(response, dict) else ""
+
+
+def redacted(text: str) -> str:
+    """`text` on one line, of a bearable length, without signatures, tokens and access keys."""
+    line = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}...", " ".join(text.split()))
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+
+
+def _refused(subject: str, error: Any, remedies: Mapping[str, str]) -> UserError:
+    code, message = error_code(error) or "unknown", error_message(error)
+    operation = getattr(error, "operation_name", "")
+    if code in remedies:
+        return UserError(f"{subject}: AWS answers {code}", remedies[code])
+    if code in DENIED:
+        found = _ACTION.search(message)
+        action = found[1] if found else operation
+        return UserError(f"{subject}: access denied to {action} ({code})", f"allow {action} to these credentials")
+    if code in _EXPIRED:
+        return UserError(f"{subject}: the AWS credentials have expired ({code})", _RENEW)
+    if code in _INVALID:
+        return UserError(f"{subject}: AWS does not know these credentials ({code})", _RENEW)
+    if code in _THROTTLED:
+        return UserError(f"{subject}: AWS throttles {operation} ({code})", "wait a minute and run it again")
+    return UserError(f"{subject}: AWS refuses {operation} with {code}: {message}")

@@ -1,0 +1,139 @@
+"""`hyperpod-ft cluster ssh`: into a node of a cluster, by ssh through SSM, or by SSM alone."""
+
+import hashlib
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws import ssh_key, ssm
+from hyperpod_ft.aws.hyperpod import Cluster
+from hyperpod_ft.aws.nodes import Node, ssm_target
+from hyperpod_ft.aws.reach import USUAL_GROUPS, by_name, in_group, login_group
+from hyperpod_ft.aws.ssh_config import SshFiles, proxy_command, quoted
+from hyperpod_ft.errors import UserError
+
+_SSH_FAILED = 255  # ssh's own exit status; all others are the remote command's
+
+
+@dataclass(frozen=True)
+class SshRequest:
+    """What the user asked for. Raises UserError for a user name that can be none."""
+
+    user: str = "ubuntu"  # the image's default user
+    group: str | None = None
+    node: str | None = None  # instance id or host name
+    identity: Path | None = None  # private or public key file
+    forwards: tuple[str, ...] = ()  # PORT:HOST:PORT, as ssh's -L
+    command: tuple[str, ...] = ()  # run this instead of a shell, as ssh does: joined by spaces, read by a shell
+
+    def __post_init__(self) -> None:
+        ssh_key.check_user(self.user)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A node, and all it takes to reach it."""
+
+    cluster: Cluster
+    account: ssm.Account
+    node: Node
+    running: int  # how many nodes of its group are Running
+    login_group: str
+    files: SshFiles
+
+    @property
+    def target(self) -> str:
+        return ssm_target(self.cluster.id, self.node)
+
+    @property
+    def node_name(self) -> str:
+        others = f" (one of {self.running} Running)" if self.running > 1 else ""
+        return " ".join(filter(None, (self.node.group, self.node.instance_id, self.node.hostname))) + others
+
+
+def way(
+    cluster: Cluster,
+    nodes: list[Node],
+    account: ssm.Account,
+    request: SshRequest,
+    home: Path,
+    usual: Sequence[str] = USUAL_GROUPS,
+) -> Way:
+    """Choose the node. `usual`: names of the login and the controller group. Raises UserError."""
+    login = login_group(cluster, usual)
+    node = by_name(cluster, nodes, request.node) if request.node else in_group(cluster, nodes, request.group or login)
+    running = sum(one.running and one.group == node.group for one in nodes)
+    return Way(cluster, account, node, running, login, SshFiles(cluster.name, home))
+
+
+def ssh_command(way: Way, request: SshRequest, identity: Path) -> list[str]:
+    """The exact command: to this node, even where the configuration's own names would lead to another."""
+    instance = way.node.instance_id
+    command = ["ssh", "-F", str(way.files.config), "-l", request.user]
+    command += ["-o", f"IdentityFile={quoted(identity)}"]
+    command += ["-o", f"ProxyCommand={proxy_command(way.account, way.cluster.name, '--node', instance)}"]
+    command += ["-o", f"UserKnownHostsFile={quoted(way.files.node_keys(instance))}"]
+    if request.forwards:
+        command += ["-o", "ExitOnForwardFailure=yes"]
+    for forward in request.forwards:
+        command += ["-L", forward]
+    # what follows -- is no option, whatever it looks like
+    return [*command, "--", way.cluster.name, *request.command]
+
+
+def preview(way: Way, request: SshRequest) -> str:
+    """What `connect` would do. Raises UserError where there is no key."""
+    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
+    return f"target   {way.target}\ncommand  {shlex.join(ssh_command(way, request, identity.file))}"
+
+
+def write_config(way: Way, request: SshRequest) -> str:
+    """Write the ssh configuration, for other programs too, and return its Host blocks. Raises UserError."""
+    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
+    _write(way, request, identity)
+    return way.files.hosts.read_text(encoding="utf-8")
+
+
+def connect(way: Way, request: SshRequest, tell: Callable[[str], None]) -> int:
+    """Have the key on the cluster, the configuration written, and run ssh in this terminal. Returns its exit status.
+
+    `tell` gets a line about what is done; stdout is the remote command's. Raises UserError.
+    """
+    ssm.require("ssh", "aws", "session-manager-plugin")
+    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
+    command = ssh_command(way, request, identity.file)
+    _write(way, request, identity)
+    uploaded = _uploaded(way, request, identity)
+    if not uploaded.exists():
+        if ssh_key.upload(way.account, way.target, request.user, identity):
+            tell(f"{request.user} on {way.cluster.name} now takes the key {identity.file}")
+        publish.write_text(uploaded, "", 0o600)
+    tell(way.node_name)
+    status = subprocess.run(command, env=ssm.environment(), check=False).returncode
+    if status == _SSH_FAILED:
+        uploaded.unlink(missing_ok=True)  # perhaps it was the key: look again next time
+        raise UserError(
+            f"{way.node.group} {way.node.instance_id}: ssh failed, for the reason it gives above",
+            "try again, which looks after the key too; without sshd and keys: --ssm",
+        )
+    return status
+
+
+def shell(way: Way, tell: Callable[[str], None]) -> int:
+    """A shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
+    tell(way.node_name)
+    return ssm.shell(way.account, way.target)
+
+
+def _write(way: Way, request: SshRequest, identity: ssh_key.Identity) -> None:
+    groups = [group.name for group in way.cluster.groups]
+    way.files.write(way.account, request.user, identity.file, way.login_group, groups)
+
+
+def _uploaded(way: Way, request: SshRequest, identity: ssh_key.Identity) -> Path:
+    # homes are on the shared volume, so a key is the cluster's, not a node's
+    what = "\0".join((way.cluster.id, request.user, identity.line))
+    return way.files.uploaded(hashlib.sha256(what.encode()).hexdigest()[:32])

@@ -1,0 +1,160 @@
+"""The kit's own ssh configuration of a cluster, in ~/.ssh/hyperpod-ft/<cluster>/.
+
+    hosts         Host blocks: <cluster>, and <cluster>.<group> for each group; others may include it
+    config        what `ssh -F` gets: the same, then the user's and the system's own settings for all it leaves open
+    nodes/<id>    known host keys of one instance
+    known/<host>  a link to the file of the instance that the host name led to last
+
+Nodes get replaced, and a new one has new host keys. What is known is known of an instance, therefore, not of a name:
+ssh_proxy.py finds the node of a connection, and turns the link to its file before ssh reads any key (ssh looks at
+known keys only once the other side has spoken, which it does through the proxy). A new instance is thus met for the
+first time, without an alarm; another key behind the same instance is refused.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws.ssm import Account
+from hyperpod_ft.errors import UserError
+
+_HEADER = """\
+# Cluster {cluster}. hyperpod-ft writes this file anew with every `cluster ssh`.
+# For ssh, scp, rsync and VS Code to know these hosts, have this as the first line of ~/.ssh/config:
+#   Include ~/.ssh/hyperpod-ft/*/hosts
+"""
+# IdentitiesOnly: an agent with many keys runs into the server's limit before it comes to the right one.
+# ServerAliveInterval: Session Manager ends sessions that are idle, after 20 minutes by default.
+_COMMON = """\
+Host {hosts}
+    User {user}
+    IdentityFile {identity}
+    IdentitiesOnly yes
+    HostKeyAlias {cluster}
+    StrictHostKeyChecking accept-new
+    UpdateHostKeys no
+    CheckHostIP no
+    CanonicalizeHostname no
+    ServerAliveInterval 60
+"""
+_HOST = """\
+Host {hosts}
+    ProxyCommand {proxy}
+    UserKnownHostsFile {known_hosts}
+"""
+_OTHERS = """
+Match all
+    Include {own}
+    Include /etc/ssh/ssh_config
+"""
+
+
+# With -m, a file in the directory where ssh happens to be called could take the place of any module
+_PROXY = (
+    'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws import ssh_proxy; ssh_proxy.main()'
+)
+
+
+@dataclass(frozen=True)
+class SshFiles:
+    """Every path of a cluster's ssh configuration. `home` is the user's home directory."""
+
+    cluster: str
+    home: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.home / ".ssh" / "hyperpod-ft" / self.cluster
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "config"
+
+    @property
+    def hosts(self) -> Path:
+        return self.directory / "hosts"
+
+    def host(self, group: str) -> str:
+        return f"{self.cluster}.{group}"
+
+    def node_keys(self, instance_id: str) -> Path:
+        return self.directory / "nodes" / instance_id
+
+    def known(self, host: str) -> Path:
+        return self.directory / "known" / host
+
+    def uploaded(self, digest: str) -> Path:
+        """Says that a key is on the cluster, so that one session of SSM is enough from then on."""
+        return self.directory / "uploaded" / digest
+
+    def make(self) -> None:
+        """The directories, for this user alone."""
+        self.home.joinpath(".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self.directory.parent, self.directory):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        for name in ("nodes", "known", "uploaded"):
+            self.directory.joinpath(name).mkdir(mode=0o700, exist_ok=True)
+
+    def lead_to(self, host: str, instance_id: str) -> None:
+        """From here on, what is known of `host` is what is known of this instance."""
+        self.make()
+        keys, link = self.node_keys(instance_id), self.known(host)
+        if link.is_symlink() and link.readlink() == keys:
+            return
+        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(keys)
+        fresh.replace(link)
+
+    def write(self, account: Account, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> None:
+        """Write hosts and config, each whole or not at all, for this user alone."""
+        self.make()
+        hosts = self.hosts_text(account, user, identity, login_group, groups)
+        publish.write_text(self.hosts, hosts, 0o600)
+        publish.write_text(self.config, hosts + _OTHERS.format(own=self._own_config()), 0o600)
+
+    def _own_config(self) -> str:
+        path = str(self.home / ".ssh" / "config")
+        # Include takes patterns, and newer versions of ssh tokens too; ssh finds ~ by the password file, not $HOME
+        return f'"{path}"' if re.fullmatch(r"[\w/., @+=-]+", path) else "~/.ssh/config"
+
+    def hosts_text(self, account: Account, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> str:
+        """The Host blocks. Names and paths are literal: ssh hands tokens as %h to a shell unquoted."""
+        names = {login_group: f"{self.cluster} {self.host(login_group)}"}
+        names |= {group: self.host(group) for group in groups if group != login_group}
+        blocks = [
+            _HOST.format(
+                hosts=name,
+                proxy=proxy_command(account, self.cluster, "--group", group),
+                # one link for both names of the login group
+                known_hosts=quoted(self.known(self.host(group))),
+            )
+            for group, name in names.items()
+        ]
+        common = _COMMON.format(
+            hosts=" ".join(names.values()), user=user, identity=quoted(identity), cluster=self.cluster
+        )
+        return "\n".join([_HEADER.format(cluster=self.cluster), *blocks, common])
+
+    def forget(self) -> None:
+        """Remove all of it: the cluster is gone."""
+        if self.directory.is_dir():
+            shutil.rmtree(self.directory)
+
+
+def proxy_command(account: Account, cluster: str, *which: str) -> str:
+    """ssh's ProxyCommand, a line for the user's shell. `which`: --group or --node, and its name."""
+    return shlex.join([sys.executable, "-c", _PROXY, cluster, *which, *account.arguments()]).replace("%", "%%")
+
+
+def quoted(path: Path) -> str:
+    """A path as one argument in an ssh configuration. Raises UserError for what its syntax cannot say."""
+    if any(mark in str(path) for mark in ('"', "\n", "\\", "${")):
+        raise UserError(f"{path}: ssh's configuration cannot name this path", "use one without quotes, \\ or ${")
+    return '"' + str(path).replace("%", "%%") + '"'

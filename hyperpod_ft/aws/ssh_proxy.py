@@ -1,0 +1,43 @@
+"""ssh's ProxyCommand: find the node anew, then tunnel to its sshd.
+
+    CLUSTER --group GROUP | --node INSTANCE --region REGION [--profile PROFILE]
+
+A program of its own, not a command of `hyperpod-ft`: it starts with every connection, and nobody types it.
+ssh_config.proxy_command says how it is started.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from hyperpod_ft.aws import hyperpod, ssm
+from hyperpod_ft.aws.nodes import list_nodes, ssm_target
+from hyperpod_ft.aws.reach import by_name, in_group
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.ssh_config import SshFiles
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+
+
+def main() -> NoReturn:
+    parser = argparse.ArgumentParser(prog="ssh_proxy", description=__doc__, allow_abbrev=False)
+    parser.add_argument("cluster")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--group")
+    which.add_argument("--node")
+    parser.add_argument("--region", required=True)
+    parser.add_argument("--profile")
+    given = parser.parse_args()
+    try:
+        with explained(f"cluster {given.cluster}"):
+            client = Session(given.region, given.profile).client("sagemaker")
+            cluster, nodes = hyperpod.require(client, given.cluster), list_nodes(client, given.cluster)
+        node = by_name(cluster, nodes, given.node) if given.node else in_group(cluster, nodes, given.group)
+        if given.group:
+            files = SshFiles(given.cluster, Path.home())
+            files.lead_to(files.host(given.group), node.instance_id)
+        ssm.tunnel(ssm.Account(given.region, given.profile), ssm_target(cluster.id, node))
+    except UserError as error:
+        print(f"hyperpod-ft: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    sys.exit(0)

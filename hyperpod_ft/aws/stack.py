@@ -1,0 +1,273 @@
+"""The CloudFormation stack of a cluster (`templates/cluster/stack.yaml`): deployed, asked, emptied, deleted.
+
+Every function may be cut short anywhere and called again: CloudFormation goes on by itself, and the next call waits for
+it before it asks for anything.
+
+Deleting. A file system that outlives its stack cannot: its network interfaces keep AWS from deleting the subnet,
+security group and VPC that it lives in, and a later stack could not take it over. So what keeps data keeps the stack:
+`delete` without data is an update that removes the NAT gateway and its address, which is all that costs money besides
+the data; `deploy` under the same name brings them back and finds the data. Only `delete` with data deletes the stack,
+after the file system and the bucket, which CloudFormation itself never deletes (DeletionPolicy of the template).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.stack_data import (
+    Bucket,
+    FileSystem,
+    delete_bucket,
+    delete_filesystem,
+    measure_bucket,
+    measure_filesystem,
+)
+from hyperpod_ft.aws.stack_events import Progress, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.sources import shipped
+
+POLL_SECONDS = 5.0
+# A creation that failed: CloudFormation can only delete such a stack. Nobody has stored anything in what may be left.
+_NEVER_WAS = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
+
+
+@dataclass(frozen=True)
+class StackParameters:
+    """What differs between stacks.
+
+    `zone_id` is an availability zone's (usw2-az4); `fsx_throughput` is in MB/s for each TiB; `session_user` has the
+    shells of Session Manager sessions, and is empty for none.
+    """
+
+    name: str
+    zone_id: str
+    fsx_gib: int = 1200
+    fsx_throughput: int = 250
+    fsx_compression: str = "LZ4"
+    session_user: str = "ubuntu"
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def for_cloudformation(self) -> dict[str, str]:
+        return {
+            "AvailabilityZoneId": self.zone_id,
+            "NatGateway": "true",
+            "FsxStorageGiB": str(self.fsx_gib),
+            "FsxThroughput": str(self.fsx_throughput),
+            "FsxCompression": self.fsx_compression,
+            "SessionUser": self.session_user,
+        }
+
+
+@dataclass(frozen=True)
+class StackOutputs:
+    """What the later steps need of a stack. `session_document` is empty when the stack has no session user."""
+
+    region: str
+    availability_zone_id: str
+    vpc_id: str
+    private_subnet_id: str
+    public_subnet_id: str
+    security_group_id: str
+    role_arn: str
+    bucket: str
+    fsx_id: str
+    fsx_dns_name: str
+    fsx_mount_name: str
+    session_document: str = ""
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What is still there and costs money; empty and None for what is not."""
+
+    stack: str = ""
+    filesystem: FileSystem | None = None
+    bucket: Bucket | None = None
+    nat_gateway_id: str = ""
+    elastic_ip: str = ""
+
+
+def template() -> str:
+    """The text of the template, as the wheel and the repository have it."""
+    return (shipped("templates") / "cluster" / "stack.yaml").read_text()
+
+
+def _silent(_: StackEvent) -> None:
+    pass
+
+
+def deploy(
+    session: Session, parameters: StackParameters, progress: Progress = _silent, *, poll_seconds: float = POLL_SECONDS
+) -> StackOutputs:
+    """Create the stack, or bring it up to these parameters and this kit's template, and wait; no difference is success.
+
+    Raises UserError when AWS refuses, or when a resource fails: with the first one that did, and what to do.
+    """
+    with explained(f"stack {parameters.name}"):
+        stack = _settled(session, parameters.name, progress, poll_seconds)
+        request = _request(parameters)
+        if stack is None:
+            stack_id = str(session.client("cloudformation").create_stack(**request)["StackId"])
+            status = settle(session, stack_id, progress, after="", poll_seconds=poll_seconds)
+            require(session, stack_id, status)
+        else:
+            stack_id = str(stack["StackId"])
+            _require_ours(stack)
+            _require_updatable(session, stack)
+            _update(session, stack_id, request, progress, poll_seconds)
+        found = describe(session, stack_id)
+        assert found is not None, "a stack that was there is found by its id"
+        return _outputs(found)
+
+
+def outputs(session: Session, name: str) -> StackOutputs:
+    """What a deployed stack made. Raises UserError when there is none, or when it is not complete."""
+    with explained(f"stack {name}"):
+        stack = describe(session, name)
+        if stack is None:
+            raise UserError(f"there is no stack {name} in {_region(session)}", "create the cluster first")
+        _require_ours(stack)
+        _require_updatable(session, stack)
+        return _outputs(stack)
+
+
+def delete(
+    session: Session,
+    name: str,
+    progress: Progress = _silent,
+    *,
+    delete_data: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> Remains:
+    """Remove what costs money; with `delete_data` everything, and the data for ever. Returns what remains.
+
+    The caller has deleted the cluster: file system and bucket go first, under whatever still uses them. A creation that
+    failed goes as a whole. No stack is success.
+    """
+    with explained(f"stack {name}"):
+        stack = _settled(session, name, progress, poll_seconds)
+        if stack is None:
+            return Remains()
+        _require_ours(stack)
+        if delete_data or stack["StackStatus"] in _NEVER_WAS:
+            resources = _resources(session, stack)
+            delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
+            delete_bucket(session, resources.get("Bucket", ""))
+            _delete_stack(session, str(stack["StackId"]), progress, poll_seconds)
+        else:
+            _keep_data_only(session, stack, progress, poll_seconds)
+    return remains(session, name)
+
+
+def remains(session: Session, name: str) -> Remains:
+    """What the stack of this name has that costs money, asked of each service itself."""
+    with explained(f"stack {name}"):
+        stack = describe(session, name)
+        if stack is None:
+            return Remains()
+        resources = _resources(session, stack)
+        return Remains(
+            name,
+            measure_filesystem(session, resources.get("FileSystem", "")),
+            measure_bucket(session, resources.get("Bucket", "")),
+            resources.get("Nat", ""),
+            resources.get("ElasticIp", ""),
+        )
+
+
+def _region(session: Session) -> str:
+    return str(session.client("cloudformation").meta.region_name)
+
+
+def _settled(session: Session, name: str, progress: Progress, poll_seconds: float) -> dict[str, Any] | None:
+    """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
+    stack = describe(session, name)
+    # REVIEW_IN_PROGRESS is a change set's stack before it exists: nothing works on it.
+    if stack and stack["StackStatus"].endswith("_IN_PROGRESS") and stack["StackStatus"] != "REVIEW_IN_PROGRESS":
+        stack_id = str(stack["StackId"])
+        settle(session, stack_id, progress, after="", poll_seconds=poll_seconds)
+        stack = describe(session, name)
+    return stack
+
+
+def _request(parameters: StackParameters) -> dict[str, Any]:
+    return {
+        "StackName": parameters.name,
+        "TemplateBody": template(),
+        "Parameters": [
+            {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.for_cloudformation().items()
+        ],
+        "Capabilities": ["CAPABILITY_IAM"],  # the execution role
+        "Tags": [{"Key": key, "Value": value} for key, value in parameters.tags.items()],
+    }
+
+
+def _require_ours(stack: dict[str, Any]) -> None:
+    """Raise UserError for a stack that this template cannot have made: neither changed nor deleted by accident."""
+    if not {"NatGateway", "FsxStorageGiB"} <= {parameter["ParameterKey"] for parameter in stack.get("Parameters", [])}:
+        raise UserError(f"stack {stack['StackName']} is not of this kit", "choose another name for the cluster")
+
+
+def _require_updatable(session: Session, stack: dict[str, Any]) -> None:
+    """Raise UserError for a stack that is not whole. One whose last update was rolled back is."""
+    if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
+        require(session, str(stack["StackId"]), str(stack["StackStatus"]))
+
+
+def _update(session: Session, stack_id: str, request: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+    """Update and wait; nothing to change is success."""
+    client, before = session.client("cloudformation"), last_event(session, stack_id)
+    try:
+        client.update_stack(**request)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
+            return
+        raise
+    require(session, stack_id, settle(session, stack_id, progress, after=before, poll_seconds=poll_seconds))
+
+
+def _outputs(stack: dict[str, Any]) -> StackOutputs:
+    found = {output["OutputKey"].lower(): output["OutputValue"] for output in stack.get("Outputs", [])}
+    known = {f.name: found[key] for f in fields(StackOutputs) if (key := f.name.replace("_", "")) in found}
+    return StackOutputs(**known)
+
+
+def _resources(session: Session, stack: dict[str, Any]) -> dict[str, str]:
+    """Physical ids by logical id, of resources that CloudFormation has not deleted.
+
+    It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
+    """
+    pages = session.client("cloudformation").get_paginator("list_stack_resources")
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
+    return kept | {
+        resource["LogicalResourceId"]: resource["PhysicalResourceId"]
+        for page in pages.paginate(StackName=stack["StackId"])
+        for resource in page["StackResourceSummaries"]
+        if resource.get("PhysicalResourceId") and resource["ResourceStatus"] != "DELETE_COMPLETE"
+    }
+
+
+def _keep_data_only(session: Session, stack: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+    stack_id = str(stack["StackId"])
+    _require_updatable(session, stack)
+    kept = [p["ParameterKey"] for p in stack["Parameters"] if p["ParameterKey"] != "NatGateway"]
+    request = {
+        "StackName": stack_id,
+        "UsePreviousTemplate": True,
+        "Parameters": [
+            {"ParameterKey": "NatGateway", "ParameterValue": "false"},
+            *({"ParameterKey": key, "UsePreviousValue": True} for key in kept),
+        ],
+        "Capabilities": ["CAPABILITY_IAM"],
+    }
+    _update(session, stack_id, request, progress, poll_seconds)
+
+
+def _delete_stack(session: Session, stack_id: str, progress: Progress, poll_seconds: float) -> None:
+    before = last_event(session, stack_id)
+    session.client("cloudformation").delete_stack(StackName=stack_id)
+    status = settle(session, stack_id, progress, after=before, poll_seconds=poll_seconds)
+    if status != "DELETE_COMPLETE":
+        require(session, stack_id, status)

@@ -1,0 +1,132 @@
+"""What CloudFormation says of a stack while it works on it: its state and its events, newest last."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hyperpod_ft.aws.session import Session, error_code, error_message
+from hyperpod_ft.errors import UserError
+
+DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, seldom more than thirty
+_DONE = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+# Consequences of another resource's failure, in CloudFormation's words.
+_CONSEQUENCES = ("Resource creation cancelled", "Resource update cancelled")
+
+
+@dataclass(frozen=True)
+class StackEvent:
+    """One line of CloudFormation's log. `status`: CREATE_IN_PROGRESS, CREATE_COMPLETE, CREATE_FAILED, ..."""
+
+    id: str
+    time: datetime
+    logical_id: str
+    resource_type: str
+    status: str
+    reason: str
+
+    @property
+    def of_stack(self) -> bool:
+        """Whether the whole stack changed its state, not one of its resources."""
+        return self.resource_type == "AWS::CloudFormation::Stack"
+
+
+Progress = Callable[[StackEvent], None]
+
+
+def describe(session: Session, name: str) -> dict[str, Any] | None:
+    """The stack of this name (or id) as DescribeStacks has it; None when there is none."""
+    client = session.client("cloudformation")
+    try:
+        found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
+    except client.exceptions.ClientError as error:
+        # AWS has no error code of its own for this.
+        if error_code(error) == "ValidationError" and "does not exist" in error_message(error):
+            return None
+        raise
+    return found[0]
+
+
+def events(session: Session, stack_id: str, after: str = "") -> list[StackEvent]:
+    """What happened since CloudFormation was last asked to do something, or since the event `after`; oldest first."""
+    found: list[StackEvent] = []
+    pages = session.client("cloudformation").get_paginator("describe_stack_events").paginate(StackName=stack_id)
+    for event in (event for page in pages for event in page["StackEvents"]):  # newest first
+        if event["EventId"] == after:
+            break
+        found.append(
+            StackEvent(
+                event["EventId"],
+                event["Timestamp"],
+                event["LogicalResourceId"],
+                event["ResourceType"],
+                event["ResourceStatus"],
+                event.get("ResourceStatusReason", "").strip(),
+            )
+        )
+        if found[-1].of_stack and found[-1].reason == "User Initiated":
+            break
+    return found[::-1]
+
+
+def last_event(session: Session, stack_id: str) -> str:
+    """The id of the newest event."""
+    page = session.client("cloudformation").describe_stack_events(StackName=stack_id)
+    return str(page["StackEvents"][0]["EventId"])
+
+
+def settle(session: Session, stack_id: str, progress: Progress, *, after: str, poll_seconds: float) -> str:
+    """Wait until CloudFormation has done what it was asked; each event of that goes to `progress`.
+
+    `after` is the newest event before it was asked; empty for what it is already at, and for a new stack. Returns the
+    stack's state then. Raises UserError after an hour; CloudFormation goes on by itself.
+    """
+    end, told = time.monotonic() + DEADLINE_SECONDS, ""
+    while True:
+        stack = describe(session, stack_id)
+        status = str(stack["StackStatus"]) if stack else "DELETE_COMPLETE"
+        for event in events(session, stack_id, after):
+            after = event.id
+            told = event.status if event.of_stack else told
+            progress(event)
+        # Both, because AWS may show the state from before the request for a moment after it has accepted it.
+        if status == told and not status.endswith("_IN_PROGRESS"):
+            return status
+        if time.monotonic() > end:
+            raise UserError(
+                f"stack {_name(stack_id)}: still {status} after {DEADLINE_SECONDS / 60:.0f} minutes",
+                "AWS goes on by itself; run the same command again to wait on",
+            )
+        time.sleep(poll_seconds)
+
+
+def why(session: Session, stack_id: str) -> str:
+    """Of the last thing that CloudFormation was asked to do: the first resource that failed, and AWS's reason."""
+    for event in events(session, stack_id):
+        if event.status.endswith("_FAILED") and not event.of_stack and not event.reason.startswith(_CONSEQUENCES):
+            return f"{event.logical_id} ({event.resource_type}): {event.reason.removesuffix('.') or event.status}"
+    return "CloudFormation gives no reason"
+
+
+def require(session: Session, stack_id: str, status: str) -> None:
+    """Raise UserError unless `status` is that of a stack whose resources are all there."""
+    if status in _DONE:
+        return
+    name = _name(stack_id)
+    if status.endswith("_IN_PROGRESS"):
+        raise UserError(f"stack {name} is {status}", "AWS is at work: run it again when the stack is complete")
+    problem = f"stack {name} is {status}: {why(session, stack_id)}"
+    if status == "UPDATE_ROLLBACK_COMPLETE":
+        raise UserError(problem, "nothing has changed; mend the cause, then run the command again")
+    if status == "UPDATE_ROLLBACK_FAILED":
+        command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
+        raise UserError(problem, f"mend the cause, then {command}, then run the command again")
+    if status == "DELETE_FAILED":
+        raise UserError(problem, "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`")
+    raise UserError(problem, "mend the cause, run `hyperpod-ft cluster delete`, then create it again")
+
+
+def _name(stack_id: str) -> str:
+    """arn:aws:cloudformation:REGION:ACCOUNT:stack/NAME/UUID"""
+    return stack_id.split("/")[1]

@@ -1,0 +1,98 @@
+"""What the account holds already: a cluster or a stack of this name, the bucket, the scripts of a cluster."""
+
+from typing import Any
+
+from hyperpod_ft.aws.account import Account
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import error_code
+
+BUCKET = "existing.bucket"
+
+
+def name(account: Account) -> list[Finding]:
+    """No cluster has the name. One that has it is not an error: `cluster create` goes on with it."""
+    cluster = account.cluster()
+    if cluster is None:
+        return []
+    called, status = account.config.name, cluster["ClusterStatus"]
+    if status in ("Failed", "RollingBack", "Deleting"):
+        return [error("name", f"there is a cluster {called}, {status}", "delete it first, or take another name")]
+    problem = f"there is a cluster {called} already, {status}: `cluster create` would go on with it"
+    return [warning("name", problem, "take another name for another cluster")]
+
+
+def lifecycle_scripts(account: Account) -> list[Finding]:
+    """A cluster of this name finds its lifecycle scripts in S3: nodes that it replaces or adds run them."""
+    cluster = account.cluster()
+    findings = []
+    for group in cluster.get("InstanceGroups", []) if cluster else []:
+        lifecycle = group.get("LifeCycleConfig", {})
+        script = lifecycle.get("OnCreate") or lifecycle.get("OnInitComplete")
+        if script and "SourceS3Uri" in lifecycle:
+            bucket, _, prefix = lifecycle["SourceS3Uri"].partition("://")[2].partition("/")
+            key = f"{prefix.rstrip('/')}/{script}".lstrip("/")
+            if not _object_exists(account, bucket, key):
+                problem = f"group {group['InstanceGroupName']} has lost its lifecycle script s3://{bucket}/{key}"
+                findings.append(error("name", problem, "upload it again, or no node can be replaced"))
+    return findings
+
+
+def _object_exists(account: Account, bucket: str, key: str) -> bool:
+    s3 = account.clients["s3"]
+    try:
+        s3.head_object(Bucket=bucket, Key=key)
+    except s3.exceptions.ClientError as problem:
+        if error_code(problem) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+            return False
+        raise
+    return True
+
+
+def stack(account: Account) -> list[Finding]:
+    """The stack of this cluster, if there is one, can be gone on with."""
+    client, stack_name = account.clients["cloudformation"], account.config.stack_name
+    try:
+        (found,) = client.describe_stacks(StackName=stack_name)["Stacks"]
+    except client.exceptions.ClientError as problem:
+        if error_code(problem) == "ValidationError":  # CloudFormation's word for a stack that does not exist
+            return []
+        raise
+    status: str = found["StackStatus"]
+    reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
+    if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":
+        return [
+            error(
+                "name",
+                f"the stack {stack_name} is {status}{reason}",
+                f"delete it: aws cloudformation delete-stack --region {account.config.region}"
+                f" --stack-name {stack_name}",
+            )
+        ]
+    if status.endswith("_IN_PROGRESS"):
+        return [warning("name", f"the stack {stack_name} is {status}", "wait until it is complete")]
+    return []
+
+
+def bucket(account: Account) -> list[Finding]:
+    """It is there, and in the cluster's region."""
+    s3, called = account.clients["s3"], account.existing.bucket
+    try:
+        answer = s3.head_bucket(Bucket=called)
+    except s3.exceptions.ClientError as problem:
+        if error_code(problem) in ("404", "NoSuchBucket"):
+            return [error(BUCKET, f"no bucket {called}", f"make it: aws s3 mb s3://{called}")]
+        if error_code(problem) == "301":
+            return [_elsewhere(account, _region(problem.response))]
+        raise
+    region = answer.get("BucketRegion") or _region(answer)
+    return [_elsewhere(account, region)] if region and region != account.config.region else []
+
+
+def _elsewhere(account: Account, region: str) -> Finding:
+    problem = f"{account.existing.bucket} is in {region or 'another region'}, the cluster in {account.config.region}"
+    return error(BUCKET, problem, "name a bucket of the cluster's region")
+
+
+def _region(answer: dict[str, Any]) -> str:
+    headers: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return headers.get("x-amz-bucket-region", "")

@@ -1,0 +1,30 @@
+"""Which cluster a command is about: a cluster file's, or one by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.aws import cluster_file
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.errors import UserError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster to look for. `region` is None where boto3's own configuration is to say."""
+
+    name: str
+    region: str | None
+    config: ClusterConfig | None
+
+
+def find(reference: str, region: str | None) -> Target:
+    """The cluster of a cluster file, or the one with this name. Raises UserError or ConfigError."""
+    path = Path(reference)
+    if path.is_file():
+        config = cluster_file.load(path)
+        if region not in (None, config.region):
+            raise UserError(f"--region {region}: {path} says {config.region}", "leave --region out, or give a name")
+        return Target(config.name, config.region, config)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise UserError(f"{path}: no such cluster file", "`hyperpod-ft cluster init` writes one; or give a name")
+    return Target(reference, region, None)

@@ -1,0 +1,183 @@
+"""`cluster validate`: everything that can be checked before money is spent, offline first, then in the account.
+
+A check of the account that could not be made (denied, throttled, no network) is a warning and never passes silently.
+One that makes no sense after an error that was found offline is skipped, and said so.
+"""
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hyperpod_ft.aws import (
+    capacity_checks,
+    filesystem_checks,
+    network_checks,
+    offline_checks,
+    permission_checks,
+    state_checks,
+)
+from hyperpod_ft.aws.account import SERVICES, Account, why_not_checked
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import explained
+
+_PARALLEL = 8
+_OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
+    ("request of CreateCluster", offline_checks.create_request),
+    ("request of the stack", offline_checks.stack_request),
+    ("region", offline_checks.region),
+    ("availability zone", offline_checks.zone),
+    ("bucket name", offline_checks.bucket),
+    ("IP addresses", offline_checks.address_space),
+    ("deep health checks", offline_checks.deep_health_checks),
+    ("training plans' region", offline_checks.training_plans),
+    ("lifecycle scripts", offline_checks.lifecycle),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """`field` is where a warning points when the check could not be made; an offline error in a key that matches one of
+    `senseless_after` skips it."""
+
+    name: str
+    field: str
+    run: Callable[[Account], list[Finding]]
+    senseless_after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found, and what was looked at to find it."""
+
+    findings: tuple[Finding, ...] = ()
+    done: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # `NAME: because of what`
+    seconds: float = 0.0
+    account: str = ""  # its number, empty when it was not asked
+    caller: str = ""  # ARN
+
+    @property
+    def has_errors(self) -> bool:
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def __add__(self, other: "Checked") -> "Checked":
+        return Checked(
+            self.findings + other.findings,
+            self.done + other.done,
+            self.skipped + other.skipped,
+            self.seconds + other.seconds,
+            self.account or other.account,
+            self.caller or other.caller,
+        )
+
+
+def account_checks(config: ClusterConfig) -> list[Check]:
+    """The checks that this cluster file calls for."""
+    checks = [
+        Check("name", "name", state_checks.name, ("name",)),
+        Check("lifecycle scripts in S3", "name", state_checks.lifecycle_scripts, ("name",)),
+        Check("quotas", "workers", capacity_checks.quotas, ("*.instance_type",)),
+        Check(
+            "zone offers the instance types",
+            "availability_zone_id",
+            capacity_checks.zone,
+            ("availability_zone_id", "*.instance_type"),
+        ),
+        Check("threads per core", "workers", capacity_checks.threads, ("*.instance_type",)),
+        Check("permissions to create", "credentials", permission_checks.caller_permissions),
+    ]
+    if any(group.training_plan_arn for group in config.workers):
+        checks.append(
+            Check("training plans", "workers", capacity_checks.training_plans, ("*.training_plan_arn", "workers"))
+        )
+    if config.existing is None:
+        return [*checks, Check("stack", "name", state_checks.stack, ("name",))]
+    return [
+        *checks,
+        Check("subnet", network_checks.SUBNET, network_checks.subnet, (network_checks.SUBNET, "*.instance_type")),
+        Check("routes of the subnet", network_checks.SUBNET, network_checks.routes, (network_checks.SUBNET,)),
+        Check("names of the VPC", network_checks.SUBNET, network_checks.names, (network_checks.SUBNET,)),
+        Check("security groups", network_checks.GROUPS, network_checks.security_groups, (network_checks.GROUPS,)),
+        Check("FSx", filesystem_checks.FSX, filesystem_checks.file_system, (filesystem_checks.FSX,)),
+        Check("bucket", state_checks.BUCKET, state_checks.bucket, (state_checks.BUCKET,)),
+        Check("role", permission_checks.ROLE, permission_checks.role, (permission_checks.ROLE,)),
+        Check(
+            "permissions of the role",
+            permission_checks.ROLE,
+            permission_checks.role_permissions,
+            (permission_checks.ROLE, state_checks.BUCKET),
+        ),
+    ]
+
+
+def validate_offline(config: ClusterConfig) -> Checked:
+    """Every check that needs no account, no credentials and no network. Raises UserError where botocore is missing."""
+    began = time.monotonic()
+    with explained(f"validation of {config.name}"):
+        findings = tuple(finding for _, check in _OFFLINE for finding in check(config))
+    return Checked(findings, tuple(name for name, _ in _OFFLINE), (), time.monotonic() - began)
+
+
+def validate_account(
+    config: ClusterConfig,
+    client: Callable[[str], object],
+    offline: Iterable[Finding] = (),
+) -> Checked:
+    """Every check of the account, of which nothing is changed.
+
+    `client` gives boto3's client of a service, in the cluster's region; `offline` is what `validate_offline` found.
+    Raises UserError where no client can be made: no boto3, an unknown profile.
+    """
+    began = time.monotonic()
+    checks = account_checks(config)
+    wrong = {finding.field for finding in offline if finding.severity == "error"}
+    if "region" in wrong:
+        return Checked(skipped=tuple(f"{check.name}: region is wrong" for check in checks))
+    # boto3 makes clients in one thread only, and they are used in many
+    with explained(f"validation of {config.name}"):
+        clients = {service: client(service) for service in SERVICES}
+    account, refusal = _identify(config, clients)
+    if account is None:
+        skipped = tuple(f"{check.name}: AWS does not know who asks" for check in checks)
+        return Checked(refusal, (), skipped, time.monotonic() - began)
+    skipped = tuple(f"{check.name}: {field} is wrong" for check in checks if (field := _senseless(check, wrong)))
+    sensible = [check for check in checks if not _senseless(check, wrong)]
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        answers = list(pool.map(lambda check: _run(check, account), sensible))
+    done = tuple(check.name for check, (_, made) in zip(sensible, answers, strict=True) if made)
+    findings = tuple(dict.fromkeys(finding for found, _ in answers for finding in found))
+    return Checked(findings, done, skipped, time.monotonic() - began, account.number, account.caller)
+
+
+def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Account | None, tuple[Finding, ...]]:
+    from botocore.exceptions import (  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - AWS is asked
+        BotoCoreError,
+        ClientError,
+    )
+
+    try:
+        identity = clients["sts"].get_caller_identity()  # type: ignore[attr-defined]
+    except (BotoCoreError, ClientError) as problem:
+        what, _ = why_not_checked(problem, clients)
+        return None, (error("credentials", what, "log in: aws sts get-caller-identity has to work"),)
+    return Account(config, clients, identity["Account"], identity["Arn"]), ()
+
+
+def _run(check: Check, account: Account) -> tuple[list[Finding], bool]:
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - AWS is asked
+
+    try:
+        return check.run(account), True
+    except (BotoCoreError, ClientError) as problem:
+        what, remedy = why_not_checked(problem, account.clients)
+        return [warning(check.field, f"could not check {check.name}: {what}", remedy)], False
+
+
+def _senseless(check: Check, wrong: set[str]) -> str:
+    """The key that was wrong already, or nothing."""
+    return next(
+        (key for key in sorted(wrong) for pattern in check.senseless_after if fnmatch.fnmatchcase(key, pattern)), ""
+    )

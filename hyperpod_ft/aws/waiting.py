@@ -1,0 +1,143 @@
+"""Waiting for a cluster, since boto3 has no waiter for one: every change is told, every failure explained."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft.aws import cluster_logs, hyperpod
+from hyperpod_ft.aws.hyperpod import Cluster
+from hyperpod_ft.aws.nodes import RUNNING, Node, list_nodes
+from hyperpod_ft.errors import UserError
+
+POLL_SECONDS = 15.0
+_LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
+_INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
+_SETTLED = (hyperpod.IN_SERVICE, hyperpod.FAILED)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What a change is to lead to, besides a complete cluster: HyperPod may show the state before it for a while."""
+
+    targets: Mapping[str, int] = field(default_factory=dict)  # instances each group is to have
+    gone: frozenset[str] = frozenset()  # instance ids
+
+    def reached(self, cluster: Cluster, nodes: list[Node]) -> bool:
+        targets = {group.name: group.target for group in cluster.groups}
+        return all(targets.get(name) == count for name, count in self.targets.items()) and self.gone.isdisjoint(
+            node.instance_id for node in nodes
+        )
+
+
+@dataclass
+class Watch:
+    """Follows one cluster. `say` gets a line for whatever changed."""
+
+    sagemaker: Any
+    logs: Any
+    name: str
+    say: Callable[[str], None]
+    poll_seconds: float = POLL_SECONDS
+    _told: dict[str, str] = field(default_factory=dict)
+
+    def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
+        """Wait until every group has the nodes it is to have, and all of them run.
+
+        Raises UserError when the cluster or a node fails, after telling the node's lifecycle log, or at the timeout.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            cluster = hyperpod.find(self.sagemaker, self.name)
+            if cluster is None:
+                raise UserError(f"cluster {self.name}: is gone", "create it again")
+            nodes = list_nodes(self.sagemaker, self.name)
+            self._tell(cluster, nodes)
+            if cluster.status == hyperpod.DELETING:
+                raise UserError(f"cluster {self.name}: is being deleted", "wait until it is gone")
+            if cluster.status == hyperpod.FAILED:
+                self._explain(cluster, nodes)
+                raise UserError(
+                    f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
+                    f"correct the cause, `hyperpod-ft cluster delete {self.name}` (keeps /fsx), then create it again",
+                )
+            failing = [node for node in nodes if node.status == "Failure" and node.instance_id not in awaited.gone]
+            if failing and cluster.status in _SETTLED:
+                self._explain(cluster, failing)
+                reason = failing[0].message or "HyperPod gives no reason"
+                raise UserError(
+                    f"cluster {self.name}: {_names(failing)} failed: {reason}",
+                    f"hyperpod-ft cluster replace-node {self.name} {failing[0].instance_id}",
+                )
+            settled = cluster.complete and all(node.status == RUNNING for node in nodes)
+            if settled and awaited.reached(cluster, nodes):
+                return cluster
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"cluster {self.name}: after {_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
+                    "HyperPod goes on; look again with `hyperpod-ft cluster status`, or wait longer with --timeout",
+                )
+            time.sleep(self.poll_seconds)
+
+    def until_gone(self, timeout_seconds: float) -> None:
+        """Wait until the cluster is deleted. Raises UserError when that fails, or at the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        while cluster := hyperpod.find(self.sagemaker, self.name):
+            self._tell(cluster, list_nodes(self.sagemaker, self.name))
+            if cluster.status == hyperpod.FAILED:
+                raise UserError(
+                    f"cluster {self.name}: could not be deleted: {cluster.failure}", "run the same command again"
+                )
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"cluster {self.name}: after {_minutes(timeout_seconds)} still {cluster.status}",
+                    "run the same command again: it goes on waiting",
+                )
+            time.sleep(self.poll_seconds)
+
+    def _tell(self, cluster: Cluster, nodes: list[Node]) -> None:
+        self._tell_change("cluster", cluster.status)
+        for group in cluster.groups:
+            self._tell_change(group.name, f"{group.current} of {group.target} {group.instance_type}")
+        for node in nodes:
+            text = f"{node.status}: {node.message}" if node.message else node.status
+            self._tell_change(f"{node.group} {node.instance_id or '(no instance yet)'}", text)
+
+    def _tell_change(self, what: str, state: str) -> None:
+        if self._told.get(what) != state:
+            self._told[what] = state
+            self.say(f"{what}: {state}")
+
+    def _explain(self, cluster: Cluster, nodes: list[Node]) -> None:
+        """Tell the end of the lifecycle log of the node that failed."""
+        streams = [cluster_logs.stream_of(node) for node in nodes if node.status == "Failure" and node.instance_id]
+        if not streams:
+            # of a cluster that was rolled back no nodes are left, but their logs are
+            named = _INSTANCE_ID.findall(cluster.failure)
+            written = cluster_logs.lifecycle_streams(self.logs, cluster)
+            streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
+        for stream in streams[:1]:
+            tail = list(cluster_logs.lines(self.logs, cluster, stream))[-_LOG_LINES:]
+            self.say(f"--- {stream}" + (f", its last {len(tail)} lines" if tail else ": nothing was written"))
+            for line in tail:
+                self.say(line)
+            self.say("---")
+
+
+def _names(nodes: list[Node]) -> str:
+    return ", ".join(f"{node.group} {node.instance_id}" for node in nodes)
+
+
+def _pending(cluster: Cluster, nodes: list[Node]) -> str:
+    short = [
+        f"{group.name} has {group.current} of {group.target}"
+        for group in cluster.groups
+        if group.current != group.target
+    ]
+    waiting = [f"{node.group} {node.instance_id} is {node.status}" for node in nodes if node.status != RUNNING]
+    return ", ".join([cluster.status, *short, *waiting])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,98 @@
+"""The types of fields in the files users write: what a value may be, and how a wrong one is told."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+
+def matches(pattern: str, words: str) -> AfterValidator:
+    """Refuses other text, in words a person understands."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"must be {words}")
+        return value
+
+    return AfterValidator(check)
+
+
+# What may stand on an `#SBATCH` line: nothing a shell or sbatch could read as more than one plain word.
+SlurmWord = Annotated[
+    str, matches(r"[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}", "one word of letters, digits and . _ , + -, at most 128 long")
+]
+TimeLimit = Annotated[
+    str,
+    matches(
+        r"\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){0,2}", "a Slurm time limit, [days-]hours:minutes:seconds, as 08:00:00"
+    ),
+]
+
+_UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
+_SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text looks as if it held a password or a token."""
+    return bool(_SECRET_VALUE.search(text))
+
+
+def time_limit_seconds(limit: str) -> int:
+    """Seconds of a Slurm time limit: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
+    days, dash, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def plain_path(value: str) -> str:
+    if bad := _UNSAFE_PATH.search(value):
+        raise ValueError(f"the path holds {bad.group()!r}; use letters, digits, spaces and ./@+=,:~-_ only")
+    return value
+
+
+def no_control_characters(value: str) -> str:
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        raise ValueError("holds a line break or another control character")
+    return value
+
+
+PlainPath = Annotated[str, StringConstraints(min_length=1), AfterValidator(plain_path)]
+Source = Annotated[str, StringConstraints(min_length=1), AfterValidator(no_control_characters)]
+Revision = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a commit, tag or branch")]
+
+
+def _package_repository(value: str) -> str:
+    if holds_secret(value):
+        raise ValueError("holds a password; put it into ~/.netrc")
+    if value.startswith("/"):
+        return plain_path(value)
+    if not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/%+-]+", value):
+        raise ValueError("must be the URL of a package index, or an absolute path to a directory of wheels")
+    return value
+
+
+PackageRepository = Annotated[str, AfterValidator(_package_repository)]
+
+
+def _refuse_bool(value: Any) -> Any:
+    # pydantic would read `true` as 1
+    if isinstance(value, bool):
+        raise ValueError("is true/false; a number is expected")
+    return value
+
+
+# Bounds far beyond sense, below what overflows in torch and Slurm.
+PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, le=2**31 - 1)]
+Share = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, lt=1)]
+NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, le=1e9, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of such a file: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

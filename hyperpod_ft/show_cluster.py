@@ -1,0 +1,115 @@
+"""What `hyperpod-ft cluster` prints."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hyperpod_ft.aws import hyperpod
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.hyperpod import Cluster
+from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.aws.remove import costs
+from hyperpod_ft.aws.stack import Remains
+from hyperpod_ft.aws.validation import Checked
+
+
+def say(line: str) -> None:
+    """A line of progress, with the time: creation takes a quarter of an hour and more."""
+    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+
+
+def problems(found: Sequence[str], as_json: bool) -> int:
+    """Print what is wrong with the file itself; returns the exit code."""
+    if as_json:
+        print(json.dumps({"findings": [{"severity": "error", "problem": text} for text in found]}, indent=2))
+    else:
+        for text in found:
+            print(f"error: {text}")
+    return 1
+
+
+def validated(checked: Checked, as_json: bool) -> int:
+    """Print what validation found and what it looked at; returns the exit code."""
+    if as_json:
+        print(json.dumps(asdict(checked), indent=2))
+    else:
+        for finding in checked.findings:
+            print(finding)
+        for skipped in checked.skipped:
+            print(f"not checked: {skipped}")
+        account = f" in account {checked.account}" if checked.account else ", offline"
+        print(f"{len(checked.done)} checks{account}, {checked.seconds:.1f} s: {', '.join(checked.done)}")
+    return 1 if checked.has_errors else 0
+
+
+def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
+    """Print a cluster and its groups; returns the exit code."""
+    if as_json:
+        told = {
+            **asdict(cluster),
+            "id": cluster.id,
+            "complete": cluster.complete,
+            "nodes": [asdict(node) for node in nodes],
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        print(f"{cluster.name}  {cluster.status}  {cluster.arn}")
+        if cluster.failure:
+            print(f"failure: {cluster.failure}")
+        table = _table("group", "role", "type", "instances", "nodes")
+        for group in cluster.groups:
+            members = [node for node in nodes if node.group == group.name]
+            instances = f"{group.current} of {group.target}"
+            table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
+        Console().print(table)
+    failed = cluster.status == hyperpod.FAILED or any(node.status == "Failure" for node in nodes)
+    return 1 if failed else 0
+
+
+def nodes(found: list[Node], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(node) for node in found], indent=2))
+        return
+    table = _table("group", "instance", "host", "type", "state", "since")
+    for node in found:
+        since = datetime.fromtimestamp(node.launched, timezone.utc).strftime("%Y-%m-%d %H:%M") if node.launched else ""
+        state = f"{node.status}: {node.message}" if node.message else node.status
+        table.add_row(node.group, node.instance_id, node.hostname, node.instance_type, state, since)
+    Console().print(table)
+
+
+def remains(left: Remains, name: str) -> None:
+    """Print what is left of a cluster and costs money."""
+    lines = costs(left)
+    print("What is left and costs money:" if lines else "Nothing of it is left that costs money.")
+    for line in lines:
+        print(f"  {line}")
+    if lines:
+        print("`hyperpod-ft cluster create` finds it again. Without the data nothing is left:")
+        print(f"  hyperpod-ft cluster delete {name} --delete-data")
+
+
+def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
+    worker = config.workers[0]
+    print(
+        f"{cluster.name} is complete: {', '.join(f'{group.current} {group.instance_type}' for group in cluster.groups)}"
+    )
+    print(f"Reach it:    hyperpod-ft cluster ssh {file}")
+    print(
+        f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
+        f"instance_type: {worker.instance_type}, nodes: {worker.count}, partition: {worker.partition}"
+    )
+    print(f"It costs money until: hyperpod-ft cluster delete {file}")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,133 @@
+"""Slurm's configuration as text (pure): what HyperPod's agent wrote, and what these scripts add.
+
+Formats: slurm.conf(5), topology.conf(5), slurmdbd.conf(5). Only options that every Slurm since 22.05 knows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence
+
+SLURM_CONF = "/opt/slurm/etc/slurm.conf"
+INCLUDED = "accounting.conf"
+INCLUDED_CONF = "/opt/slurm/etc/accounting.conf"
+TOPOLOGY_CONF = "/opt/slurm/etc/topology.conf"
+SLURMDBD_CONF = "/opt/slurm/etc/slurmdbd.conf"
+SCRIPTS = "/opt/slurm/etc/scripts"
+DATABASE = "slurm_acct_db"
+DATABASE_USER = "slurm"
+SLURMDBD_PORT = 6819
+MARK = "# Written whole by hyperpod-ft's lifecycle scripts: changes do not last."
+
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{16,}", re.ASCII)
+
+
+def lines(conf: str) -> list[str]:
+    """The lines without comments, blank ones and white space around them."""
+    bare = (line.split("#", 1)[0].strip() for line in conf.splitlines())
+    return [line for line in bare if line]
+
+
+def value(conf: str, key: str) -> str:
+    """What `key` is set to last, in any spelling of its case; "" when it is not."""
+    found = ""
+    for line in lines(conf):
+        name, separator, text = line.partition("=")
+        if separator and name.strip().lower() == key.lower():
+            found = text.strip()
+    return found
+
+
+def names_controller(conf: str, addresses: Sequence[str]) -> bool:
+    """Whether some SlurmctldHost is one of `addresses`: a file from before, or of the AMI, does not name ours.
+
+    The agent writes `SlurmctldHost=ip-10-1-0-11(10.1.0.11)`.
+    """
+    hosts = [line.partition("=")[2] for line in lines(conf) if re.match(r"SlurmctldHost(\[\d+\])?\s*=", line, re.I)]
+    return any(address in re.split(r"[()\s]+", host) for host in hosts for address in addresses)
+
+
+def includes(conf: str) -> bool:
+    """Whether the file that is ours is read with slurm.conf."""
+    return any(_is_include(line) for line in lines(conf))
+
+
+def with_included(conf: str, text: str) -> str:
+    """slurm.conf as slurmctld reads it, with our file in the place of the line that includes it."""
+    return "\n".join(text if _is_include(line) else line for line in lines(conf))
+
+
+def _is_include(line: str) -> bool:
+    words = line.split()
+    return words[0].lower() == "include" and words[-1] in (INCLUDED, INCLUDED_CONF)
+
+
+def node_names(conf: str) -> list[str]:
+    """Every NodeName, hostlists like `ip-10-1-0-[11-13]` as they are written."""
+    found = (re.match(r"NodeName\s*=\s*(\S+)", line, re.I) for line in lines(conf))
+    return [match.group(1) for match in found if match and match.group(1).upper() != "DEFAULT"]
+
+
+def topology(conf: str, current: str) -> str:
+    """topology.conf as it should be, given slurm.conf and what is there; "" when there is nothing to write.
+
+    With `topology/tree` and no switch, no node is reachable from another and slurmctld refuses every job. What HyperPod
+    wrote of switches stays; what these scripts wrote follows the nodes.
+    """
+    if value(conf, "TopologyPlugin") != "topology/tree" or not node_names(conf):
+        return ""
+    if lines(current) and MARK not in current:
+        return ""
+    return f"{MARK}\nSwitchName=all Nodes={','.join(node_names(conf))}\n"
+
+
+def included(accounting_host: str) -> str:
+    """The file that slurm.conf includes. `accounting_host` is where slurmdbd is, "" without accounting."""
+    text = f"{MARK}\nProlog={SCRIPTS}/prolog.sh\nEpilog={SCRIPTS}/epilog.sh\n"
+    if accounting_host:
+        text += (
+            "JobAcctGatherType=jobacct_gather/linux\n"
+            "JobAcctGatherFrequency=30\n"
+            "AccountingStorageType=accounting_storage/slurmdbd\n"
+            f"AccountingStorageHost={accounting_host}\n"
+            f"AccountingStoragePort={SLURMDBD_PORT}\n"
+        )
+    return text
+
+
+def slurmdbd(address: str, slurm_user: str, password: str) -> str:
+    """slurmdbd.conf: the database on the same machine, through its socket."""
+    return (
+        f"{MARK}\n"
+        "AuthType=auth/munge\n"
+        "DbdHost=localhost\n"
+        f"DbdAddr={address}\n"
+        f"DbdPort={SLURMDBD_PORT}\n"
+        f"SlurmUser={slurm_user}\n"
+        "LogFile=/var/log/slurm/slurmdbd.log\n"
+        "PidFile=/run/slurmdbd.pid\n"
+        "StorageType=accounting_storage/mysql\n"
+        "StorageHost=localhost\n"
+        f"StorageUser={DATABASE_USER}\n"
+        f"StoragePass={password}\n"
+        f"StorageLoc={DATABASE}\n"
+    )
+
+
+def password_of(slurmdbd_conf: str) -> str:
+    """The password in a slurmdbd.conf that these scripts wrote; "" in any other."""
+    found = value(slurmdbd_conf, "StoragePass")
+    return found if MARK in slurmdbd_conf and _PASSWORD.fullmatch(found) else ""
+
+
+def database_statements(password: str) -> str:
+    """SQL that makes database and user what slurmdbd needs, whatever of it is there. Never on a command line."""
+    if not _PASSWORD.fullmatch(password):
+        raise ValueError("not a password that these scripts made")
+    user = f"'{DATABASE_USER}'@'localhost'"
+    return (
+        f"CREATE DATABASE IF NOT EXISTS {DATABASE};\n"
+        f"CREATE USER IF NOT EXISTS {user};\n"
+        f"ALTER USER {user} IDENTIFIED BY '{password}';\n"
+        f"GRANT ALL ON {DATABASE}.* TO {user};\n"
+    )

@@ -1,0 +1,93 @@
+"""What slurmctld says, read from the text of `scontrol` (its JSON differs between versions)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from provision.node import Node
+
+# slurmctld may be away, and then scontrol tries for minutes.
+_SCONTROL = ("timeout", "30", "scontrol")
+_USABLE = {"IDLE", "ALLOCATED", "MIXED", "COMPLETING"}
+# What HyperPod or an operator decided; a new machine under the same name does not undo it.
+_SET_ASIDE = {"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "MAINT", "RESERVED"}
+_AWAY = {"NOT_RESPONDING", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "INVAL", "INVALID_REG", "FUTURE"}
+REBOOTED = "Node unexpectedly rebooted"
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node as slurmctld sees it."""
+
+    name: str
+    states: frozenset[str]
+    """`IDLE*+DRAIN` is IDLE, NOT_RESPONDING and DRAIN."""
+    reason: str
+    """Why it is down or drained, with who said so; "" when it is neither."""
+
+    @property
+    def problem(self) -> str:
+        """Why no job can ever run there, "" when one can or when somebody decided that none shall."""
+        away = self.states & _AWAY
+        drained_by_slurm = self.states & _SET_ASIDE and "[slurm@" in self.reason
+        if away or "DOWN" in self.states or drained_by_slurm or not self.states & (_USABLE | _SET_ASIDE):
+            told = f": {self.reason}" if self.reason else ""
+            return f"slurmctld has {self.name} as {'+'.join(sorted(self.states))}{told}"
+        return ""
+
+    @property
+    def set_aside(self) -> str:
+        """Who decided that no job shall run there, "" when jobs do."""
+        return f"{'+'.join(sorted(self.states))}: {self.reason}" if self.states & _SET_ASIDE else ""
+
+
+def parse_nodes(text: str) -> dict[str, SlurmNode]:
+    """`scontrol show node --oneliner` by address."""
+    found = {}
+    for line in text.splitlines():
+        name = re.search(r"NodeName=(\S+)", line)
+        address = re.search(r"NodeAddr=(\S+)", line)
+        state = re.search(r"\bState=(\S+)", line)
+        if not (name and address and state):
+            continue
+        reason = re.search(r"\bReason=(.*?)(?: (?:Comment|Extra|InstanceId|ResumeAfterTime)=.*)?$", line)
+        states = set(re.split(r"[+]", re.sub(r"[*~#!%$@^-]", "", state.group(1))))
+        if "*" in state.group(1):
+            states.add("NOT_RESPONDING")
+        found[address.group(1)] = SlurmNode(name.group(1), frozenset(states), reason.group(1).strip() if reason else "")
+    return found
+
+
+def ask_nodes(node: Node) -> dict[str, SlurmNode]:
+    """All nodes that slurmctld knows, by address; none when it does not answer."""
+    done = node.run(*_SCONTROL, "show", "node", "--oneliner", check=False)
+    return parse_nodes(done.stdout) if done.returncode == 0 else {}
+
+
+def answers(node: Node) -> bool:
+    """Whether some slurmctld answers."""
+    done = node.run(*_SCONTROL, "ping", check=False)
+    return " UP" in done.stdout
+
+
+def running_configuration(node: Node) -> dict[str, str]:
+    """What slurmctld runs with (`scontrol show config`), by key; empty when it does not answer."""
+    done = node.run(*_SCONTROL, "show", "config", check=False)
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    return {key.strip(): text.strip() for key, separator, text in pairs if separator}
+
+
+def has_switches(node: Node) -> bool:
+    """Whether slurmctld knows any switch."""
+    return "SwitchName=" in node.run(*_SCONTROL, "show", "topology", check=False).stdout
+
+
+def reconfigure(node: Node) -> None:
+    """Have all daemons read the configuration anew."""
+    node.run(*_SCONTROL, "reconfigure")
+
+
+def resume(node: Node, name: str) -> None:
+    """Let jobs run on a node again."""
+    node.run(*_SCONTROL, "update", f"nodename={name}", "state=resume")

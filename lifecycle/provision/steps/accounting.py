@@ -1,0 +1,130 @@
+"""Slurm's accounting in a MariaDB on the first controller: `sacct` and what jobs cost (optional, legacy path).
+
+Done before slurmctld first starts: one that has started without it numbers its cluster otherwise and refuses the
+database later. The password is made here and is nowhere but in slurmdbd.conf, which only slurmdbd's user can read; it
+reaches MariaDB through the socket that root may use without one.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import stat
+import time
+from typing import Sequence
+
+from provision import apt, slurm_conf, systemd
+from provision.errors import NodeError, PassingError
+from provision.files import File, write
+from provision.node import Node
+from provision.step import Step
+from provision.steps.slurm_configuration import accounting_host, read
+
+_READY_SECONDS = 120.0
+_ACCOUNT = "users"
+
+
+class Accounting(Step):
+    name = "accounting"
+    needs = ("identify", "slurm_configuration")
+    deadline = 900.0
+
+    def needed(self, node: Node) -> bool:
+        wanted = node.live and node.settings.provisioning == "legacy" and node.settings.accounting
+        return wanted and node.identity.address == accounting_host(node)
+
+    def missing(self, node: Node) -> Sequence[str]:
+        found = [*_configuration_missing(node), *systemd.not_kept_running(node, "mariadb")]
+        found += systemd.not_kept_running(node, "slurmdbd")
+        return found or [f"accounting does not know {what}" for what, _ in _unknown(node)]
+
+    def do(self, node: Node) -> None:
+        if systemd.show(node, "mariadb", "LoadState") != "loaded":
+            apt.install(node, ["mariadb-server"])
+        systemd.keep_running(node, "mariadb")
+        fresh = bool(_configuration_missing(node))
+        if fresh:
+            _write_configuration(node)
+        _sql(node, slurm_conf.database_statements(slurm_conf.password_of(read(node, slurm_conf.SLURMDBD_CONF))))
+        systemd.keep_running(node, "slurmdbd")
+        if fresh:
+            node.run("systemctl", "restart", "slurmdbd")
+        _wait_until_ready(node)
+        for _, command in _unknown(node):
+            node.run("sacctmgr", "--immediate", *command)
+
+
+def _owner(node: Node) -> pwd.struct_passwd:
+    """The user of Slurm's daemons, as slurm.conf has it."""
+    name = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "SlurmUser") or "root"
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise NodeError(f"{slurm_conf.SLURM_CONF}: no user {name}", "use HyperPod's AMI") from None
+
+
+def _configuration_missing(node: Node) -> list[str]:
+    text = read(node, slurm_conf.SLURMDBD_CONF)
+    owner = _owner(node)
+    password = slurm_conf.password_of(text)
+    if not password or text != slurm_conf.slurmdbd(node.identity.address, owner.pw_name, password):
+        return [f"{slurm_conf.SLURMDBD_CONF} is not ours"]
+    status = node.path(slurm_conf.SLURMDBD_CONF).stat()
+    if (stat.S_IMODE(status.st_mode), status.st_uid) != (0o600, owner.pw_uid):
+        return [f"{slurm_conf.SLURMDBD_CONF} is not {owner.pw_name}'s alone"]
+    return []
+
+
+def _write_configuration(node: Node) -> None:
+    password = slurm_conf.password_of(read(node, slurm_conf.SLURMDBD_CONF)) or secrets.token_urlsafe(24)
+    owner = _owner(node)
+    write(
+        node, File(slurm_conf.SLURMDBD_CONF, slurm_conf.slurmdbd(node.identity.address, owner.pw_name, password), 0o600)
+    )
+    os.chown(node.path(slurm_conf.SLURMDBD_CONF), owner.pw_uid, owner.pw_gid)
+
+
+def _sql(node: Node, statements: str) -> None:
+    # MariaDB's messages quote what they do not understand, and that may hold the password.
+    done = node.run("mysql", "--user=root", "--batch", stdin=statements, check=False)
+    if done.returncode != 0:
+        number = done.stderr.partition(":")[0].strip()[:40]
+        raise PassingError(
+            f"MariaDB refuses to make the database {slurm_conf.DATABASE}: {number}", "see journalctl -u mariadb"
+        )
+
+
+def _wait_until_ready(node: Node) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    while node.run("timeout", "20", "sacctmgr", "--noheader", "--parsable2", "show", "cluster", check=False).returncode:
+        if time.monotonic() >= end:
+            why = systemd.journal(node, "slurmdbd") or "see /var/log/slurm/slurmdbd.log"
+            raise PassingError(f"slurmdbd does not answer after {_READY_SECONDS:.0f} s: {why}")
+        time.sleep(0.5)
+
+
+def _unknown(node: Node) -> list[tuple[str, list[str]]]:
+    """What slurmdbd does not know yet, and the words for sacctmgr that tell it, in order."""
+    cluster = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "ClusterName").lower()
+
+    def listed(*words: str) -> set[str]:
+        shown = node.run("timeout", "20", "sacctmgr", "--noheader", "--parsable2", "show", *words, check=False)
+        return set(shown.stdout.split())
+
+    wanted: list[tuple[str, list[str]]] = []
+    if cluster not in listed("cluster", "format=cluster"):
+        wanted.append((f"the cluster {cluster}", ["add", "cluster", cluster]))
+    associations = listed("association", f"cluster={cluster}", "format=account,user")
+    if f"{_ACCOUNT}|" not in associations:
+        account = [
+            f"name={_ACCOUNT}",
+            f"cluster={cluster}",
+            "description=users of the cluster",
+            "organization=hyperpod",
+        ]
+        wanted.append((f"the account {_ACCOUNT}", ["add", "account", *account]))
+    for name in [node.settings.default_user, *(user.name for user in node.settings.users)]:
+        if f"{_ACCOUNT}|{name}" not in associations:
+            wanted.append((name, ["add", "user", f"name={name}", f"account={_ACCOUNT}", f"cluster={cluster}"]))
+    return wanted

@@ -1,0 +1,189 @@
+"""Slurm's daemons, each where it belongs, and this node taking jobs.
+
+On the legacy path HyperPod's OnCreate starts nothing, so this step does: slurmctld on controllers, slurmd elsewhere,
+with its configuration from the controllers (`--conf-server`). slurmd is masked on a controller and never touched there:
+its unit deletes slurm.conf before it starts. On the API-driven path HyperPod has started them; this step only looks.
+
+slurmd's options come in a drop-in. AWS's sample runs envsubst over the unit instead, which also empties `$MAINPID`, can
+be done once only, and is lost with the next unit file.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Sequence
+
+from provision import slurm_conf, slurm_state, systemd
+from provision.errors import NodeError, PassingError
+from provision.files import File, difference, write
+from provision.node import Node
+from provision.step import Step
+from provision.steps.slurm_configuration import read
+
+_OPTIONS = "/etc/default/hyperpod-ft-slurmd"
+_DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
+# The last EnvironmentFile wins over the unit's own and over any Environment=. Failed starts are those before a
+# controller answers, after a reboot of the whole cluster too: there is no number of them after which to give up.
+_DROP_IN_TEXT = f"""\
+{slurm_conf.MARK}
+[Unit]
+After=remote-fs.target
+StartLimitIntervalSec=0
+
+[Service]
+EnvironmentFile={_OPTIONS}
+Restart=on-failure
+RestartSec=3
+"""
+# The controller may have a database to set up first.
+_SECONDS = 900.0
+
+
+class Slurm(Step):
+    name = "slurm"
+    # A node takes jobs when all that jobs rely on is there.
+    needs = ("limits", "neuron", "fsx", "users", "home", "prolog_epilog", "slurm_configuration", "accounting")
+    deadline = 1000.0
+
+    def needed(self, node: Node) -> bool:
+        return node.live
+
+    def missing(self, node: Node) -> Sequence[str]:
+        if node.identity.role == "controller":
+            return _controller_missing(node)
+        return _slurmd_missing(node)
+
+    def do(self, node: Node) -> None:
+        renewed = False
+        if node.settings.provisioning == "legacy":
+            if node.identity.role == "controller":
+                renewed = _start_slurmctld(node)
+            else:
+                _start_slurmd(node)
+        self._wait(node)
+        if renewed:
+            # Every slurmd fetches what is new.
+            slurm_state.reconfigure(node)
+
+    def _wait(self, node: Node) -> None:
+        end = time.monotonic() + _SECONDS
+        resumed = False
+        while found := self.missing(node):
+            if node.identity.role == "compute" and not resumed:
+                resumed = _resume_if_rebooted(node)
+            if time.monotonic() >= end:
+                unit = "slurmctld" if node.identity.role == "controller" else "slurmd"
+                told = systemd.journal(node, unit)
+                raise NodeError(
+                    f"after {_SECONDS:.0f} s: {'; '.join(found)}{f' ({unit} says: {told})' if told else ''}",
+                    f"see /var/log/slurm/{unit}.log",
+                )
+            time.sleep(0.5)
+        if node.identity.role == "compute":
+            _say_why_without_jobs(node)
+
+
+def _controller_missing(node: Node) -> list[str]:
+    found = systemd.not_kept_running(node, "slurmctld")
+    if node.settings.provisioning == "legacy":
+        found = [*systemd.not_masked(node, "slurmd"), *found]
+        found = found or _not_in_effect(node)
+    return found or ([] if slurm_state.answers(node) else ["slurmctld does not answer"])
+
+
+def _not_in_effect(node: Node) -> list[str]:
+    """What slurmctld does not run with because it was written after it started."""
+    running = slurm_state.running_configuration(node)
+    conf = slurm_conf.with_included(read(node, slurm_conf.SLURM_CONF), read(node, slurm_conf.INCLUDED_CONF))
+    wanted = {key: slurm_conf.value(conf, key) for key in ("Prolog", "Epilog", "AccountingStorageType")}
+    found = [
+        f"slurmctld runs without {key}={text}"
+        for key, text in wanted.items()
+        if text and running.get(key, text) != text
+    ]
+    if running.get("TopologyPlugin") == "topology/tree" and not slurm_state.has_switches(node):
+        found.append("slurmctld runs without switches")
+    return found
+
+
+def _start_slurmctld(node: Node) -> bool:
+    """Whether it ran before and runs with another configuration now."""
+    if systemd.not_masked(node, "slurmd"):
+        systemd.mask(node, "slurmd")
+    systemd.keep_running(node, "slurmctld")
+    if not _not_in_effect(node):
+        return False
+    # Jobs go on while slurmctld restarts; not all that was written can be changed without.
+    node.run("systemctl", "restart", "slurmctld")
+    return True
+
+
+def _files(node: Node) -> list[File]:
+    if not node.identity.controllers:
+        raise PassingError("resource_config.json names no controller yet", "is its group in the cluster file?")
+    return [
+        File(_OPTIONS, f'{slurm_conf.MARK}\nSLURMD_OPTIONS="{" ".join(_options(node))}"\n'),
+        File(_DROP_IN, _DROP_IN_TEXT),
+    ]
+
+
+def _options(node: Node) -> tuple[str, str]:
+    return "--conf-server", ",".join(node.identity.controllers)
+
+
+def _runs_otherwise(node: Node) -> bool:
+    """Whether slurmd runs with other options than today's."""
+    command = systemd.main_process(node, "slurmd")
+    option, controllers = _options(node)
+    return bool(command) and not (option in command and controllers in command)
+
+
+def _slurmd_missing(node: Node) -> list[str]:
+    found = systemd.not_kept_running(node, "slurmd")
+    if node.settings.provisioning == "legacy":
+        found += [line for file in _files(node) for line in difference(node, file)]
+        found += systemd.stale(node, "slurmd")
+        found += systemd.not_masked(node, "slurmctld")
+        if _runs_otherwise(node):
+            found.append(f"slurmd runs without {' '.join(_options(node))}")
+    if not slurm_state.answers(node):
+        return [*found, "no slurmctld answers"]
+    known = slurm_state.ask_nodes(node).get(node.identity.address)
+    if known is None:
+        # Where slurm.conf does not name the node, slurmd ends and systemd starts it again, until it does. HyperPod's
+        # agent may name a new node only after these scripts have ended well, and login nodes never.
+        return [line for line in found if not line.endswith("does not run")]
+    return [*found, known.problem] if known.problem and node.identity.role == "compute" else found
+
+
+def _start_slurmd(node: Node) -> None:
+    for file in _files(node):
+        write(node, file)
+    if systemd.not_masked(node, "slurmctld"):
+        systemd.mask(node, "slurmctld")
+    if systemd.show(node, "slurmd", "LoadState") != "loaded":
+        raise NodeError("no slurmd.service on this node", "use HyperPod's AMI for Slurm")
+    systemd.keep_running(node, "slurmd")
+    if _runs_otherwise(node):
+        # Tasks go on without slurmd: the unit kills no process but its own.
+        node.run("systemctl", "restart", "slurmd")
+
+
+def _resume_if_rebooted(node: Node) -> bool:
+    """A node that was replaced has rebooted for slurmctld, which then keeps it down until it is told."""
+    known = slurm_state.ask_nodes(node).get(node.identity.address)
+    if known is None or "DOWN" not in known.states or not known.reason.startswith(slurm_state.REBOOTED):
+        return False
+    node.say(f"{known.problem}; resuming it")
+    slurm_state.resume(node, known.name)
+    return True
+
+
+def _say_why_without_jobs(node: Node) -> None:
+    known = slurm_state.ask_nodes(node).get(node.identity.address)
+    if known is None:
+        node.say(
+            f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
+        )
+    elif known.set_aside:
+        node.say(f"takes no jobs, as somebody decided: {known.set_aside}")

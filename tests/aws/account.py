@@ -1,0 +1,37 @@
+"""What every AWS account finds and moto does not have: a managed policy, and newer instance types in some zones."""
+
+import functools
+import json
+
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+from moto.iam.models import AWSManagedPolicy, iam_backends
+
+from tests.aws.world import ACCOUNT
+
+_POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
+# Where AWS offers what moto's table, of an older day, does not have.
+_OFFERED = {"us-west-2": {"trn2.48xlarge": ["usw2-az4"], "trn2.3xlarge": ["usw2-az4"]}}
+
+
+@functools.cache
+def _documents() -> dict[str, str]:
+    known = json.loads(aws_managed_policies_data)
+    return {name: json.dumps(known[name]["Document"]) for name in _POLICIES}
+
+
+def add_managed_policies() -> None:
+    """After each reset of moto, which has their documents but loads all or none."""
+    for name, document in _documents().items():
+        policy = AWSManagedPolicy(name, ACCOUNT, "us-east-1", document=document)
+        iam_backends[ACCOUNT]["aws"].managed_policies[policy.arn] = policy
+
+
+def offer_newer_types() -> None:
+    """Once: moto keeps its table for ever."""
+    for region, types in _OFFERED.items():
+        for instance_type, zones in types.items():
+            for kind, places in (("availability-zone-id", zones), ("region", [region])):
+                INSTANCE_TYPE_OFFERINGS[kind][region] += [
+                    {"InstanceType": instance_type, "Location": place, "LocationType": kind} for place in places
+                ]

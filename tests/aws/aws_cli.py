@@ -1,0 +1,108 @@
+"""A stand-in for the AWS CLI with its session-manager-plugin, for tests of `cluster ssh` and scripts/easy-ssh.sh.
+
+    python -m tests.aws.aws_cli sagemaker describe-cluster | sagemaker list-cluster-nodes | ssm start-session ...
+
+What is real: each call goes by boto3 to the server that stands in for AWS, which knows targets; --query is JMESPath.
+What stands in for SSM's service, agent and tunnel: $NODES/<instance id>/ is the node. A tunnel is that node's own sshd
+(`sshd -i`), run on this process's stdin and stdout; a command is split into words and run without a shell, as the agent
+does, on this machine, where the node's bin/ comes first in PATH. $NODES/sessions lists sessions: document, target.
+$NODES/<instance id>/fails/<n>, in order of their names, are what sessions say instead of running, once each.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+import jmespath
+from botocore.exceptions import ClientError, NoCredentialsError, ProfileNotFound
+
+NODES = Path(os.environ["NODES"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("service", choices=["sagemaker", "ssm"])
+    parser.add_argument("operation", choices=["describe-cluster", "list-cluster-nodes", "start-session"])
+    for option in ("region", "profile", "cluster-name", "query", "output", "target", "document-name", "parameters"):
+        parser.add_argument(f"--{option}")
+    given = parser.parse_args()
+    try:
+        client = boto3.Session(profile_name=given.profile, region_name=given.region).client(given.service)
+        if given.operation == "start-session":
+            return start_session(client, given)
+        if given.operation == "describe-cluster":
+            answer = client.describe_cluster(ClusterName=given.cluster_name)
+        else:
+            pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=given.cluster_name)
+            answer = pages.build_full_result()
+    except ClientError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 254
+    except NoCredentialsError:
+        print("\nUnable to locate credentials. You can configure credentials by running...", file=sys.stderr)
+        return 253
+    except ProfileNotFound as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 255
+    print(text(jmespath.search(given.query, answer)))
+    return 0
+
+
+def text(value: Any) -> str:
+    """As --output text: lists of words in a line with tabs, lists of lists in lines."""
+    if isinstance(value, list):
+        if any(isinstance(item, list) for item in value):
+            return "\n".join(text(item) for item in value)
+        return "\t".join(map(str, value))
+    return str(value)
+
+
+def start_session(client: Any, given: argparse.Namespace) -> int:
+    parameters = json.loads(given.parameters) if (given.parameters or "").startswith("{") else {}
+    if given.parameters and not parameters:
+        name, _, value = given.parameters.partition("=")
+        parameters = {name: [value]}
+    more = {"DocumentName": given.document_name, "Parameters": parameters} if given.document_name else {}
+    client.start_session(Target=given.target, **more)
+    if shutil.which("session-manager-plugin") is None:
+        print("SessionManagerPlugin is not found. Please refer to ...", file=sys.stderr)
+        return 255
+    with (NODES / "sessions").open("a") as log:
+        log.write(f"{given.document_name or 'shell'} {given.target}\n")
+    node = NODES / ("i-" + given.target.rpartition("-i-")[2])
+    fails = sorted((node / "fails").glob("*"))
+    if fails:
+        print(f"\nStarting session with SessionId: stand-in\n{fails[0].read_text()}")
+        fails[0].unlink()
+        return 0
+    sys.stdout.flush()
+    match given.document_name:
+        case None:
+            print(f"a shell on {node.name}")
+        case "AWS-StartSSHSession":
+            assert parameters == {"portNumber": ["22"]}
+            # below the CLI, as the plugin is: ending the one does not end the other
+            return subprocess.run(["sh", str(node / "sshd")], check=False).returncode
+        case "AWS-StartNonInteractiveCommand":
+            print("\nStarting session with SessionId: stand-in", flush=True)
+            environment = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ['PATH']}"}
+            words = shlex.split(parameters["command"][0])
+            subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False)
+            print("\n\nExiting session with sessionId: stand-in.\n")
+        case other:
+            print(
+                f"An error occurred (InvalidDocument) when calling the StartSession operation: {other}", file=sys.stderr
+            )
+            return 254
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

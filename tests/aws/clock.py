@@ -1,0 +1,31 @@
+"""What takes time in the stand-in for AWS: generators that yield the seconds until they go on.
+
+No thread sleeps: whoever holds the server's lock calls `advance`, and every generator that is due goes on as often as
+it is due, as if it had run at its time. So a slow machine shows no other order of states than a fast one."""
+
+import heapq
+import itertools
+import time
+from collections.abc import Generator
+
+Process = Generator[float, None, None]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Process]] = []
+        self._number = itertools.count()
+
+    def start(self, process: Process, at: float | None = None) -> None:
+        self._step(time.monotonic() if at is None else at, process)
+
+    def advance(self) -> None:
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            at, _, process = heapq.heappop(self._due)
+            self._step(at, process)
+
+    def _step(self, at: float, process: Process) -> None:
+        seconds = next(process, None)
+        if seconds is not None:
+            heapq.heappush(self._due, (at + seconds, next(self._number), process))

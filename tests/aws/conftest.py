@@ -1,0 +1,122 @@
+"""A server that stands in for AWS (server.py) for every test here, and no way to AWS itself."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+ROOT = Path(__file__).parents[2]
+REGION = "us-west-2"
+ZONE_ID = "usw2-az4"
+_CREDENTIALS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Aws:
+    """The server: its URL, clients of it, the environment of programs that shall use it, and its side door."""
+
+    endpoint: str
+    environment: dict[str, str] = field(repr=False)
+    region: str = REGION
+    _session: boto3.Session = field(default_factory=lambda: boto3.Session(**_CREDENTIALS), repr=False)
+    _clients: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+
+    def client(self, service: str, region: str = REGION) -> Any:
+        """A client without retries, the same one in all tests."""
+        if (service, region) not in self._clients:
+            config = Config(retries={"mode": "standard", "total_max_attempts": 1})
+            options = {"endpoint_url": self.endpoint, "region_name": region, "config": config}
+            self._clients[service, region] = self._session.client(service, **options)
+        return self._clients[service, region]
+
+    def scenario(self, **changes: Any) -> None:
+        """What goes wrong and how long things take: the fields of scenario.py."""
+        self._post("scenario", changes)
+
+    def requests(self) -> list[tuple[str, str]]:
+        """(service, operation) of every call since the reset that began this test."""
+        return [(service, operation) for service, operation in self._post("requests", {})]
+
+    def reset(self) -> None:
+        self._post("reset", {})
+
+    def _post(self, action: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{self.endpoint}/_test/{action}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
+    empty = tmp_path_factory.mktemp("aws") / "empty"
+    empty.touch()
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "BOTO_", "MOTO_"))},
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(empty),
+        "AWS_SHARED_CREDENTIALS_FILE": str(empty),
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+    # It ends when its stdin does, so also when this process is killed.
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.aws.server"],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        endpoint = process.stdout.readline().strip()
+        assert endpoint, "the server that stands in for AWS did not start"
+        yield Aws(endpoint, {**environment, "AWS_ENDPOINT_URL": endpoint})
+        process.kill()
+
+
+@pytest.fixture
+def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The stand-in, empty, with this process's environment pointing at it."""
+    _server.reset()
+    for name in [name for name in os.environ if name.startswith(("AWS_", "BOTO_"))]:
+        monkeypatch.delenv(name)
+    for name, value in _server.environment.items():
+        if name.startswith(("AWS_", "NO_PROXY")):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    return _server
+
+
+@pytest.fixture(autouse=True)
+def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches AWS: a connection to anywhere but this machine fails, in this process."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def check(where: Any) -> None:
+        if isinstance(where, tuple) and not str(where[0]).startswith(_LOOPBACK):
+            raise AssertionError(f"a test tried to connect to {where[0]}")
+
+    def only_loopback(self: socket.socket, where: Any) -> None:
+        check(where)
+        connect(self, where)
+
+    def only_loopback_ex(self: socket.socket, where: Any) -> int:
+        check(where)
+        return connect_ex(self, where)
+
+    monkeypatch.setattr(socket.socket, "connect", only_loopback)
+    monkeypatch.setattr(socket.socket, "connect_ex", only_loopback_ex)

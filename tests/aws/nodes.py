@@ -1,0 +1,152 @@
+"""A HyperPod node: launched, its lifecycle script run (and logged to CloudWatch), health-checked, running, gone."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from tests.aws.clock import Process
+
+if TYPE_CHECKING:
+    from tests.aws.clusters import Cluster
+
+# The words of AWS's troubleshooting page and of messages that users quote.
+_LIFECYCLE_FAILED = (
+    'Instance {} failed to provision with the following error: "Lifecycle scripts did not run successfully. Ensure the '
+    "scripts exist in provided S3 path, are accessible, and run without errors. Please see CloudWatch logs for "
+    'lifecycle script execution details." Note that multiple instances may be impacted.'
+)
+_NO_CAPACITY = (
+    "We currently do not have sufficient capacity to launch new {} instances. Please try again later or use a "
+    "different instance type."
+)
+_UNHEALTHY = "Instance {} failed deep health checks. Please see CloudWatch logs for details."
+_PRESENT = ("Running", "SystemUpdating", "DeepHealthCheckInProgress")
+
+
+class Node:
+    def __init__(self, cluster: "Cluster", group: str) -> None:
+        self.cluster, self.group = cluster, group
+        self.logical_id = secrets.token_hex(8)
+        self.id = ""  # until AWS has launched an instance
+        self.status, self.message = "Pending", ""
+        self.launched: datetime | None = None
+        self.address = ""
+        self.removed = False
+        self.busy = False
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self.cluster.specifications[self.group]
+
+    @property
+    def present(self) -> bool:
+        return self.status in _PRESENT
+
+    def launch(self) -> bool:
+        """False when AWS has no capacity for it."""
+        region, kind = self.cluster.region, self.specification["InstanceType"]
+        limit = region.world.scenario.capacity.get(kind)
+        if limit is not None and region.capacity_taken[kind] >= limit:
+            return False
+        region.capacity_taken[kind] += 1
+        self.id = f"i-{secrets.token_hex(9)[:17]}"
+        self.launched = datetime.now(timezone.utc)
+        number = self.cluster.next_address()
+        self.address = f"10.1.{number // 250}.{number % 250 + 4}"
+        return True
+
+    def terminate(self) -> None:
+        """Its instance goes, and the capacity that it held is free."""
+        if self.id:
+            self.cluster.region.capacity_taken[self.specification["InstanceType"]] -= 1
+        self.id, self.launched, self.address = "", None, ""
+
+    def become(self, status: str, message: str = "") -> None:
+        self.status, self.message = status, message
+        self.cluster.event(f"Node {self.id or self.logical_id} is {status}. {message}".strip(), self)
+
+    def run_lifecycle(self) -> bool:
+        script = self.cluster.region.world.scenario.lifecycle.get(self.group, {})
+        fails = bool(script.get("exit", 0)) and script.setdefault("times", 1) > 0
+        if fails:
+            script["times"] -= 1
+        lines = script.get("lines", ["Lifecycle script started"])
+        end = f"Lifecycle script exited with code {script['exit']}" if fails else "Lifecycle scripts succeeded"
+        self._log([*lines, end])
+        return not fails
+
+    def _log(self, lines: Sequence[str]) -> None:
+        logs, group = self.cluster.region.client("logs"), self.cluster.log_group
+        stream, now = f"LifecycleConfig/{self.group}/{self.id}", int(time.time() * 1000)
+        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_group(logGroupName=group)
+        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_stream(logGroupName=group, logStreamName=stream)
+        events = [{"timestamp": now + index, "message": line} for index, line in enumerate(lines)]
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "InstanceGroupName": self.group,
+            "InstanceId": self.id,
+            "NodeLogicalId": self.logical_id if self.cluster.continuous else None,
+            "InstanceType": self.specification["InstanceType"],
+            "LaunchTime": self.launched,
+            "InstanceStatus": {"Status": self.status, "Message": self.message},
+        }
+
+    def details(self) -> dict[str, Any]:
+        copied = ("LifeCycleConfig", "ThreadsPerCore", "InstanceStorageConfigs", "OverrideVpcConfig")
+        found = {**self.summary(), **{key: self.specification[key] for key in copied if key in self.specification}}
+        if self.address:
+            host, zone, zone_id = f"ip-{self.address.replace('.', '-')}", *self.cluster.placement(self.group)
+            found |= {
+                "PrivatePrimaryIp": self.address,
+                "PrivateDnsHostname": f"{host}.{self.cluster.region.name}.compute.internal",
+                "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone_id},
+            }
+        return found
+
+
+def provision(nodes: list[Node]) -> "Process":
+    """Take nodes from nothing to Running together; those that fail end as Failure, with AWS's words for why."""
+    if not nodes:
+        return
+    region, scenario = nodes[0].cluster.region, nodes[0].cluster.region.world.scenario
+    waiting = [node for node in nodes if not node.launch()]
+    yield region.seconds("node.launch")
+    yield region.seconds("node.lifecycle")
+    nodes = [node for node in nodes if node not in waiting and not node.removed]
+    for node in nodes:
+        if not node.run_lifecycle():
+            node.become("Failure", _LIFECYCLE_FAILED.format(node.id))
+    checked = [n for n in nodes if n.status == "Pending" and n.specification.get("OnStartDeepHealthChecks")]
+    for node in nodes:
+        if node.status == "Pending":
+            node.become("DeepHealthCheckInProgress" if node in checked else "Running")
+    if checked:
+        yield region.seconds("node.deep_health_check")
+    for node in checked:
+        if scenario.deep_health_checks.get(node.group) == "fail":
+            node.become("Failure", _UNHEALTHY.format(node.id))
+        else:
+            node.become("Running")
+    if waiting:
+        yield region.seconds("capacity.wait")
+    for node in waiting:
+        node.become("Failure", _NO_CAPACITY.format(node.specification["InstanceType"]))
+
+
+def shut_down(nodes: list[Node]) -> "Process":
+    """Take nodes away; a removed node has left its cluster when this ends."""
+    for node in nodes:
+        node.removed = True
+        node.become("ShuttingDown")
+    if nodes:
+        yield nodes[0].cluster.region.seconds("node.shutdown")
+    for node in nodes:
+        node.terminate()
+        node.cluster.nodes.remove(node)

@@ -1,0 +1,86 @@
+"""IAM's policy simulator, which moto lacks.
+
+A role's policies are evaluated: Allow and Deny by actions, resources and conditions on equality; NotAction, NotResource
+and boundaries are not. A user may do everything. On top of that the scenario denies; `ec2:CreateVpc?aws:RequestTag/a`
+there stands for a policy that allows it with that tag only.
+"""
+
+import fnmatch
+from typing import Any
+
+from tests.aws.wire import AwsError, operation
+from tests.aws.world import ACCOUNT, Region
+
+_VARIABLES = {"${aws:PrincipalAccount}": ACCOUNT}
+
+
+@operation("iam", "SimulatePrincipalPolicy")
+def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    kind, _, name = request["PolicySourceArn"].split(":", 5)[5].partition("/")
+    name = name.rpartition("/")[2]
+    if kind not in ("role", "user"):
+        raise AwsError("InvalidInput", f"Invalid Entity Arn: {request['PolicySourceArn']}")
+    iam = region.client("iam")
+    try:
+        statements = _statements(iam, name) if kind == "role" else [{"Effect": "Allow", "Action": "*"}]
+    except iam.exceptions.NoSuchEntityException:
+        raise AwsError("NoSuchEntity", f"{request['PolicySourceArn']} cannot be found.", 404) from None
+    denied = region.world.scenario.denied_actions.get(name, [])
+    context = {entry["ContextKeyName"]: entry["ContextKeyValues"] for entry in request.get("ContextEntries", [])}
+    results = []
+    for action in request["ActionNames"]:
+        rules = [rule.partition("?") for rule in denied if _matches(action, rule.partition("?")[0])]
+        for resource in request.get("ResourceArns", ["*"]):
+            allowed, missing = _evaluate(statements, action, resource, context)
+            results.append(
+                {
+                    "EvalActionName": action,
+                    "EvalResourceName": resource,
+                    "EvalDecision": "allowed" if allowed and not rules else "implicitDeny",
+                    "MissingContextValues": missing + [key for _, _, key in rules if key],
+                }
+            )
+    return {"EvaluationResults": results, "IsTruncated": False}
+
+
+def _statements(iam: Any, role: str) -> list[dict[str, Any]]:
+    documents = [
+        iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+        for name in iam.list_role_policies(RoleName=role)["PolicyNames"]
+    ]
+    for attached in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
+        arn = attached["PolicyArn"]
+        version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+        documents.append(iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"])
+    return [statement for document in documents for statement in _listed(document["Statement"])]
+
+
+def _evaluate(
+    statements: list[dict[str, Any]], action: str, resource: str, context: dict[str, list[str]]
+) -> tuple[bool, list[str]]:
+    allowed, missing = False, []
+    for statement in statements:
+        if not any(_matches(action, pattern) for pattern in _listed(statement["Action"])):
+            continue
+        if not any(fnmatch.fnmatchcase(resource, pattern) for pattern in _listed(statement.get("Resource", "*"))):
+            continue
+        wanted = [(key, value) for test in statement.get("Condition", {}).values() for key, value in test.items()]
+        missing += [key for key, _ in wanted if key not in context]
+        if all(_holds(context.get(key, []), _listed(value)) for key, value in wanted):
+            if statement["Effect"] == "Deny":
+                return False, missing
+            allowed = True
+    return allowed, missing
+
+
+def _holds(values: list[str], patterns: list[str]) -> bool:
+    expected = [_VARIABLES.get(pattern, pattern) for pattern in patterns]
+    return any(fnmatch.fnmatchcase(value, pattern) for value in values for pattern in expected)
+
+
+def _matches(action: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(action.lower(), pattern.lower())
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

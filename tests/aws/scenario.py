@@ -1,0 +1,78 @@
+"""What a test may ask of the stand-in for AWS besides AWS's own API: how long things take, and what goes wrong.
+
+`POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
+forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since.
+
+    seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
+                       it long, and all others leave it short.
+    lifecycle          {instance group: {"lines": [...], "exit": 1, "times": 1}}: lines of the lifecycle log of that
+                       group's nodes; with an exit code other than 0 the first `times` of its nodes fail
+    capacity           {instance type: nodes that AWS can give}; any number without an entry
+    quotas             {"ml.trn1.32xlarge for cluster usage": 4}: Service Quotas of SageMaker; others are in quotas.py
+    deep_health_checks {instance group: "pass" | "fail"}
+    fail_resources     {CloudFormation type: reason}: creating such a resource fails
+    fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
+    denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator says no to
+    training_plans     {name: fields of DescribeTrainingPlan}
+    errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
+                       are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SECONDS = {
+    "stack.resource": 0.002,  # each resource of a stack, created, updated or deleted
+    "fsx.create": 0.05,
+    "fsx.delete": 0.05,
+    "cluster.create": 0.02,  # before the first node
+    "cluster.update": 0.02,
+    "cluster.rollback": 0.02,
+    "cluster.delete": 0.05,
+    "node.launch": 0.03,
+    "node.lifecycle": 0.03,
+    "node.deep_health_check": 0.03,
+    "node.shutdown": 0.03,
+    "node.reboot": 0.03,
+    "node.update": 0.03,
+    "node.failed": 0.03,  # how long a node that failed is seen
+    "capacity.wait": 0.1,  # until HyperPod gives up (or, with continuous provisioning, asks again)
+}
+
+
+@dataclass
+class Scenario:
+    seconds: dict[str, float] = field(default_factory=lambda: dict(SECONDS))
+    lifecycle: dict[str, dict[str, Any]] = field(default_factory=dict)
+    capacity: dict[str, int] = field(default_factory=dict)
+    quotas: dict[str, float] = field(default_factory=dict)
+    deep_health_checks: dict[str, str] = field(default_factory=dict)
+    fail_resources: dict[str, str] = field(default_factory=dict)
+    fail_deletions: dict[str, str] = field(default_factory=dict)
+    denied_actions: dict[str, list[str]] = field(default_factory=dict)
+    training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def merge(self, changes: dict[str, Any]) -> None:
+        """Raises ValueError for a field or a duration that there is not: a misspelt scenario must not pass silently."""
+        known = {field.name for field in fields(self)}
+        if unknown := changes.keys() - known:
+            raise ValueError(f"unknown: {sorted(unknown)}; known: {sorted(known)}")
+        if unknown := changes.get("seconds", {}).keys() - SECONDS.keys():
+            raise ValueError(f"unknown durations: {sorted(unknown)}; known: {sorted(SECONDS)}")
+        for name, value in changes.items():
+            if isinstance(value, dict):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, value)
+
+    def error_for(self, service: str, operation: str) -> dict[str, Any] | None:
+        for error in self.errors:
+            if (
+                error["service"] == service
+                and error.get("operation") in (None, operation)
+                and error.setdefault("times", 1)
+            ):
+                error["times"] -= 1
+                return error
+        return None

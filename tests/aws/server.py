@@ -1,0 +1,192 @@
+"""A stand-in for AWS: an HTTP server on the loopback interface that speaks the APIs which `hyperpod-ft cluster` calls.
+
+    python -m tests.aws.server [--port N]     prints its URL when it answers, and ends when its stdin does
+
+What is moto's (PyPI, pinned): EC2, IAM, S3, STS, CloudWatch Logs, SSM documents, tags; the HTTP server itself.
+What is the extension's, in the modules beside this one, because moto lacks it or answers unlike AWS:
+
+    cluster*.py, nodes.py       SageMaker HyperPod: every cluster operation; states and nodes over time, lifecycle logs;
+                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
+    stack*.py, template.py,     CloudFormation: states, events, roll-back, retained resources, refused deletion
+    *resource*.py
+    filesystems.py              FSx for Lustre: lifecycle, mount names
+    quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
+    permissions.py              IAM's policy simulator
+    training_plans.py           training plans of SageMaker
+    model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
+
+It is a stand-in: what it answers is what AWS's models, documentation and users' reports say, and nothing here was
+recorded from AWS. It starts no instances and runs no lifecycle scripts; it writes the log that a test gave it. It knows
+no permissions: any credentials will do. Tests steer it through `/_test/...`, described in scenario.py.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qs
+
+import moto.backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+# Their operations register themselves.
+from tests.aws import (  # noqa: F401
+    account,
+    cluster_operations,
+    filesystems,
+    permissions,
+    quotas,
+    stack_operations,
+    training_plans,
+)
+from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
+from tests.aws.world import World
+
+_CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
+_SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
+_OWN = "testing-server"
+_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker")
+_TICK_SECONDS = 0.02
+
+
+class Server:
+    """A WSGI application: the extension's operations and the side door itself, everything else by moto."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.RLock()
+        self.world = World(endpoint)
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        """Time goes on also while nobody asks, for what moto answers without the lock (logs, EC2)."""
+        try:
+            while True:
+                with self._lock:
+                    self.world.clock.advance()
+                time.sleep(_TICK_SECONDS)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # a mistake of the stand-in: tests shall fail at once, not wait for a state that never comes
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"].startswith("/_test/"):
+            return _respond(self._side_door(environ), start_response)
+        call = _call(environ)
+        if call is None:
+            return self._moto(environ, start_response)
+        with self._lock:
+            self.world.requests.append((call.service, call.operation))
+            answer = self._injected(call) or (self._own(call) if _is_own(call) else None)
+        return self._moto(environ, start_response) if answer is None else _respond(answer, start_response)
+
+    def _injected(self, call: Call) -> Answer | None:
+        error = self.world.scenario.error_for(call.service, call.operation)
+        if error is None:
+            return None
+        return call.refuse(AwsError(error["code"], error.get("message", error["code"]), error.get("status", 400)))
+
+    def _own(self, call: Call) -> Answer:
+        self.world.clock.advance()
+        try:
+            operation = OPERATIONS.get((call.service, call.operation))
+            if operation is None:
+                raise AwsError("UnknownOperationException", f"This stand-in has no {call.service} {call.operation}")
+            return call.answer(operation(self.world.region(call.region), call.parameters()))
+        except AwsError as error:
+            return call.refuse(error)
+
+    def _side_door(self, environ: dict[str, Any]) -> Answer:
+        action = environ["PATH_INFO"].removeprefix("/_test/")
+        with self._lock:
+            if action == "reset":
+                self.world = World(self._endpoint)
+                for service in _MOTO_SERVICES:
+                    moto.backends.get_backend(service).reset()  # type: ignore[arg-type]
+                account.add_managed_policies()
+            elif action == "scenario":
+                try:
+                    self.world.scenario.merge(json.loads(_body(environ)))
+                except ValueError as error:
+                    return 400, [("Content-Type", "text/plain")], str(error).encode()
+            elif action != "requests":
+                return 404, [("Content-Type", "text/plain")], f"no {action}".encode()
+            return 200, [("Content-Type", "application/json")], json.dumps(self.world.requests).encode()
+
+
+def _is_own(call: Call) -> bool:
+    """All of a service whose resources the extension keeps, the single operations of others."""
+    kept = ("cloudformation", "fsx", "service-quotas")
+    return (
+        call.service in kept
+        or (call.service, call.operation) in OPERATIONS
+        or (call.service == "sagemaker" and "Cluster" in call.operation)
+    )
+
+
+def _call(environ: dict[str, Any]) -> Call | None:
+    """What a signed request asks; None for what is moto's alone: unsigned ones, and the server's own."""
+    found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
+    if not found or found[1] == _OWN:
+        return None
+    service, body = _SERVICES.get(found[3], found[3]), b""
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
+        body = _body(environ)
+        operation = target.rpartition(".")[2]
+    elif service == "s3":
+        operation = environ["REQUEST_METHOD"]
+    else:
+        body = _body(environ)
+        operation = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
+    return Call(service, found[2], operation, body)
+
+
+def _body(environ: dict[str, Any]) -> bytes:
+    """The request's body, left in place for moto to read again."""
+    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    environ["wsgi.input"] = io.BytesIO(body)
+    return body
+
+
+def _respond(answer: Answer, start_response: Callable[..., Any]) -> list[bytes]:
+    status, headers, body = answer
+    start_response(f"{status} {'OK' if status < 400 else 'Error'}", [*headers, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class _Quiet(MotoRequestHandler):
+    def log_request(self, *_: Any) -> None:
+        pass
+
+
+def _end_with_parent() -> None:
+    """stdin is a pipe whose other end only the parent has: it ends when the parent does, however that ends."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    port = parser.parse_args().port
+    account.offer_newer_types()
+    account.add_managed_policies()
+    server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    server.app = Server(endpoint)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    print(endpoint, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Nodes to log into: each with host keys and an sshd of its own, all with one home directory, as on /fsx.
+
+The sshd and the ssh client are OpenSSH's. What lies between them on AWS, the AWS CLI, the plugin and SSM, is
+tests/aws/aws_cli.py's stand-in, which starts a node's sshd on its stdin and stdout: nothing listens, nothing stays.
+"""
+
+import getpass
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+USER = getpass.getuser()  # sshd may log in nobody else without root; the kit is told so with --user
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+_CONFIG = """\
+HostKey {key}
+AuthorizedKeysFile "{keys}"
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PidFile none
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`home` is the user's own, where ssh's files are; `shared` is that user's home on the cluster."""
+
+    directory: Path
+    home: Path
+    shared: Path
+
+    @property
+    def authorized_keys(self) -> Path:
+        return self.shared / ".ssh" / "authorized_keys"
+
+    @property
+    def public_key(self) -> str:
+        return (self.home / ".ssh" / "id_ed25519.pub").read_text().strip()
+
+    def add(self, instance: str) -> None:
+        node = self.directory / instance
+        (node / "bin").mkdir(parents=True)
+        self.new_host_key(instance)
+        config = node / "sshd_config"
+        config.write_text(_CONFIG.format(key=node / "host_key", keys=self.authorized_keys))
+        start = f"exec {SSHD} -i -f {shlex.quote(str(config))} -E {shlex.quote(str(node / 'log'))}"
+        if os.geteuid() == 0 and not Path("/run/sshd").is_dir():
+            # sshd wants this directory, which is made by the service that nobody starts here
+            start = f"exec unshare --mount sh -c {shlex.quote(f'mount -t tmpfs none /run; mkdir /run/sshd; {start}')}"
+        (node / "sshd").write_text(start + "\n")
+        self.user(instance, USER, self.shared)
+
+    def user(self, instance: str, name: str, home: Path) -> None:
+        """The node's users are this one alone, with that home directory."""
+        record = pwd.getpwnam(name)
+        line = f"{name}:x:{record.pw_uid}:{record.pw_gid}::{home}:/bin/sh"
+        getent = self.directory / instance / "bin" / "getent"
+        getent.write_text(f'#!/bin/sh\n[ "$2" = {name} ] && echo {shlex.quote(line)}\n')
+        getent.chmod(0o755)
+
+    def new_host_key(self, instance: str) -> None:
+        new_key(self.directory / instance / "host_key")
+
+    def says(self, instance: str, *lines: str) -> None:
+        """What the next sessions of the node say instead of running."""
+        fails = self.directory / instance / "fails"
+        fails.mkdir(exist_ok=True)
+        for number, line in enumerate(lines):
+            (fails / str(number)).write_text(line)
+
+    def sessions(self) -> list[str]:
+        log = self.directory / "sessions"
+        return [line.partition(" ")[0] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def new_key(path: Path, comment: str = "") -> None:
+    path.unlink(missing_ok=True)
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """A user with a key in a home directory with an awkward name, and on PATH the stand-in for the AWS CLI."""
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("needs OpenSSH's client and sshd: apt-get install openssh-client openssh-server")
+    made = Nodes(tmp_path / "nodes", tmp_path / "a home", tmp_path / "fsx" / USER)
+    for directory in (made.directory, made.home / ".ssh", made.shared):
+        directory.mkdir(parents=True)
+    new_key(made.home / ".ssh" / "id_ed25519", "someone@somewhere")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    install(
+        programs / "aws", f'cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli "$@"'
+    )
+    install(programs / "session-manager-plugin", "exit 1")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HOME", str(made.home))
+    monkeypatch.setenv("NODES", str(made.directory))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return made
+
+
+def install(program: Path, line: str) -> None:
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o755)

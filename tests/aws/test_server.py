@@ -1,0 +1,265 @@
+"""The stand-in for AWS itself: what others' tests rely on when they say that something works against AWS."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.aws.conftest import ROOT, ZONE_ID, Aws
+
+TRUST = (
+    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
+    '"Principal": {"Service": "%s"}}]}'
+)
+
+
+@pytest.fixture
+def account(aws: Aws) -> dict[str, Any]:
+    """What a cluster needs of an account: a role, a network, a bucket with a script."""
+    iam, ec2, s3 = aws.client("iam"), aws.client("ec2"), aws.client("s3")
+    arn = iam.create_role(RoleName="hyperpod", AssumeRolePolicyDocument=TRUST % "sagemaker.amazonaws.com")["Role"][
+        "Arn"
+    ]
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZoneId=ZONE_ID)["Subnet"]["SubnetId"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
+    s3.create_bucket(Bucket="sagemaker-test", CreateBucketConfiguration={"LocationConstraint": aws.region})
+    s3.put_object(Bucket="sagemaker-test", Key="lifecycle/provision.sh", Body=b"#!/bin/bash\n")
+    return {"role": arn, "VpcConfig": {"Subnets": [subnet], "SecurityGroupIds": [group]}}
+
+
+def group(account: dict[str, Any], name: str, count: int, kind: str, instance_type: str) -> dict[str, Any]:
+    return {
+        "InstanceGroupName": name,
+        "InstanceType": instance_type,
+        "InstanceCount": count,
+        "LifeCycleConfig": {"SourceS3Uri": "s3://sagemaker-test/lifecycle", "OnInitComplete": "provision.sh"},
+        "ExecutionRole": account["role"],
+        "SlurmConfig": {"NodeType": kind},
+    }
+
+
+def request(account: dict[str, Any], workers: int = 2, **more: Any) -> dict[str, Any]:
+    return {
+        "ClusterName": "c",
+        "InstanceGroups": [
+            group(account, "controller", 1, "Controller", "ml.c5.xlarge"),
+            group(account, "worker", workers, "Compute", "ml.trn1.32xlarge"),
+            group(account, "worker-2", 1, "Compute", "ml.trn2.48xlarge"),
+        ],
+        "VpcConfig": account["VpcConfig"],
+        "Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}},
+        **more,
+    }
+
+
+def until(condition: Callable[[], Any], seconds: float = 10) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
+    return found
+
+
+def status(sagemaker: Any) -> str:
+    found: str = sagemaker.describe_cluster(ClusterName="c")["ClusterStatus"]
+    return found
+
+
+def running(sagemaker: Any, part: str = "") -> list[str]:
+    pages = sagemaker.get_paginator("list_cluster_nodes").paginate(
+        ClusterName="c", **({"InstanceGroupNameContains": part} if part else {}), PaginationConfig={"PageSize": 2}
+    )
+    nodes = [node for page in pages for node in page["ClusterNodeSummaries"]]
+    return [node["InstanceId"] for node in nodes if node["InstanceStatus"]["Status"] == "Running"]
+
+
+def refusal(call: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
+    with pytest.raises(ClientError) as error:
+        call(**arguments)
+    return error.value.response["Error"]["Code"], error.value.response["Error"]["Message"]
+
+
+def test_a_cluster_from_creation_to_nothing(aws: Aws, account: dict[str, Any]) -> None:
+    sagemaker = aws.client("sagemaker")
+    aws.scenario(seconds={"node.launch": 0.3})
+    arn = sagemaker.create_cluster(**request(account))["ClusterArn"]
+    assert status(sagemaker) == "Creating"
+    assert refusal(sagemaker.update_cluster, ClusterName="c", NodeRecovery="None")[0] == "ConflictException"
+    assert refusal(sagemaker.create_cluster, **request(account))[0] == "ResourceInUse"
+    until(lambda: status(sagemaker) == "InService")
+    assert len(running(sagemaker)) == 4
+    assert len(running(sagemaker, "worker")) == 3, "a substring, as AWS's: worker-2 too"
+    node = running(sagemaker)[0]
+    details = sagemaker.describe_cluster_node(ClusterName=arn, NodeId=node)["NodeDetails"]
+    assert details["PrivatePrimaryIp"] == "10.1.0.5"
+    assert details["Placement"]["AvailabilityZoneId"] == ZONE_ID
+    logs, log_group = aws.client("logs"), f"/aws/sagemaker/Clusters/c/{arn[-12:]}"
+    stream = f"LifecycleConfig/controller/{node}"
+    events = logs.get_log_events(logGroupName=log_group, logStreamName=stream)["events"]
+    assert events[-1]["message"] == "Lifecycle scripts succeeded"
+    target = f"sagemaker-cluster:{arn[-12:]}_controller-{node}"
+    assert aws.client("ssm").start_session(Target=target)["SessionId"]
+    assert refusal(aws.client("ssm").start_session, Target=target + "0")[0] == "TargetNotConnected"
+    sagemaker.delete_cluster(ClusterName="c")
+    assert status(sagemaker) == "Deleting"
+    until(lambda: not sagemaker.list_clusters()["ClusterSummaries"])
+    assert refusal(sagemaker.describe_cluster, ClusterName="c")[0] == "ResourceNotFound"
+
+
+def test_a_failing_lifecycle_script_fails_the_cluster_and_leaves_its_log(aws: Aws, account: dict[str, Any]) -> None:
+    sagemaker = aws.client("sagemaker")
+    aws.scenario(lifecycle={"worker": {"lines": ["mount.lustre: cannot mount"], "exit": 32, "times": 1}})
+    arn = sagemaker.create_cluster(**request(account))["ClusterArn"]
+    until(lambda: status(sagemaker) == "Failed")
+    message = sagemaker.describe_cluster(ClusterName="c")["FailureMessage"]
+    assert "Lifecycle scripts did not run successfully" in message
+    instance = message.split()[1]
+    events = aws.client("logs").get_log_events(
+        logGroupName=f"/aws/sagemaker/Clusters/c/{arn[-12:]}", logStreamName=f"LifecycleConfig/worker/{instance}"
+    )["events"]
+    assert [e["message"] for e in events] == ["mount.lustre: cannot mount", "Lifecycle script exited with code 32"]
+
+
+def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, account: dict[str, Any]) -> None:
+    sagemaker = aws.client("sagemaker")
+    aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"capacity.wait": 0.02})
+    sagemaker.create_cluster(**request(account, NodeProvisioningMode="Continuous"))
+    until(lambda: len(running(sagemaker)) == 3)
+    worker = sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"][1]
+    assert (worker["CurrentCount"], worker["TargetCount"]) == (1, 2)
+    events = until(
+        lambda: [e for e in sagemaker.list_cluster_events(ClusterName="c")["Events"] if e["EventLevel"] == "Error"]
+    )
+    assert "sufficient capacity" in events[0]["Description"]
+    aws.scenario(capacity={"ml.trn1.32xlarge": 9})
+    until(lambda: len(running(sagemaker)) == 4)
+    added = sagemaker.batch_add_cluster_nodes(
+        ClusterName="c", NodesToAdd=[{"InstanceGroupName": "worker", "IncrementTargetCountBy": 1}]
+    )
+    assert added["Successful"][0]["Status"] == "Pending"
+    until(lambda: len(running(sagemaker)) == 5)
+
+
+def test_nodes_are_replaced_deleted_and_scaled(aws: Aws, account: dict[str, Any]) -> None:
+    sagemaker = aws.client("sagemaker")
+    sagemaker.create_cluster(**request(account))
+    until(lambda: status(sagemaker) == "InService")
+    controller, first, second, _ = before = running(sagemaker)
+    unknown = "i-00000000000000000"
+    answer = sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[first, controller, unknown])
+    assert answer["Successful"] == [first]
+    assert [e["ErrorCode"] for e in answer["Failed"]] == ["InstanceIdInUse", "InstanceIdNotFound"]
+    until(lambda: len(running(sagemaker)) == 4)
+    assert first not in running(sagemaker)
+    answer = sagemaker.batch_delete_cluster_nodes(ClusterName="c", NodeIds=[second, unknown])
+    assert (answer["Successful"], answer["Failed"][0]["Code"]) == ([second], "NodeIdNotFound")
+    until(lambda: len(running(sagemaker)) == 3)
+    groups = request(account, workers=4)["InstanceGroups"]
+    sagemaker.update_cluster(ClusterName="c", InstanceGroups=[groups[1]], InstanceGroupsToDelete=["worker-2"])
+    assert status(sagemaker) == "Updating"
+    until(lambda: status(sagemaker) == "InService")
+    assert len(running(sagemaker)) == 5
+    assert controller in before and running(sagemaker)[0] == controller
+    assert [g["InstanceGroupName"] for g in sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"]] == [
+        "controller",
+        "worker",
+    ]
+    sagemaker.update_cluster_software(ClusterName="c")
+    assert status(sagemaker) == "SystemUpdating"
+    until(lambda: status(sagemaker) == "InService")
+
+
+def test_what_hyperpod_refuses(aws: Aws, account: dict[str, Any]) -> None:
+    sagemaker, good = aws.client("sagemaker"), request(account)
+
+    def refused(**group_changes: Any) -> str:
+        changed = {
+            **good,
+            "InstanceGroups": [{**good["InstanceGroups"][0], **group_changes}, *good["InstanceGroups"][1:]],
+        }
+        code, message = refusal(sagemaker.create_cluster, **changed)
+        assert code == "ValidationException"
+        return message
+
+    script = {"SourceS3Uri": "s3://sagemaker-test/lifecycle", "OnCreate": "none.sh"}
+    assert "'instanceGroups.1.member.instanceType'" in refused(InstanceType="ml.trn9.large")
+    assert "regular expression" in refused(InstanceGroupName="a_b")
+    assert "less than or equal to 2" in refused(ThreadsPerCore=3)
+    assert "start with s3://sagemaker-" in refused(LifeCycleConfig={**script, "SourceS3Uri": "s3://other/x"})
+    assert "none.sh: it does not exist" in refused(LifeCycleConfig=script)
+    assert "exactly one Controller" in refused(SlurmConfig={"NodeType": "Login"})
+    assert "must be unique" in refused(InstanceGroupName="worker")
+    assert "does not exist" in refused(ExecutionRole=account["role"] + "x")
+    aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 1})
+    assert refusal(sagemaker.create_cluster, **good)[0] == "ResourceLimitExceeded"
+
+
+def test_errors_on_demand(aws: Aws) -> None:
+    aws.scenario(
+        errors=[{"service": "sagemaker", "operation": "ListClusters", "code": "ThrottlingException", "times": 2}]
+    )
+    sagemaker = aws.client("sagemaker")
+    for _ in range(2):
+        assert refusal(sagemaker.list_clusters)[0] == "ThrottlingException"
+    assert sagemaker.list_clusters()["ClusterSummaries"] == []
+    assert aws.requests() == [("sagemaker", "ListClusters")] * 3
+
+
+def test_quotas_and_offerings(aws: Aws) -> None:
+    pages = aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    quotas = {q["QuotaName"]: q for page in pages for q in page["Quotas"]}
+    found = quotas["ml.trn1.32xlarge for cluster usage"]
+    assert (found["Value"], found["QuotaCode"][:2]) == (16.0, "L-")
+    offered = aws.client("ec2").describe_instance_type_offerings(
+        LocationType="availability-zone-id",
+        Filters=[
+            {"Name": "location", "Values": [ZONE_ID]},
+            {"Name": "instance-type", "Values": ["trn*", "trn1.32xlarge"]},
+        ],
+    )["InstanceTypeOfferings"]
+    assert [o["InstanceType"] for o in offered] == ["trn1.32xlarge"]
+
+
+def test_it_ends_with_its_parent(aws: Aws) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT],
+        cwd=ROOT,
+        env={**aws.environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pid, endpoint = parent.stdout.readline().split()
+    port = int(endpoint.rpartition(":")[2])
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    def gone() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) != 0
+
+    until(gone)
+    assert pid
+
+
+_PARENT = """
+import subprocess, sys, time
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+server = subprocess.Popen([sys.executable, "-m", "tests.aws.server"], text=True, **pipes)
+print(server.pid, server.stdout.readline().strip(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_test_can_reach_aws() -> None:
+    with socket.socket() as client, pytest.raises(AssertionError, match="tried to connect"):
+        client.connect(("192.0.2.1", 443))

@@ -1,0 +1,181 @@
+"""Requests against botocore's models: what AWS would refuse, without AWS."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("botocore")
+
+from hyperpod_ft.aws.java_patterns import compile_java
+from hyperpod_ft.aws.service_model import check_request, enum, model
+
+# CreateCluster requests as AWS documents them, in a directory beside the repository.
+SAMPLES = [*Path(__file__).resolve().parents[3].glob("*/tools/aws_sketch/samples/c*.json")]
+ROLE = "arn:aws:iam::123456789012:role/hyperpod"
+GROUP = {
+    "InstanceGroupName": "worker-group-1",
+    "InstanceType": "ml.trn1.32xlarge",
+    "InstanceCount": 2,
+    "ExecutionRole": ROLE,
+    "LifeCycleConfig": {"SourceS3Uri": "s3://sagemaker-x/lifecycle", "OnCreate": "on_create.sh"},
+    "InstanceStorageConfigs": [{"EbsVolumeConfig": {"VolumeSizeInGB": 500}}],
+}
+REQUEST = {
+    "ClusterName": "demo",
+    "InstanceGroups": [GROUP],
+    "VpcConfig": {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0123456789abcdef0"]},
+    "Tags": [{"Key": "team", "Value": "größe 7"}],
+}
+
+# (where, what stands there, what is said of it)
+WRONG = [
+    (("ClusterName",), "two__words", "does not match [a-zA-Z0-9]"),
+    (("ClusterName",), "a" * 64, "has 64 characters; at most 63"),
+    (("ClusterName",), "demo\n", "does not match"),
+    (("ClusterName",), 7, "is 7, not a text"),
+    (("ClusterName",), None, "is null"),
+    (("InstanceGroups",), [], "holds 0 elements; at least 1"),
+    (("InstanceGroups",), {}, "is {}, not a list"),
+    (("InstanceGroups", 0, "InstanceType"), "ml.trn1.32xlrage", "did you mean ml.trn1.32xlarge?"),
+    (("InstanceGroups", 0, "InstanceType"), "?", f"AWS knows {len(enum('sagemaker', 'ClusterInstanceType'))}"),
+    (("InstanceGroups", 0, "InstanceCount"), -1, "is -1; at least 0"),
+    (("InstanceGroups", 0, "InstanceCount"), 6759, "is 6759; at most 6758"),
+    (("InstanceGroups", 0, "InstanceCount"), True, "is True, not a whole number"),
+    (("InstanceGroups", 0, "InstanceCount"), 1.5, "not a whole number"),
+    (("InstanceGroups", 0, "ExecutionRole"), "arn:aws:iam::12345678901:role/x", "does not match arn:aws"),
+    (("InstanceGroups", 0, "ThreadsPerCore"), 3, "is 3; at most 2"),
+    (("InstanceGroups", 0, "LifeCycleConfig"), {"SourceS3URI": "s3://x"}, "did you mean SourceS3Uri?"),
+    (("InstanceGroups", 0, "LifeCycleConfig", "SourceS3Uri"), "s3:/x", "does not match (https|s3)"),
+    (("InstanceGroups", 0, "InstanceStorageConfigs", 0), {}, "exactly one of EbsVolumeConfig, FsxLustreConfig"),
+    (
+        ("InstanceGroups", 0, "InstanceStorageConfigs", 0),
+        {"EbsVolumeConfig": {"VolumeSizeInGB": 1}, "FsxOpenZfsConfig": {"DnsName": "fs-0123456789.fsx.aws"}},
+        "it holds EbsVolumeConfig, FsxOpenZfsConfig",
+    ),
+    (("InstanceGroups", 0, "InstanceStorageConfigs", 0, "EbsVolumeConfig", "VolumeSizeInGB"), 16385, "at most 16384"),
+    (("InstanceGroups", 0, "SlurmConfig"), {"NodeType": "Worker"}, "known: Controller, Login, Compute"),
+    (("InstanceGroups", 0, "OnStartDeepHealthChecks"), ["Stress"], "InstanceStress"),
+    (("VpcConfig", "SecurityGroupIds"), ["sg"] * 6, "holds 6 elements; at most 5"),
+    (("VpcConfig", "Subnets", 0), "subnet_1", "does not match [-0-9a-zA-Z]+"),
+    (("NodeRecovery",), "automatic", "did you mean Automatic?"),
+    (("Tags", 0, "Value"), "what?", "does not match"),
+    (("Tags", 0, "Key"), "", "has 0 characters; at least 1"),
+]
+
+
+def changed(path: tuple[str | int, ...], value: object) -> dict:
+    request = copy.deepcopy(REQUEST)
+    at = request
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    return request
+
+
+def written(path: tuple[str | int, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+@pytest.mark.parametrize(("path", "value", "said"), WRONG)
+def test_each_wrong_value_is_told_with_its_place(path, value, said):
+    (violation,) = check_request("sagemaker", "CreateCluster", changed(path, value))
+    assert violation.path.startswith(written(path)), violation
+    assert said in violation.problem
+    assert len(violation.problem) < 400  # never all of 209 values
+
+
+def test_a_right_request_passes_and_all_problems_come_at_once():
+    assert check_request("sagemaker", "CreateCluster", REQUEST) == []
+    request = changed(("ClusterName",), "-")
+    del request["InstanceGroups"][0]["ExecutionRole"]
+    request["NodeRecovery"] = "Sometimes"
+    assert [v.path for v in check_request("sagemaker", "CreateCluster", request)] == [
+        "ClusterName",
+        "InstanceGroups[0].ExecutionRole",
+        "NodeRecovery",
+    ]
+
+
+@pytest.mark.parametrize("operation", ["UpdateCluster", "DescribeCluster", "BatchReplaceClusterNodes", "DeleteCluster"])
+def test_the_other_cluster_operations(operation):
+    names = {"ClusterName": "demo"}
+    request = {
+        "UpdateCluster": {**names, "InstanceGroups": [GROUP]},
+        "BatchReplaceClusterNodes": {**names, "NodeIds": ["i-0123456789abcdef0"]},
+    }.get(operation, names)
+    assert check_request("sagemaker", operation, request) == []
+    (violation,) = check_request("sagemaker", operation, {**request, "ClusterName": "a/b"})
+    assert violation.path == "ClusterName"
+    if "NodeIds" in request:
+        (violation,) = check_request("sagemaker", operation, {**request, "NodeIds": ["node-1"]})
+        assert violation.path == "NodeIds[0]"
+
+
+def test_other_services_with_tokens_that_botocore_fills_in():
+    request = {"FileSystemType": "LUSTRE", "SubnetIds": ["subnet-0123456789abcdef0"], "StorageCapacity": 1200}
+    assert check_request("fsx", "CreateFileSystem", request) == []
+    (violation,) = check_request("fsx", "CreateFileSystem", {**request, "FileSystemType": "LUSTER"})
+    assert "LUSTRE" in violation.problem
+
+
+@given(st.integers(-10, 7000))
+def test_a_count_is_refused_where_the_model_says(count):
+    assert bool(
+        check_request("sagemaker", "CreateCluster", changed(("InstanceGroups", 0, "InstanceCount"), count))
+    ) == (not 0 <= count <= 6758)
+
+
+@given(st.from_regex(r"\A[a-zA-Z0-9](-{0,2}[a-zA-Z0-9]){0,20}\Z"))
+def test_names_of_the_pattern_pass(name):
+    assert check_request("sagemaker", "CreateCluster", changed(("ClusterName",), name)) == []
+
+
+@given(st.sampled_from(enum("sagemaker", "ClusterInstanceType")))
+def test_every_known_instance_type_passes(instance_type):
+    path = ("InstanceGroups", 0, "InstanceType")
+    assert check_request("sagemaker", "CreateCluster", changed(path, instance_type)) == []
+    assert check_request("sagemaker", "CreateCluster", changed(path, instance_type + "x"))
+
+
+@pytest.mark.skipif(not SAMPLES, reason="no tools/aws_sketch/samples beside the repository")
+def test_samples_pass():
+    for path in SAMPLES:
+        assert check_request("sagemaker", "CreateCluster", json.loads(path.read_text())) == [], path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "differs"),
+    [
+        (r"([\p{L}\p{Z}\p{N}_.:/=+\-@]*)", "höhe 3@x", "a*b"),
+        (r"\P{C}+", "ab é", "a\x07"),
+        (r"[\w-.]+", "a-b.c", "a b"),
+        (r"\d+", "12", "١٢"),  # Java's digits are ASCII's
+        (r"(?! )[\p{L}\p{N}\p{Z}-_]*(?<! )", "a-b_c", " a"),
+        (r"^(?i)(true|false)$", "TRUE", "yes"),
+        (r"\Asnap-[0-9]+\z", "snap-1", "snap-1\n"),
+        (r"[\u0020-\uD7FF\uE000-\uFFFD\uD800\uDC00-\uDBFF\uDFFF\t]*", "a😀", "a\n"),
+        (r"\p{Print}+", "a b", "é"),
+    ],
+)
+def test_javas_patterns(pattern, matches, differs):
+    compiled = compile_java(pattern)
+    assert compiled
+    assert compiled.fullmatch(matches)
+    assert not compiled.fullmatch(differs)
+
+
+def test_a_pattern_without_counterpart_judges_nothing():
+    assert compile_java(r"[\p{Print}&&[^|:/]]+") is None
+    assert compile_java(r"[\p{Nonsense}]+") is None
+
+
+@pytest.mark.parametrize("service", ["sagemaker", "cloudformation", "ec2", "fsx", "iam", "s3", "service-quotas", "ssm"])
+def test_every_pattern_of_the_services_in_use_is_understood(service):
+    shapes = [model(service).shape_for(name) for name in model(service).shape_names]
+    patterns = {shape.metadata["pattern"] for shape in shapes if "pattern" in shape.metadata}
+    assert [pattern for pattern in patterns if compile_java(pattern) is None] == []

@@ -1,0 +1,96 @@
+"""What goes wrong between a user and AWS, in one line, without anything secret; errors are the stand-in's."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.aws.session import Session, explained, redacted
+from hyperpod_ft.errors import UserError
+from tests.aws.conftest import Aws
+
+
+def list_clusters(session: Session) -> None:
+    with explained("cluster c"):
+        session.client("sagemaker").list_clusters()
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (
+            "AccessDeniedException",
+            "User: arn:aws:sts::1:assumed-role/a/b is not authorized to perform: sagemaker:ListClusters on resource: *",
+            "access denied to sagemaker:ListClusters (AccessDeniedException); allow sagemaker:ListClusters to these",
+        ),
+        ("UnauthorizedOperation", "You are not authorized.", "access denied to ListClusters (UnauthorizedOperation)"),
+        ("ExpiredTokenException", "expired", "the AWS credentials have expired (ExpiredTokenException); renew"),
+        (
+            "UnrecognizedClientException",
+            "no",
+            "AWS does not know these credentials (UnrecognizedClientException); renew",
+        ),
+        ("ThrottlingException", "Rate exceeded", "AWS throttles ListClusters (ThrottlingException); wait a minute"),
+        ("ValidationException", "x is bad", "AWS refuses ListClusters with ValidationException: x is bad"),
+    ],
+)
+def test_refusals(aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str, message: str, expected: str) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    aws.scenario(errors=[{"service": "sagemaker", "code": code, "message": message, "times": 9}])
+    with pytest.raises(UserError, match=re.escape(f"cluster c: {expected}")):
+        list_clusters(Session())
+
+
+def test_a_call_that_is_throttled_is_made_again(aws: Aws) -> None:
+    aws.scenario(errors=[{"service": "sagemaker", "code": "ThrottlingException", "times": 2}])
+    list_clusters(Session())
+    assert len(aws.requests()) == 3
+
+
+@pytest.mark.usefixtures("aws")
+def test_without_credentials_region_or_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cluster c: no such AWS profile; correct AWS_PROFILE"):
+        list_clusters(Session(profile="none"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(UserError, match=r"cluster c: AWS cannot be reached \(EndpointConnectionError\); check network"):
+        list_clusters(Session())
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(UserError, match="cluster c: incomplete AWS credentials"):
+        list_clusters(Session())
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(UserError, match="cluster c: no AWS credentials; export AWS_PROFILE"):
+        list_clusters(Session())
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    with pytest.raises(UserError, match="cluster c: no AWS region; name it in the cluster file"):
+        list_clusters(Session())
+
+
+def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(
+        UserError, match=re.escape("cluster c: this needs boto3, which this Python lacks; install it: ")
+    ):
+        list_clusters(Session())
+
+
+def test_a_region_of_its_own_and_one_client_for_each_service(aws: Aws) -> None:
+    session = Session(region="us-east-2")
+    assert session.client("fsx") is session.client("fsx")
+    assert session.client("fsx").meta.region_name == "us-east-2"
+    assert aws.region != "us-east-2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=SECRET%2F1&X-Amz-Signature=SECRET&X-Amz-Security-Token=SECRET",
+        "https://b.s3.amazonaws.com/k?AWSAccessKeyId=SECRET&Signature=SECRET%3D&Expires=1",
+        "The security token of AKIASECRETSECRETSECR is invalid",
+        "ASIASECRETSECRETSECR",
+    ],
+)
+def test_no_secret_is_shown(text: str) -> None:
+    assert "SECRET" not in redacted(text)

@@ -1,0 +1,247 @@
+"""The stack's whole life, by CloudFormation, FSx, S3 and EC2 as the stand-in has them (server.py), and the template."""
+
+import json
+import re
+from typing import Any
+
+import cfnlint.api
+import pytest
+
+from hyperpod_ft.aws import stack, stack_events
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import Remains, StackParameters, delete, deploy, outputs, remains
+from hyperpod_ft.aws.stack_events import StackEvent
+from hyperpod_ft.errors import UserError
+from tests.aws.conftest import ZONE_ID, Aws
+
+POLL = 0.02
+SESSION = Session()  # one for all: to make boto3 clients takes longer than what the tests do with them
+HP = StackParameters("hp", ZONE_ID, tags={"team": "research"})
+
+
+def statuses(aws: Aws) -> dict[str, str]:
+    stacks = aws.client("cloudformation").describe_stacks()["Stacks"]
+    return {found["StackName"]: found["StackStatus"] for found in stacks}
+
+
+def nat_gateways(aws: Aws) -> list[str]:
+    found = aws.client("ec2").describe_nat_gateways()["NatGateways"]
+    return [gateway["NatGatewayId"] for gateway in found if gateway["State"] == "available"]
+
+
+def test_a_stack_is_deployed(aws: Aws) -> None:
+    seen: list[StackEvent] = []
+    found = deploy(SESSION, HP, seen.append, poll_seconds=POLL)
+    assert found.region == aws.region
+    assert found.availability_zone_id == ZONE_ID
+    assert found.fsx_dns_name == f"{found.fsx_id}.fsx.{aws.region}.amazonaws.com"
+    assert found.bucket.startswith("sagemaker-")
+    assert outputs(SESSION, "hp") == found
+    assert (seen[0].status, seen[0].of_stack) == ("CREATE_IN_PROGRESS", True)
+    assert (seen[-1].status, seen[-1].of_stack) == ("CREATE_COMPLETE", True)
+    assert len({event.id for event in seen}) == len(seen), "each event once"
+    filesystem = aws.client("fsx").describe_file_systems(FileSystemIds=[found.fsx_id])["FileSystems"][0]
+    assert filesystem["LustreConfiguration"]["MountName"] == found.fsx_mount_name
+    assert {"Key": "team", "Value": "research"} in filesystem["Tags"]
+
+
+def test_its_network_is_what_hyperpod_and_efa_need(aws: Aws) -> None:
+    found, ec2 = deploy(SESSION, HP, poll_seconds=POLL), aws.client("ec2")
+    group = ec2.describe_security_groups(GroupIds=[found.security_group_id])["SecurityGroups"][0]
+
+    def names_itself(rules: list[dict[str, Any]]) -> bool:
+        pairs = [pair for rule in rules if rule["IpProtocol"] == "-1" for pair in rule["UserIdGroupPairs"]]
+        return [pair["GroupId"] for pair in pairs] == [found.security_group_id]
+
+    assert names_itself(group["IpPermissions"])
+    assert names_itself(group["IpPermissionsEgress"])
+    tables = ec2.describe_route_tables(Filters=[{"Name": "association.subnet-id", "Values": [found.private_subnet_id]}])
+    routes = tables["RouteTables"][0]["Routes"]
+    assert [r["NatGatewayId"] for r in routes if r.get("DestinationCidrBlock") == "0.0.0.0/0"] == nat_gateways(aws)
+    endpoint = ec2.describe_vpc_endpoints()["VpcEndpoints"][0]
+    assert endpoint["RouteTableIds"] == [tables["RouteTables"][0]["RouteTableId"]]
+    subnets = ec2.describe_subnets(SubnetIds=[found.private_subnet_id, found.public_subnet_id])["Subnets"]
+    assert {subnet["AvailabilityZoneId"] for subnet in subnets} == {ZONE_ID}
+
+
+def test_hyperpod_takes_its_role_network_and_bucket(aws: Aws) -> None:
+    found, sagemaker = deploy(SESSION, HP, poll_seconds=POLL), aws.client("sagemaker")
+    aws.client("s3").put_object(Bucket=found.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
+    storage = {"DnsName": found.fsx_dns_name, "MountName": found.fsx_mount_name, "MountPath": "/fsx"}
+    controller = {
+        "InstanceGroupName": "controller",
+        "InstanceType": "ml.c5.xlarge",
+        "InstanceCount": 1,
+        "LifeCycleConfig": {"SourceS3Uri": f"s3://{found.bucket}/lifecycle/1", "OnInitComplete": "provision.sh"},
+        "ExecutionRole": found.role_arn,
+        "InstanceStorageConfigs": [{"FsxLustreConfig": storage}],
+        "SlurmConfig": {"NodeType": "Controller"},
+    }
+    network = {"SecurityGroupIds": [found.security_group_id], "Subnets": [found.private_subnet_id]}
+    orchestrator = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+    sagemaker.create_cluster(ClusterName="c", InstanceGroups=[controller], VpcConfig=network, Orchestrator=orchestrator)
+    assert sagemaker.describe_cluster(ClusterName="c")["VpcConfig"] == network
+
+
+def test_deploying_again_changes_nothing(aws: Aws) -> None:
+    first = deploy(SESSION, HP, poll_seconds=POLL)
+    assert deploy(SESSION, HP, poll_seconds=POLL) == first
+    assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
+
+
+def test_a_file_system_grows_and_does_not_shrink(aws: Aws) -> None:
+    first = deploy(SESSION, HP, poll_seconds=POLL)
+    grown = StackParameters("hp", ZONE_ID, fsx_gib=2400, tags={"team": "research"})
+    assert deploy(SESSION, grown, poll_seconds=POLL) == first
+    found = remains(SESSION, "hp").filesystem
+    assert found
+    assert (found.gib, found.throughput, found.lifecycle) == (2400, 250, "AVAILABLE")
+    with pytest.raises(UserError, match=r"hp is UPDATE_ROLLBACK_COMPLETE: FileSystem .*at least 10 percent more"):
+        deploy(SESSION, HP, poll_seconds=POLL)
+    assert outputs(SESSION, "hp") == first, "it is as it was"
+    assert deploy(SESSION, grown, poll_seconds=POLL) == first
+
+
+def test_an_interrupted_deployment_is_waited_for(aws: Aws) -> None:
+    aws.scenario(seconds={"fsx.create": 2})
+
+    def interrupted(event: StackEvent) -> None:
+        if event.logical_id == "Vpc":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        deploy(SESSION, HP, interrupted, poll_seconds=POLL)
+    assert statuses(aws) == {"hp": "CREATE_IN_PROGRESS"}
+    with pytest.raises(UserError, match=r"stack hp is CREATE_IN_PROGRESS"):
+        outputs(SESSION, "hp")
+    assert deploy(SESSION, HP, poll_seconds=POLL).fsx_id
+    assert aws.requests().count(("cloudformation", "CreateStack")) == 1
+
+
+def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> None:
+    aws.scenario(fail_resources={"AWS::EC2::NatGateway": "The maximum number of NAT gateways has been reached."})
+    failed = r"hp is ROLLBACK_COMPLETE: Nat \(AWS::EC2::NatGateway\): The maximum .*; mend the cause, run `hyperpod-ft"
+    for _ in range(2):
+        with pytest.raises(UserError, match=failed):
+            deploy(SESSION, HP, poll_seconds=POLL)
+    assert aws.client("fsx").describe_file_systems()["FileSystems"] == [], "a failed creation keeps no file system"
+    assert aws.client("s3").list_buckets()["Buckets"] == []
+    assert delete(SESSION, "hp", poll_seconds=POLL) == Remains()
+    aws.scenario(fail_resources={"AWS::EC2::NatGateway": ""})
+    assert deploy(SESSION, HP, poll_seconds=POLL).fsx_id
+
+
+def test_what_a_failed_creation_leaves_goes_with_it(aws: Aws) -> None:
+    reason = {"AWS::FSx::FileSystem": "Rate exceeded"}
+    aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"}, fail_deletions=reason)
+    with pytest.raises(UserError, match="hp is ROLLBACK_FAILED: Nat"):
+        deploy(SESSION, HP, poll_seconds=POLL)
+    assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
+    assert delete(SESSION, "hp", poll_seconds=POLL) == Remains()
+    assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
+    assert statuses(aws) == {}
+
+
+def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> None:
+    first = deploy(SESSION, HP, poll_seconds=POLL)
+    aws.client("s3").put_object(Bucket=first.bucket, Key="checkpoints/1", Body=b"x" * 1000)
+    left = remains(SESSION, "hp")
+    assert (left.nat_gateway_id, left.elastic_ip) != ("", "")
+    kept = delete(SESSION, "hp", poll_seconds=POLL)
+    assert (kept.nat_gateway_id, kept.elastic_ip) == ("", "")
+    assert nat_gateways(aws) == []
+    assert aws.client("ec2").describe_addresses()["Addresses"] == []
+    assert kept.filesystem
+    assert kept.filesystem.id == first.fsx_id
+    assert kept.bucket
+    assert (kept.bucket.objects, kept.bucket.bytes) == (1, 1000)
+    assert delete(SESSION, "hp", poll_seconds=POLL) == kept, "twice is as once"
+    assert deploy(SESSION, HP, poll_seconds=POLL) == first, "the same file system, bucket and network again"
+    assert len(nat_gateways(aws)) == 1
+
+
+def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy(SESSION, HP, poll_seconds=POLL)
+    aws.scenario(seconds={"stack.resource": 0.05})
+    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, stack_events.describe
+    monkeypatch.setattr(stack_events, "describe", lambda *a: stale.pop() if stale else describe(*a))
+    assert delete(SESSION, "hp", poll_seconds=POLL).nat_gateway_id == ""
+
+
+def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
+    first, s3 = deploy(SESSION, HP, poll_seconds=POLL), aws.client("s3")
+    s3.put_bucket_versioning(Bucket=first.bucket, VersioningConfiguration={"Status": "Enabled"})
+    for body in (b"old", b"new"):
+        s3.put_object(Bucket=first.bucket, Key="a", Body=body)
+    s3.delete_object(Bucket=first.bucket, Key="a")
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+    assert statuses(aws) == {}
+    assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
+    assert s3.list_buckets()["Buckets"] == []
+    assert [vpc for vpc in aws.client("ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
+    assert aws.client("iam").list_roles()["Roles"] == []
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains(), "no stack is success"
+
+
+def test_deleting_with_data_goes_on_after_an_interruption(aws: Aws) -> None:
+    deploy(SESSION, HP, poll_seconds=POLL)
+    aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", "code": "AccessDenied"}])
+    with pytest.raises(UserError, match="access denied to DeleteStack"):
+        delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
+    assert remains(SESSION, "hp").filesystem is None
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+
+
+def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
+    """Why `delete` updates: AWS cannot delete the network of a file system that it has to keep."""
+    deploy(SESSION, HP, poll_seconds=POLL)
+    stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
+    before = stack_events.last_event(SESSION, stack_id)
+    aws.client("cloudformation").delete_stack(StackName="hp")
+    status = stack_events.settle(SESSION, stack_id, lambda _: None, after=before, poll_seconds=POLL)
+    assert status == "DELETE_FAILED"
+    with pytest.raises(UserError, match=r"DELETE_FAILED: .*(has dependencies|dependent object)"):
+        deploy(SESSION, HP, poll_seconds=POLL)
+    assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+    assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
+    assert statuses(aws) == {}
+
+
+def test_two_stacks_share_an_account(aws: Aws) -> None:
+    first = deploy(SESSION, HP, poll_seconds=POLL)
+    second = deploy(SESSION, StackParameters("hp-2", ZONE_ID), poll_seconds=POLL)
+    shared = {"region", "availability_zone_id"}
+    same = {name for name, value in vars(first).items() if vars(second)[name] == value}
+    assert same == shared
+    delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
+    assert deploy(SESSION, StackParameters("hp-2", ZONE_ID), poll_seconds=POLL) == second
+
+
+def test_a_stack_of_another_kind_is_refused(aws: Aws) -> None:
+    other = json.dumps({"Resources": {"V": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}}})
+    aws.client("cloudformation").create_stack(StackName="hp", TemplateBody=other)
+    with pytest.raises(UserError, match="stack hp is not of this kit"):
+        deploy(SESSION, HP, poll_seconds=POLL)
+    with pytest.raises(UserError, match="stack hp is not of this kit"):
+        delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
+    assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
+
+
+def test_no_stack(aws: Aws) -> None:
+    with pytest.raises(UserError, match=f"no stack hp in {aws.region}; create the cluster first"):
+        outputs(SESSION, "hp")
+    assert remains(SESSION, "hp") == Remains()
+
+
+def test_cfn_lint_has_nothing_to_say() -> None:
+    regions = ["us-west-2", "us-east-1", "us-east-2", "ap-south-1", "eu-north-1"]
+    assert cfnlint.api.lint(stack.template(), config=cfnlint.api.ManualArgs(regions=regions)) == []
+    assert len(stack.template()) < 51200, "what CloudFormation takes in a request"
+
+
+def test_no_name_of_the_template_can_collide() -> None:
+    resources, outputs = stack.template().split("\nOutputs:")
+    names = re.findall(r"^      (\w*Name):(.*)", resources, re.MULTILINE)
+    assert names == [("ServiceName", " !Sub 'com.amazonaws.${AWS::Region}.s3'"), ("BucketName", " !Sub")]
+    assert "Export" not in outputs

@@ -1,0 +1,68 @@
+"""Everything the extension knows: the scenario, the clock, and what lives in each region. moto keeps the rest."""
+
+import functools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+
+from tests.aws.clock import Clock
+from tests.aws.scenario import Scenario
+
+if TYPE_CHECKING:
+    from tests.aws.clusters import Cluster
+    from tests.aws.filesystems import FileSystem
+    from tests.aws.stacks import Stack
+
+ACCOUNT = "123456789012"  # moto's
+
+
+@dataclass
+class World:
+    endpoint: str
+    scenario: Scenario = field(default_factory=Scenario)
+    clock: Clock = field(default_factory=Clock)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    regions: dict[str, "Region"] = field(default_factory=dict)
+
+    def region(self, name: str) -> "Region":
+        return self.regions.setdefault(name, Region(self, name))
+
+
+@dataclass
+class Region:
+    world: World
+    name: str
+    stacks: list["Stack"] = field(default_factory=list)
+    filesystems: dict[str, "FileSystem"] = field(default_factory=dict)
+    clusters: dict[str, "Cluster"] = field(default_factory=dict)
+    capacity_taken: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def seconds(self, name: str) -> float:
+        return self.world.scenario.seconds[name]
+
+    def client(self, service: str) -> Any:
+        """The server as its own client: what CloudFormation and HyperPod do in an account, they do by the same API."""
+        return _client(self.world.endpoint, self.name, service)
+
+    def interfaces_in(self, *, subnet: str = "", security_group: str = "") -> bool:
+        """Whether a file system or a cluster has network interfaces there, so that AWS refuses to delete it."""
+        uses = [(f.subnets, f.security_groups) for f in self.filesystems.values()]
+        uses += [(c.subnets, c.security_groups) for c in self.clusters.values()]
+        return any(subnet in subnets or security_group in groups for subnets, groups in uses)
+
+
+@functools.cache
+def _client(endpoint: str, region: str, service: str) -> Any:
+    # The lock is held while these calls are made: one attempt, and an answer soon or a failure that is seen.
+    config = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=5, read_timeout=20)
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name=region,
+        aws_access_key_id="testing-server",
+        aws_secret_access_key="testing-server",
+        config=config,
+    )

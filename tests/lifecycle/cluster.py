@@ -1,0 +1,174 @@
+"""A HyperPod cluster of nodes (nodes.py), from machines just powered on to provisioned ones."""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.lifecycle.image import FSX_DNS_NAME, FSX_MOUNT_NAME, Instance, slurm_conf
+from tests.lifecycle.nodes import Node, Room
+
+LIFECYCLE = Path(__file__).parents[2] / "lifecycle"
+# Where HyperPod puts the scripts: below /tmp, by bucket and prefix.
+FOLDER = "tmp/sagemaker-ml-cluster-bucket/lifecycle"
+CONTROLLER = Instance("controller-machine", "10.1.0.11", "i-0123456789abcde11")
+WORKERS = tuple(
+    Instance("worker-group-1", f"10.1.0.{number}", f"i-0123456789abcde{number}", "ml.trn1.32xlarge")
+    for number in (12, 13)
+)
+LOGIN = Instance("login-group", "10.1.0.14", "i-0123456789abcde14")
+USER = "alice"
+
+# What daemons write while nothing happens, besides logs. Everything else on a disk is the scripts' doing.
+WRITTEN_BY_DAEMONS = (
+    "var/log",
+    "var/spool/slurmctld",  # slurmctld's state
+    "var/spool/slurmd",  # slurmd's, and what it fetched from the controller
+    "var/lib/mysql",
+    "var/lib/systemd",
+)
+
+
+def settings(**changes: object) -> dict[str, object]:
+    """settings.json as the kit writes it, legacy path."""
+    return {
+        "version": 1,
+        "provisioning": "legacy",
+        "default_user": "ubuntu",
+        "fsx": {"dns_name": FSX_DNS_NAME, "mount_name": FSX_MOUNT_NAME, "mount_path": "/fsx"},
+        "groups": {"controller-machine": "controller", "login-group": "login", "worker-group-1": "compute"},
+        "users": [{"name": USER, "uid": 2001, "gid": 2001}, {"name": "bob", "uid": 2002, "gid": 2002}],
+        "accounting": True,
+        "metrics": False,
+        **changes,
+    }
+
+
+class Cluster:
+    """Machines with lifecycle scripts on them; the first is the controller."""
+
+    def __init__(self, room: Room, instances: Sequence[Instance], logs: Path, **settings_changes: object) -> None:
+        self.room = room
+        self.instances = list(instances)
+        self.logs = logs
+        self.settings = settings(**settings_changes)
+        with ThreadPoolExecutor() as pool:
+            self.nodes = list(pool.map(self.power_on, self.instances))
+        self._runs = 0
+
+    def power_on(self, instance: Instance) -> Node:
+        """A new machine, onto which HyperPod has downloaded the scripts."""
+        node = self.room.power_on(instance, self.instances)
+        folder = node.root / FOLDER
+        shutil.copytree(LIFECYCLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "settings.json").write_text(json.dumps(self.settings))
+        return node
+
+    def change_settings(self, **changes: object) -> None:
+        """What a changed cluster file and an upload of the scripts bring to each node."""
+        self.settings.update(changes)
+        for node in self.nodes:
+            (node.root / FOLDER / "settings.json").write_text(json.dumps(self.settings))
+
+    @property
+    def controller(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def compute(self) -> list[Node]:
+        return [node for node in self.nodes if node.instance.group.startswith("worker")]
+
+    def write_slurm_conf(self, *extra: str) -> None:
+        """What HyperPod's agent does on the controller: not at once, and not in one go."""
+        text = slurm_conf(self.instances[0], self.instances[1:], *extra)
+        conf = self.controller.root / "opt/slurm/etc/slurm.conf"
+        if not conf.exists():
+            conf.write_text(text[: len(text) // 3])
+            time.sleep(0.5)
+        conf.write_text(text)
+
+    def provision(self, nodes: Iterable[Node], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """provision.sh on all of them at the same time; `AssertionError` with the log of one that fails."""
+        running = [(node, *self.start_provisioning(node)) for node in nodes]
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        try:
+            for node, process, log in running:
+                status = process.wait(180)
+                assert status == 0, f"{node.instance.hostname}:\n{log.read_text()}"
+        finally:
+            thread.join()
+
+    def start_provisioning(self, node: Node) -> "tuple[subprocess.Popen[str], Path]":
+        """provision.sh as HyperPod runs it, and where its output goes."""
+        self._runs += 1
+        log = self.logs / f"provision-{self._runs}-{node.instance.hostname}.log"
+        # The stand-in for Lustre is a tmpfs.
+        environment = ("PROVISION_FSX_TYPE=tmpfs", "PROVISION_FAILURE_WAIT_SECONDS=0")
+        return node.start("env", *environment, "bash", f"/{FOLDER}/provision.sh", log=log), log
+
+    def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:
+        """Submit a job as a user from its home, wait for it, and return what it wrote."""
+        number = self.submit(node, script, *options, user=user)
+        state = self.wait_for_job(number, seconds)
+        output = node.run("sh", "-c", f"cat slurm-{number}.out", user=user).stdout
+        assert state == "COMPLETED", f"job {number} is {state}: {output}"
+        return output
+
+    def submit(self, node: Node, script: str, *options: str, user: str = USER) -> int:
+        """sbatch; returns the job's number."""
+        # What a user types; sbatch reads the script from its standard input.
+        command = f"sbatch --parsable --time=5 {' '.join(options)} <<'END'\n#!/bin/bash\n{script}\nEND"
+        return int(node.run("bash", "-lc", command, user=user).stdout.strip().splitlines()[-1])
+
+    def wait_for_job(self, number: int, seconds: float = 30) -> str:
+        """The state in which a job ended."""
+        deadline = time.monotonic() + seconds
+        while True:
+            shown = self.controller.run("scontrol", "show", "job", str(number), "--oneliner").stdout
+            state = next(word for word in shown.split() if word.startswith("JobState=")).partition("=")[2]
+            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") or time.monotonic() > deadline:
+                return state
+            time.sleep(0.1)
+
+
+def disk(node: Node) -> dict[str, str]:
+    """All that happened on a node's disk, by path: kind, mode, owner, time of change and content."""
+    return _tree(node.changes, WRITTEN_BY_DAEMONS)
+
+
+def shared_disk(node: Node) -> dict[str, str]:
+    """The same of the shared file system, as this node sees it."""
+    return _tree(node.root / "opt/stand-ins/lustre", ())
+
+
+def _tree(top: Path, skip: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for folder, folders, files in os.walk(top):
+        here = Path(folder).relative_to(top)
+        folders[:] = [name for name in folders if str(here / name) not in skip]
+        for name in (*folders, *files):
+            path = Path(folder) / name
+            status = path.lstat()
+            what = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
+            if path.is_symlink():
+                what += f" -> {path.readlink()}"
+            elif path.is_file():
+                what += f" {status.st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            found[str(here / name)] = what
+    return found
+
+
+def daemons(node: Node) -> list[str]:
+    """Main process of each of Slurm's services, and since when it runs."""
+    return [
+        node.run("systemctl", "show", "--property=Id,MainPID,ActiveEnterTimestamp", unit).stdout
+        for unit in ("slurmctld", "slurmd", "slurmdbd", "mariadb", "munge")
+    ]

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The power switch of a node (see nodes.py): node_boot.sh ROOM NAME ADDRESS, in mount and network namespaces of its own
+# inside the room. Becomes the node's init: systemd, with namespaces for everything that a machine has one of.
+set -euo pipefail
+room=$1 name=$2 address=$3
+node="$room/nodes/$name"
+
+if [[ "${4:-}" != inside ]]; then
+  mkdir -p "$room/group/$name"
+  echo $$ >"$room/group/$name/cgroup.procs"
+  nsenter --net=/proc/1/ns/net ip link add name "node${address##*.}" up master nodes type veth peer name eth0 netns $$
+  ip link set lo up
+  ip address add 169.254.169.254/32 dev lo # where the instance metadata service answers
+  ip address add "$address/24" dev eth0
+  ip link set eth0 up
+  ip route add default via 10.1.0.1 # a bridge that forwards nothing
+  mount -t overlay overlay -o "lowerdir=$node/instance:$room/image:/,upperdir=$node/upper,workdir=$node/work" "$node/root"
+  exec unshare --uts --ipc --pid --cgroup --mount --fork --kill-child bash "$0" "$room" "$name" "$address" inside
+fi
+
+hostname "$name"
+cd "$node/root"
+mount -t proc proc proc
+# The kernel is this machine's: what has no namespace may be read only, as in any container.
+mount --bind proc/sys proc/sys
+mount -o remount,bind,ro proc/sys
+mount --bind /proc/sys/net proc/sys/net
+mount -t sysfs -o ro sysfs sys
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755 tmpfs run
+mount -t tmpfs -o mode=1777 tmpfs tmp
+mount -t tmpfs -o mode=755 tmpfs dev
+for device in null zero full random urandom tty; do
+  touch "dev/$device"
+  mount --bind "/dev/$device" "dev/$device"
+done
+mkdir dev/shm dev/pts
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+for stream in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${stream%:*}" "dev/${stream#*:}"; done
+touch dev/console
+mount --bind "$node/console.log" dev/console
+mount --bind "$room/lustre" opt/stand-ins/lustre
+pivot_root . mnt
+umount --lazy /mnt
+exec env -i container=namespaces PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+  setpriv --bounding-set=-sys_module,-sys_time,-syslog,-sys_rawio \
+  /lib/systemd/systemd --system --log-target=console --show-status=false

@@ -1,0 +1,168 @@
+"""What the Slurm steps write and read as text, below a temporary root; no Slurm runs and nobody has to be root."""
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from provision import slurm_conf, slurm_state
+from provision.errors import PassingError
+from provision.identity import RECORD, Identity, record
+from provision.journal import Journal
+from provision.node import Node
+from provision.settings import FileSystem, Settings
+from provision.steps import slurm_configuration
+from provision.steps.slurm_configuration import SlurmConfiguration
+
+from tests.lifecycle.image import Instance
+from tests.lifecycle.image import slurm_conf as agents_slurm_conf
+
+CONTROLLER = Instance("controller-machine", "10.1.0.11", "i-1")
+WORKERS = [Instance("worker-group-1", f"10.1.0.{number}", f"i-{number}") for number in (12, 13)]
+CONF = agents_slurm_conf(CONTROLLER, WORKERS, "TopologyPlugin=topology/tree")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    settings = Settings("legacy", "ubuntu", FileSystem("fs-1", "m", "/fsx"), {}, (), False, False)
+    identity = Identity("c", "controller-machine", "controller", "i-1", "ml.m5.large", "10.1.0.11", ("10.1.0.11",))
+    node = Node(tmp_path, settings, Journal(None), tmp_path)
+    _put(node, RECORD, record(identity))
+    return node
+
+
+def test_configuration_is_written_once_and_whole(node: Node) -> None:
+    _put(node, slurm_conf.SLURM_CONF, CONF)
+    _put(node, slurm_conf.INCLUDED_CONF, "Prolog=/from/before.sh\nProlog=/twice.sh\n")
+    step = SlurmConfiguration()
+    assert step.needed(node)
+    assert step.missing(node)
+    step.do(node)
+    step.do(node)
+    assert not step.missing(node)
+    ours = node.path(slurm_conf.INCLUDED_CONF).read_text()
+    assert ours.count("Prolog=") == 1
+    assert "AccountingStorageType" not in ours
+    assert node.path(slurm_conf.SLURM_CONF).read_text() == CONF
+    switches = slurm_conf.lines(node.path(slurm_conf.TOPOLOGY_CONF).read_text())
+    assert switches == ["SwitchName=all Nodes=ip-10-1-0-12,ip-10-1-0-13"]
+
+
+def test_accounting_is_configured_before_slurmctld_starts(node: Node) -> None:
+    node = dataclasses.replace(node, settings=dataclasses.replace(node.settings, accounting=True))
+    _put(node, slurm_conf.SLURM_CONF, CONF)
+    SlurmConfiguration().do(node)
+    ours = node.path(slurm_conf.INCLUDED_CONF).read_text()
+    assert slurm_conf.value(ours, "AccountingStorageType") == "accounting_storage/slurmdbd"
+    assert slurm_conf.value(ours, "AccountingStorageHost") == "10.1.0.11"
+
+
+def test_a_slurm_conf_without_the_include_gets_it_once(node: Node) -> None:
+    _put(node, slurm_conf.SLURM_CONF, CONF.replace("include accounting.conf\n", ""))
+    SlurmConfiguration().do(node)
+    SlurmConfiguration().do(node)
+    assert node.path(slurm_conf.SLURM_CONF).read_text() == CONF
+
+
+def test_a_slurm_conf_that_comes_late_is_waited_for(node: Node) -> None:
+    # The AMI's, or another cluster's: 10.1.0.1 begins the controller's address and is not it.
+    _put(node, slurm_conf.SLURM_CONF, "SlurmctldHost=ip-10-1-0-1(10.1.0.1)\n#SlurmctldHost=x(10.1.0.11)\n")
+    late = threading.Timer(0.5, _put, (node, slurm_conf.SLURM_CONF, CONF))
+    late.start()
+    SlurmConfiguration().do(node)
+    late.join()
+    assert not SlurmConfiguration().missing(node)
+
+
+def test_a_slurm_conf_that_never_comes_is_an_error_that_names_whose_it_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_configuration, "_AGENT_SECONDS", 0.2)
+    started = time.monotonic()
+    with pytest.raises(PassingError, match=r"slurm\.conf: after .* 10\.1\.0\.11; HyperPod's agent writes it"):
+        SlurmConfiguration().do(node)
+    assert time.monotonic() - started < 5
+    assert not node.path(slurm_conf.INCLUDED_CONF).exists()
+
+
+@pytest.mark.parametrize(
+    ("current", "written"),
+    [
+        ("", "SwitchName=all Nodes=ip-10-1-0-12,ip-10-1-0-13"),
+        ("# nothing\n\n", "SwitchName=all Nodes=ip-10-1-0-12,ip-10-1-0-13"),
+        (f"{slurm_conf.MARK}\nSwitchName=all Nodes=gone\n", "SwitchName=all Nodes=ip-10-1-0-12,ip-10-1-0-13"),
+        ("SwitchName=hyperpods Nodes=ip-10-1-0-12\n", ""),
+    ],
+)
+def test_switches_are_written_where_there_are_none_and_left_where_hyperpod_wrote_some(
+    current: str, written: str
+) -> None:
+    text = slurm_conf.topology(CONF, current)
+    assert "\n".join(slurm_conf.lines(text)) == written
+
+
+def test_no_switches_without_topology_tree() -> None:
+    assert slurm_conf.topology(agents_slurm_conf(CONTROLLER, WORKERS), "") == ""
+
+
+def test_what_is_included_counts_in_its_place() -> None:
+    conf = slurm_conf.with_included("Prolog=/a\ninclude accounting.conf\nEpilog=/b\n", "Prolog=/c\nEpilog=/d\n")
+    assert slurm_conf.value(conf, "prolog") == "/c"
+    assert slurm_conf.value(conf, "Epilog") == "/b"
+
+
+def test_only_a_password_that_was_made_here_is_used_again() -> None:
+    ours = slurm_conf.slurmdbd("10.1.0.11", "slurm", "abcdefghijklmnopqrstuvwxyz012345")
+    assert slurm_conf.password_of(ours) == "abcdefghijklmnopqrstuvwxyz012345"
+    assert slurm_conf.password_of(ours.replace(slurm_conf.MARK, "")) == ""
+    assert slurm_conf.password_of(ours.replace("StoragePass=a", "StoragePass='")) == ""
+    with pytest.raises(ValueError, match="not a password"):
+        slurm_conf.database_statements("'; DROP DATABASE mysql; --")
+
+
+# Lines of `scontrol show node --oneliner`, shortened in the middle.
+_22_05 = "NodeName={} Arch=x86_64 NodeAddr=10.1.0.12 NodeHostName=n Version=22.05.8 State={} ThreadsPerCore=1 {}"
+_24_11 = "NodeName={} Arch=x86_64 Gres=gpu:1 NodeAddr=10.1.0.12 NodeHostName=n Version=24.11.0 State={} Weight=1 {}"
+
+
+@pytest.mark.parametrize(
+    ("state", "rest", "problem", "set_aside"),
+    [
+        ("IDLE", "", "", ""),
+        ("MIXED+PLANNED", "", "", ""),
+        ("IDLE+CLOUD", "", "", ""),
+        ("ALLOCATED-", "", "", ""),
+        ("IDLE*", "", "IDLE+NOT_RESPONDING", ""),
+        ("UNKNOWN*", "", "NOT_RESPONDING+UNKNOWN", ""),
+        ("DOWN", "Reason=Node unexpectedly rebooted [slurm@2026-11-21T18:00:00]", "unexpectedly rebooted", ""),
+        ("DOWN+NOT_RESPONDING", "Reason=Not responding [slurm@2026-11-21T18:00:00]", "Not responding", ""),
+        (
+            "IDLE+DRAIN+INVALID_REG",
+            "Reason=Low RealMemory (reported:1 < 2) [slurm@2026-11-21T18:00:00]",
+            "Low Real",
+            "Low",
+        ),
+        ("IDLE+DRAIN", "Reason=Prolog error [slurm@2026-11-21T18:00:00]", "Prolog error", "Prolog"),
+        (
+            "IDLE+DRAIN",
+            "Reason=bad cable [root@2026-11-21T18:00:00] Comment=asked",
+            "",
+            "bad cable [root@2026-11-21T18:00:00]",
+        ),
+        ("FAIL", "Reason=Action:Replace [root@2026-11-21T18:00:00]", "", "Action:Replace"),
+    ],
+)
+@pytest.mark.parametrize("line", [_22_05, _24_11])
+def test_what_slurm_says_of_a_node(line: str, state: str, rest: str, problem: str, set_aside: str) -> None:
+    found = slurm_state.parse_nodes(line.format("ip-10-1-0-12", state, rest) + "\n")["10.1.0.12"]
+    assert (found.name, bool(found.problem), bool(found.set_aside)) == ("ip-10-1-0-12", bool(problem), bool(set_aside))
+    assert problem in found.problem
+    assert set_aside in found.set_aside
+    assert "Comment" not in found.reason
+
+
+def _put(node: Node, path: str, text: str) -> None:
+    file = node.path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
