@@ -25,7 +25,7 @@ def folder(node: Node) -> Path:
 def staging(node: Node, name: str) -> Path:
     """A path on the shared file system that this node alone uses, with nothing there.
 
-    What this node's earlier run left there is removed, and what other nodes left long ago.
+    What other nodes left long ago is removed.
     """
     parent = folder(node) / "staging"
     parent.parent.mkdir(mode=0o755, exist_ok=True)
@@ -36,6 +36,13 @@ def staging(node: Node, name: str) -> Path:
     path = parent / f"{node.identity.instance_id}.{name}"
     remove(path)
     return path
+
+
+def leftovers(node: Node) -> list[Path]:
+    """What a killed run of this node was preparing."""
+    parent = folder(node) / "staging"
+    own = f"{node.identity.instance_id}."
+    return sorted(path for path in parent.iterdir() if path.name.startswith(own)) if parent.is_dir() else []
 
 
 def remove(path: Path) -> None:

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.steps import STEPS
-
 LIFECYCLE = Path(__file__).resolve().parents[2] / "lifecycle"
 FILE_SYSTEM = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
 MOUNT_NAME = "4owupbev"
@@ -38,16 +36,19 @@ SETTINGS: dict[str, Any] = {
     "metrics": False,
 }
 
+# There is no Slurm on these nodes.
+ONLY = tuple(
+    word
+    for step in ("keep_scripts", "limits", "neuron", "ssh_keys", "logrotate", "prolog_epilog")
+    for word in ("--only", step)
+)
+
 ENVIRONMENT = {
     "PROVISION_IMDS": f"http://127.0.0.1:{_IMDS_PORT}",
     "PROVISION_FSX_TYPE": "tmpfs",
     "PROVISION_DNS_SECONDS": "0",
     "PROVISION_FAILURE_WAIT_SECONDS": "0",
 }
-
-# test_three_nodes.py has them, on nodes with systemd.
-_WITH_SYSTEMD = ("slurm_configuration", "accounting", "slurm", "metrics")
-WITHOUT_SYSTEMD = tuple(word for step in STEPS if step.name not in _WITH_SYSTEMD for word in ("--only", step.name))
 
 _IMDS = """
 import http.server, sys
@@ -159,9 +160,9 @@ class Node:
     def provision(
         self, *arguments: str, environment: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run provision.sh as HyperPod's agent does, without the steps that need systemd and other nodes."""
-        chosen = arguments if "--only" in arguments else (*WITHOUT_SYSTEMD, *arguments)
-        return self.run("bash", f"{SCRIPTS}/provision.sh", *chosen, environment=environment, check=check)
+        """Run provision.sh as HyperPod's agent does, without the steps of Slurm if no `--only` says otherwise."""
+        only = () if "--only" in arguments else ONLY
+        return self.run("bash", f"{SCRIPTS}/provision.sh", *only, *arguments, environment=environment, check=check)
 
     def settings(self, **changes: Any) -> None:
         """Write settings.json: SETTINGS with these changes."""

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from private_root import SCRIPTS, WITHOUT_SYSTEMD, Node, can_make_nodes, cluster
+
+from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster
 
 pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
 
@@ -72,8 +73,7 @@ def test_twice_is_once(node: Node) -> None:
     assert_right(node)
     before = node.snapshot()
     assert len(before) > 50
-    again = f"cd / && bash {SCRIPTS}/provision.sh {' '.join(WITHOUT_SYSTEMD)}"
-    second = outcomes(node.run("bash", "-c", again).stdout)
+    second = outcomes(node.run("bash", "-c", f"cd / && bash {SCRIPTS}/provision.sh {' '.join(ONLY)}").stdout)
     assert set(second.values()) == {"already so", "not needed", "finished"}
     assert node.snapshot() == before
     log = node.path("/var/log/provision/provisioning.log").read_text()
@@ -116,6 +116,14 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(Node.provision, nodes))
         assert [node.snapshot() for node in nodes] == before
+
+
+def test_what_a_killed_run_was_preparing_is_removed(node: Node) -> None:
+    node.provision()
+    left = node.path(f"/srv/lustre/.provision/staging/{node_number(node)}.home.bob")
+    left.mkdir()
+    assert outcomes(node.provision().stdout)["fsx"] == "changed"
+    assert_right(node)
 
 
 def test_two_runs_on_one_node_follow_each_other(node: Node) -> None:
@@ -179,7 +187,7 @@ def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     assert node.run(*ssh, "10.1.12.34", "id -u; pwd").stdout == "2001\n/fsx/alice\n"
     # An impostor is not believed.
     node.run("bash", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
-    node.run("pkill", "-x", "sshd")
+    node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
     node.run("/usr/sbin/sshd")
     refused = node.run(*ssh, "10.1.12.34", "true", check=False)
     assert refused.returncode == 255
@@ -316,11 +324,15 @@ def test_a_damaged_key_of_the_default_user_is_an_error(node: Node) -> None:
     assert "/fsx/ubuntu/.ssh/id_ed25519 is no private key without a passphrase; move it away" in done.stdout
 
 
-def test_limits_are_raised_and_never_lowered(node: Node) -> None:
+def _efa(node: Node) -> None:
     """Files stand in for EFA devices and the kernel's count of huge pages, which is the whole machine's."""
+    node.run("bash", "-c", "echo 10 >/tmp/pages && mount --bind /tmp/pages /proc/sys/vm/nr_hugepages")
     node.run("mount", "-t", "tmpfs", "none", "/sys/class")
     node.run("mkdir", "-p", "/sys/class/infiniband/rdmap0s6")
-    node.run("bash", "-c", "echo 10 >/tmp/pages && mount --bind /tmp/pages /proc/sys/vm/nr_hugepages")
+
+
+def test_limits_are_raised_and_never_lowered(node: Node) -> None:
+    _efa(node)
     node.run("bash", "-c", "echo 20000-20002 >/proc/sys/net/ipv4/ip_local_reserved_ports")
     configured = node.path("/etc/sysctl.d/10-mine.conf")
     configured.write_text("vm.nr_hugepages = 9000\nnet.ipv4.ip_local_reserved_ports = 7000\n")
@@ -342,6 +354,7 @@ def test_limits_are_raised_and_never_lowered(node: Node) -> None:
 def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> None:
     """A sleep stands in for slurmd."""
     with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (_, worker):
+        _efa(worker)
         worker.run("cp", "/usr/bin/sleep", "/usr/local/bin/slurmd")
         script = "ulimit -l 64; setsid slurmd 60 >/dev/null 2>&1 & echo $!"
         pid = worker.run("bash", "-c", script, environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}).stdout.strip()
@@ -464,7 +477,7 @@ def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
                     seconds = f"{moments.uniform(0.1, 0.7):.3f}"
                     # A pid namespace of its own, so that everything the run started dies in the same instant.
                     killed = ("timeout", "-s", "KILL", seconds, "unshare", "-p", "--fork", "--kill-child")
-                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", *WITHOUT_SYSTEMD, check=False)
+                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", *ONLY, check=False)
                 other.result()
             one.provision()
             assert_right(one)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_root import LIFECYCLE, SETTINGS, instance_id, resource_config
 from provision import apt, identity, runner, shared
 from provision.accounts import Account, _clear_stale_locks
 from provision.errors import NodeError, PassingError
@@ -29,6 +28,8 @@ from provision.step import Step
 from provision.steps import STEPS, home, ssh_keys
 from provision.steps.limits import merged_ports
 from provision.steps.neuron import count_devices
+
+from tests.lifecycle.private_root import LIFECYCLE, SETTINGS, instance_id, resource_config
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Fsx(Step):
             return [*lines, f"{node.settings.fsx.source} is not mounted at {node.settings.fsx.mount_path}"]
         if difference(node, _tried(mount)):
             return [*lines, f"{node.settings.fsx.mount_path} has not been written to since it was mounted"]
-        return lines
+        return [*lines, *(f"{path} of a run that was killed" for path in shared.leftovers(node))]
 
     def do(self, node: Node) -> None:
         if node.settings.provisioning == "legacy":
@@ -56,6 +56,8 @@ class Fsx(Step):
         mount = _mounted(node)
         if mount is None:
             raise PassingError(f"mount ended without an error and {node.settings.fsx.mount_path} is not mounted")
+        for path in shared.leftovers(node):
+            shared.remove(path)
         _try_out(node)
         write(node, _tried(mount))
 
