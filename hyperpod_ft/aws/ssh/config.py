@@ -56,9 +56,7 @@ Match all
 
 
 # With -m, a file in the directory where ssh happens to be called could take the place of any module
-_PROXY = (
-    'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws.ssh import proxy; proxy.main()'
-)
+_PROXY = 'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws.ssh import proxy; proxy.main()'
 
 
 @dataclass(frozen=True)
