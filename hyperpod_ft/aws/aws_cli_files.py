@@ -20,8 +20,8 @@ import jinja2
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.aws import lifecycle_files, requests, stack
 from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.foundation import stack_parameters
-from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.stack import StackParameters
 from hyperpod_ft.sources import shipped
 
 # environment variable: output of the stack
@@ -73,7 +73,7 @@ def files(config: ClusterConfig) -> dict[str, str]:
     if config.existing is None:
         parameters = [
             {"ParameterKey": key, "ParameterValue": value}
-            for key, value in stack_parameters(config).for_cloudformation().items()
+            for key, value in StackParameters.of(config).for_cloudformation().items()
         ]
         found["stack.yaml"] = stack.template()
         found["stack-parameters.json"] = json.dumps(parameters, indent=2) + "\n"
@@ -82,13 +82,10 @@ def files(config: ClusterConfig) -> dict[str, str]:
 
 def _placeholders(config: ClusterConfig) -> Foundation:
     return Foundation(
-        vpc_id="${VPC_ID}",
         subnet_id="${SUBNET_ID}",
-        public_subnet_id="${PUBLIC_SUBNET_ID}",
         security_group_ids=("${SECURITY_GROUP}", *(config.existing.security_group_ids[1:] if config.existing else ())),
         role_arn="${ROLE}",
         bucket="${BUCKET}",
-        fsx_id="${FSX_ID}",
         fsx_dns_name="${FSX_DNS_NAME}",
         fsx_mount_name="${FSX_MOUNTNAME}",
     )

@@ -4,7 +4,9 @@ from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.stack import require_deployable
 from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.errors import UserError
 
 BUCKET = "existing.bucket"
 
@@ -50,22 +52,10 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
 
 def stack(account: Account) -> list[Finding]:
     """The stack of this cluster, if there is one, can be gone on with."""
-    found, stack_name = account.stack(), account.config.stack_name
-    if found is None:
-        return []
-    status: str = found["StackStatus"]
-    reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
-    if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":
-        return [
-            error(
-                "name",
-                f"the stack {stack_name} is {status}{reason}",
-                f"delete it: aws cloudformation delete-stack --region {account.config.region}"
-                f" --stack-name {stack_name}",
-            )
-        ]
-    if status.endswith("_IN_PROGRESS"):
-        return [warning("name", f"the stack {stack_name} is {status}", "wait until it is complete")]
+    try:
+        require_deployable(account.clients["cloudformation"], account.config.stack_name)
+    except UserError as refusal:
+        return [error("name", refusal.problem, refusal.remedy)]
     return []
 
 
