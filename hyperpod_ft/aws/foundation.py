@@ -7,7 +7,7 @@ from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
 from hyperpod_ft.aws.requests import Foundation
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import StackOutputs, StackParameters
-from hyperpod_ft.aws.stack_events import StackEvent
+from hyperpod_ft.aws.stack_events import StackEvent, describe
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
@@ -25,6 +25,11 @@ def lay(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) 
         poll_seconds=poll_seconds,
     )
     return of_stack(deployed)
+
+
+def subnet_id(config: ClusterConfig, session: Session) -> str:
+    """The nodes' subnet as it is now; empty where the stack has not made it."""
+    return config.existing.subnet_id if config.existing else stack.private_subnet(describe(session, config.stack_name))
 
 
 def tell_event(name: str, event: StackEvent, say: Say) -> None:

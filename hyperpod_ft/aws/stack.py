@@ -132,6 +132,11 @@ def outputs(session: Session, name: str) -> StackOutputs:
         return _outputs(stack)
 
 
+def private_subnet(stack: dict[str, Any] | None) -> str:
+    """The nodes' subnet of a stack as DescribeStacks has it; empty where it has made none."""
+    return _outputs_by_key(stack or {}).get("PrivateSubnetId", "")
+
+
 def delete(
     session: Session,
     name: str,
@@ -227,8 +232,12 @@ def _update(session: Session, stack_id: str, request: dict[str, Any], progress: 
     require(session, stack_id, settle(session, stack_id, progress, after=before, poll_seconds=poll_seconds))
 
 
+def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
+    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+
+
 def _outputs(stack: dict[str, Any]) -> StackOutputs:
-    found = {output["OutputKey"].lower(): output["OutputValue"] for output in stack.get("Outputs", [])}
+    found = {key.lower(): value for key, value in _outputs_by_key(stack).items()}
     known = {f.name: found[key] for f in fields(StackOutputs) if (key := f.name.replace("_", "")) in found}
     return StackOutputs(**known)
 
@@ -239,7 +248,7 @@ def _resources(session: Session, stack: dict[str, Any]) -> dict[str, str]:
     It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
     """
     pages = session.client("cloudformation").get_paginator("list_stack_resources")
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    outputs = _outputs_by_key(stack)
     kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
     return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]

@@ -2,18 +2,23 @@
 
 from typing import Any
 
+from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.stack import private_subnet
 from hyperpod_ft.aws.validation.account import Account
 
 BUCKET = "existing.bucket"
 
 
 def name(account: Account) -> list[Finding]:
-    """No cluster has the name. One that has it is not an error: `cluster create` goes on with it."""
-    cluster = account.cluster()
+    """No cluster has the name, or this cluster file's: then `cluster create` goes on with it."""
+    cluster, existing = account.cluster(), account.config.existing
     if cluster is None:
         return []
+    subnet_id = existing.subnet_id if existing else private_subnet(account.stack())
+    if problem := hyperpod.not_ours(hyperpod.of_description(cluster), subnet_id):
+        return [error("name", problem, "take another name")]
     called, status = account.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):
         return [error("name", f"there is a cluster {called}, {status}", "delete it first, or take another name")]
