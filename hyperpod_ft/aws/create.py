@@ -10,6 +10,7 @@ from hyperpod_ft.aws.foundation import Foundation, of_existing
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
 _ROLE_ATTEMPTS = 12
@@ -19,14 +20,16 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
     """Make what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     A cluster that is there keeps the instance groups it has; groups it lacks are added, and nodes to come run the new
-    lifecycle files. Raises UserError.
+    lifecycle files. Raises UserError, also for a cluster of this name that somebody else made.
     """
     with explained(f"cluster {config.name}"):
+        sagemaker = session.client("sagemaker")
+        # before anything costs money
+        _find(sagemaker, config.name, stack.subnet_id(config, session.client("cloudformation")))
         base = lay_foundation(config, session, say, poll_seconds)
         content = lifecycle_files.files(config, base)
         uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
-        sagemaker = session.client("sagemaker")
-        cluster = hyperpod.find(sagemaker, config.name)
+        cluster = _find(sagemaker, config.name, base.subnet_id)
         if cluster is None:
             _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds)
             say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
@@ -36,6 +39,13 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
             say(f"cluster {config.name}: {difference}")
         if cluster.status == hyperpod.IN_SERVICE:
             _bring_up_to_date(config, cluster, requests.create_cluster(config, base, uri), uri, sagemaker, say)
+
+
+def _find(sagemaker: Any, name: str, subnet_id: str) -> Cluster | None:
+    cluster = hyperpod.find(sagemaker, name)
+    if cluster is not None and (problem := hyperpod.not_ours(cluster, subnet_id)):
+        raise UserError(problem, "choose another name in the cluster file")
+    return cluster
 
 
 def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> None:

@@ -35,6 +35,8 @@ class Cluster:
     status: str
     failure: str
     groups: tuple[Group, ...]
+    subnets: tuple[str, ...]
+    kubernetes: bool  # orchestrated by EKS, not Slurm
 
     @property
     def id(self) -> str:
@@ -70,7 +72,7 @@ def describe(client: Any, name: str) -> dict[str, Any] | None:
 def find(client: Any, name: str) -> Cluster | None:
     """The cluster, or None when there is none of this name."""
     described = describe(client, name)
-    return None if described is None else _cluster(described)
+    return None if described is None else of_description(described)
 
 
 def require(client: Any, name: str) -> Cluster:
@@ -87,8 +89,22 @@ def require(client: Any, name: str) -> Cluster:
     raise UserError(f"no cluster {name!r} in {region}" + did_you_mean(name, names), f"{known}; other regions: --region")
 
 
+def not_ours(cluster: Cluster, subnet_id: str) -> str:
+    """Why a cluster cannot be the one that the kit makes on this subnet; empty when it can be."""
+    if cluster.kubernetes:
+        return f"there is a cluster {cluster.name} already, and it is Kubernetes (EKS), not Slurm"
+    if subnet_id not in cluster.subnets:
+        return f"there is a cluster {cluster.name} already, and it stands on other subnets: somebody else made it"
+    return ""
+
+
 def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
-    """Have a group hold `count` instances. Whatever else the group is, it stays."""
+    """Have a group hold `count` instances. Whatever else the group is, it stays. Raises UserError under Kubernetes."""
+    if cluster.kubernetes:
+        raise UserError(
+            f"cluster {cluster.name} is Kubernetes (EKS): its groups hold what this kit does not know",
+            "use the AWS CLI",
+        )
     specification = _specifications(client, cluster)[cluster.group(group).name]
     specification["InstanceCount"] = count
     if specification.get("MinInstanceCount", 0) > count:
@@ -149,7 +165,8 @@ def _specifications(client: Any, cluster: Cluster) -> dict[str, dict[str, Any]]:
     return {group["InstanceGroupName"]: group_specification(group) for group in described["InstanceGroups"]}
 
 
-def _cluster(described: dict[str, Any]) -> Cluster:
+def of_description(described: dict[str, Any]) -> Cluster:
+    """The cluster that `DescribeCluster` describes."""
     return Cluster(
         name=described["ClusterName"],
         arn=described["ClusterArn"],
@@ -167,4 +184,6 @@ def _cluster(described: dict[str, Any]) -> Cluster:
             )
             for group in described["InstanceGroups"]
         ),
+        subnets=tuple(described.get("VpcConfig", {}).get("Subnets", [])),
+        kubernetes="Eks" in described.get("Orchestrator", {}),
     )

@@ -123,6 +123,13 @@ def require_deployable(client: Any, name: str) -> None:
         _require_updatable(client, stack)
 
 
+def subnet_id(config: ClusterConfig, client: Any) -> str:
+    """The nodes' subnet as it is now; empty where the stack has not made it. `client`: CloudFormation's."""
+    if config.existing:
+        return config.existing.subnet_id
+    return _outputs_by_key(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
+
+
 def delete(
     session: Session,
     name: str,
@@ -221,8 +228,12 @@ def _update(client: Any, stack_id: str, request: dict[str, Any], progress: Progr
     require(client, stack_id, settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds))
 
 
+def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
+    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+
+
 def _foundation(stack: dict[str, Any]) -> Foundation:
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+    outputs = _outputs_by_key(stack)
     return Foundation(
         subnet_id=outputs["PrivateSubnetId"],
         security_group_ids=(outputs["SecurityGroupId"],),
@@ -239,7 +250,7 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
     """
     pages = client.get_paginator("list_stack_resources")
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    outputs = _outputs_by_key(stack)
     kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
     return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]

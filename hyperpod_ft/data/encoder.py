@@ -111,7 +111,7 @@ class RankedBackend:
         try:
             return self._encode(texts)
         except ValueError:  # its regex engine gives up on half a million spaces in a row
-            from tokenizers import Tokenizer as Library  # noqa: PLC0415
+            from tokenizers import Tokenizer as Library  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
 
             return LibraryBackend(Library.from_file(str(self.file))).encode(texts)
 

@@ -111,7 +111,7 @@ def _line_chunks(path: Path, name: str) -> Iterator[Chunk]:
 
 
 def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
-    from pyarrow import parquet  # noqa: PLC0415 - slow to import
+    from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - slow to import
 
     try:
         metadata = parquet.read_metadata(path)

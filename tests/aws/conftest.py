@@ -15,7 +15,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
-ROOT = Path(__file__).parents[2]
+from tests.aws.kit import ROOT, Kit
+
 REGION = "us-west-2"
 ZONE_ID = "usw2-az4"
 _CREDENTIALS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
@@ -99,6 +100,13 @@ def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     return _server
+
+
+@pytest.fixture
+def kit(tmp_path: Path, aws: Aws) -> Kit:
+    kit = Kit(tmp_path, aws)
+    kit.configure()
+    return kit
 
 
 @pytest.fixture(autouse=True)

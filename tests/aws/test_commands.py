@@ -5,68 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from hyperpod_ft.aws import cluster_file
-from tests.aws.conftest import ROOT, Aws
-
-NAME = "ml-cluster"
-
-
-class Kit:
-    """The command in a directory of its own, with a cluster file and a home that holds an ssh key."""
-
-    def __init__(self, directory: Path, aws: Aws) -> None:
-        self.directory = directory
-        self.aws = aws
-        self.file = directory / "cluster.yaml"
-        self.environment = {
-            **aws.environment,
-            "HOME": str(directory),
-            "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "0.02",
-        }
-
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", "cluster", *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, *arguments: str, status: int = 0) -> str:
-        process = self.start(*arguments)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == status, output
-        assert "Traceback" not in output
-        assert "testing" not in output.replace("testing-server", ""), "no credential is ever shown"
-        return output
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "--json"))
-
-    def workers(self) -> list[str]:
-        return [node["instance_id"] for node in self.json("nodes") if node["group"] == "worker-group-1"]
-
-    def configure(self, **changes: Any) -> None:
-        values = yaml.safe_load(cluster_file.example().read_text())
-        self.file.write_text(yaml.safe_dump({**values, **changes}))
-
-
-@pytest.fixture
-def kit(tmp_path: Path, aws: Aws) -> Kit:
-    kit = Kit(tmp_path, aws)
-    kit.configure()
-    return kit
+from tests.aws.kit import NAME, Kit
 
 
 def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:

@@ -43,6 +43,8 @@ def a_cluster(*names: str, roles: bool = True) -> Cluster:
         "InService",
         "",
         tuple(Group(name, "", 1, 1, "", "", kinds.get(name, "Compute") if roles else "") for name in names),
+        subnets=(),
+        kubernetes=False,
     )
 
 

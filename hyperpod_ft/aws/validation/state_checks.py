@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
-from hyperpod_ft.aws.stack import require_deployable
+from hyperpod_ft.aws.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.account import Account
 from hyperpod_ft.errors import UserError
 
@@ -12,10 +13,13 @@ BUCKET = "existing.bucket"
 
 
 def name(account: Account) -> list[Finding]:
-    """No cluster has the name. One that has it is not an error: `cluster create` goes on with it."""
+    """No cluster has the name, or this cluster file's: then `cluster create` goes on with it."""
     cluster = account.cluster()
     if cluster is None:
         return []
+    subnet = subnet_id(account.config, account.clients["cloudformation"])
+    if problem := hyperpod.not_ours(hyperpod.of_description(cluster), subnet):
+        return [error("name", problem, "take another name")]
     called, status = account.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):
         return [error("name", f"there is a cluster {called}, {status}", "delete it first, or take another name")]
