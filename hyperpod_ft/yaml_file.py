@@ -136,6 +136,8 @@ def _describe(kind: Kind[Any], where: str, problem: ErrorDetails) -> str:
             return f"{where}: {key}: is missing; add it ({kind.page})"
         case "string_pattern_mismatch":
             return f"{where}: {key}: {problem['input']!r} does not match {problem['ctx']['pattern']}"
+        case "int_parsing" | "int_type" | "int_from_float" | "float_parsing" | "float_type":
+            return f"{where}: {key}: must be a number (given: {problem['input']!r})"
         case "tuple_type":
             return f"{where}: {key}: is not a list; write it in brackets, as [a, b]"
         case _:

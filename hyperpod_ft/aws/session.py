@@ -4,6 +4,7 @@ boto3 is imported when the first client is asked for: it takes a while, belongs 
 none. Credentials are boto3's own business; none is read, kept or printed here.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -75,7 +76,9 @@ class Session:
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
         # A session of its own: boto3's default one is shared by the whole process, and not safe between threads.
-        return boto3.Session(profile_name=self.profile, region_name=self.region).client(service, config=config)
+        return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION")).client(
+            service, config=config
+        )
 
 
 @contextmanager
@@ -107,7 +110,7 @@ _LOCAL = {
     "NoCredentialsError": ("no AWS credentials", "export AWS_PROFILE, or give this machine's role access"),
     "PartialCredentialsError": ("incomplete AWS credentials", "export both key and secret, or AWS_PROFILE"),
     "CredentialRetrievalError": ("the AWS credentials cannot be fetched", _RENEW),
-    "NoRegionError": ("no AWS region", "name it in the cluster file, or export AWS_REGION"),
+    "NoRegionError": ("no AWS region", "give the cluster file or --region, or export AWS_REGION"),
     "InvalidRegionError": ("no such AWS region", "correct AWS_REGION"),
     "ProfileNotFound": ("no such AWS profile", "correct AWS_PROFILE; `aws configure list-profiles` lists them"),
     "TokenRetrievalError": ("the AWS sign-in has expired", _RENEW),
