@@ -79,8 +79,12 @@ def parse(kind: Kind[Any], path: Path) -> dict[str, Any]:
     """The keys and values of a file, unchecked. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}", "give a readable YAML file") from error
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}", f"give a readable YAML file, or start from `{kind.start}`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text", "give a YAML file") from error
     values = _yaml(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds no keys", f"start from `{kind.start}`")

@@ -23,11 +23,11 @@ stop() {
 trap stop EXIT
 read -r -t 60 endpoint <&"${server[0]}" || die "the server that stands in for AWS did not start"
 
-for name in "${!AWS_@}"; do unset "$name"; done
+for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
 touch "$directory/empty"
 export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal \
   AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
-  HYPERPOD_FT_POLL_SECONDS=0.1 HOME="$directory" NO_PROXY=127.0.0.1,localhost
+  HYPERPOD_FT_POLL_SECONDS=0.1 HOME="$directory"
 mkdir -m 700 "$directory/.ssh"
 ssh-keygen -q -t ed25519 -N '' -f "$directory/.ssh/id_ed25519"
 cd "$directory"

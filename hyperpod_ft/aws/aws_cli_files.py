@@ -22,6 +22,7 @@ from hyperpod_ft.aws import lifecycle_files, requests, stack
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.stack import StackParameters
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.sources import shipped
 
 # environment variable: output of the stack
@@ -40,7 +41,12 @@ _USED = ("SUBNET_ID", "SECURITY_GROUP", "ROLE", "BUCKET", "FSX_DNS_NAME", "FSX_M
 
 
 def write(config: ClusterConfig, directory: Path) -> list[Path]:
-    """Write the files and return their paths, sorted."""
+    """Write the files and return their paths, sorted. Raises UserError for a directory that holds anything else."""
+    if directory.is_file() or (
+        directory.is_dir() and any(directory.iterdir()) and not (directory / "create.sh").is_file()
+    ):
+        raise UserError(f"{directory}: is there already, and not of this command", "name a new directory")
+    publish.remove(directory / "to-fill")  # of another cluster file, perhaps
     for name, content in files(config).items():
         publish.write_text(directory / name, content, 0o777 if name.endswith(".sh") else 0o666)
     return sorted(directory / name for name in files(config))
@@ -93,7 +99,7 @@ def _placeholders(config: ClusterConfig) -> Foundation:
 
 def _tags(config: ClusterConfig) -> str:
     tags = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
-    return " \\\n    --tags " + shlex.quote(json.dumps(tags)) if tags else ""
+    return shlex.quote(json.dumps(tags)) if tags else ""
 
 
 def _render(name: str, values: Mapping[str, object]) -> str:
