@@ -56,8 +56,8 @@ class Commands:
             self.say(str(finding))
         if found.has_errors:
             raise UserError(f"cluster {config.name}: nothing was made, because of the errors above", "correct them")
-        create(config, self.session, self.say, self.stack_poll_seconds)
-        return None if timeout is None else self._wait(timeout)
+        asked = create(config, self.session, self.say, self.stack_poll_seconds)
+        return None if timeout is None else self._wait(timeout, Awaited(targets=asked))
 
     def validate(self, config: ClusterConfig) -> Checked:
         """All that can be checked without changing anything."""

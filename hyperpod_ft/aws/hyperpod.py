@@ -5,6 +5,7 @@ from typing import Any
 
 from hyperpod_ft.aws.nodes import Node
 from hyperpod_ft.aws.requests import group_specification
+from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.yaml_file import did_you_mean
 
@@ -92,7 +93,6 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
         raise UserError(
             f"cluster {cluster.name} is Kubernetes (EKS): its groups hold what this kit does not know",
             "use the AWS CLI",
-            "use the AWS CLI",
         )
     specification = _specifications(client, cluster)[cluster.group(group).name]
     specification["InstanceCount"] = count
@@ -122,8 +122,16 @@ def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
         )
 
 
-def delete(client: Any, name: str) -> None:
-    client.delete_cluster(ClusterName=name)
+def delete(client: Any, name: str) -> bool:
+    """Ask for it to be deleted; False when HyperPod does not do that as long as the cluster changes."""
+    try:
+        client.delete_cluster(ClusterName=name)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ConflictException":
+            return False
+        if error_code(error) != "ResourceNotFound":
+            raise
+    return True
 
 
 def pick(nodes: list[Node], wanted: str) -> Node:

@@ -1,15 +1,13 @@
 """From a cluster back to nothing, but for the data unless that is asked for; and what goes on costing money."""
 
 from collections.abc import Callable
-from typing import Any
 
 from hyperpod_ft.amount import amount
-from hyperpod_ft.aws import hyperpod, stack
+from hyperpod_ft.aws import stack
 from hyperpod_ft.aws.foundation import tell_event
-from hyperpod_ft.aws.session import Session, error_code, explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
 from hyperpod_ft.aws.waiting import Watch
-from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
 
@@ -29,13 +27,6 @@ def remove(
     Safe to run again: what is gone already is passed over.
     """
     with explained(f"cluster {name}"):
-        sagemaker = session.client("sagemaker")
-        cluster = hyperpod.find(sagemaker, name)
-        if cluster is None:
-            watch.say(f"cluster {name}: is not there (any more)")
-        elif cluster.status != hyperpod.DELETING:
-            _ask(sagemaker, name)
-            watch.say(f"cluster {name}: asked to be deleted")
         watch.until_gone(timeout_seconds)
         return stack.delete(
             session,
@@ -44,20 +35,6 @@ def remove(
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )
-
-
-def _ask(sagemaker: Any, name: str) -> None:
-    from botocore.exceptions import ClientError  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
-
-    try:
-        hyperpod.delete(sagemaker, name)
-    except ClientError as error:
-        if error_code(error) == "ConflictException":
-            raise UserError(
-                f"cluster {name}: HyperPod does not delete it while it changes", "wait until it is InService or Failed"
-            ) from error
-        if error_code(error) != "ResourceNotFound":
-            raise
 
 
 def costs(remains: Remains) -> list[str]:

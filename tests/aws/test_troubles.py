@@ -58,3 +58,42 @@ def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
     made_by_others(kit, Orchestrator={"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/mine"}})
     assert "Kubernetes" in kit.run("scale", NAME, "worker-group-1", "2", status=2)
     assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
+
+
+def test_an_update_that_is_rolled_back_is_told_at_once(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.run("create")
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"cluster.update": 0.3, "cluster.rollback": 0.3})
+    told = "went back to what it was: We currently do not have sufficient capacity"
+    assert told in kit.run("scale", NAME, "worker-group-1", "3", status=2)
+    worker = {"instance_type": "ml.trn1.32xlarge"}
+    kit.configure(
+        continuous_provisioning=False, workers=[{"name": "worker-group-1", **worker}, {"name": "b", **worker}]
+    )
+    assert told in kit.run("create", status=2)
+
+
+def test_a_log_that_may_not_be_read_does_not_hide_the_failure(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": [], "exit": 1}}, errors=[{"service": "logs", **DENIED}])
+    *_, told, last = kit.run("create", status=2).splitlines()
+    assert "access denied" in told
+    assert "Lifecycle scripts did not run successfully" in last
+
+
+def test_delete_waits_for_a_cluster_that_is_being_created(kit: Kit) -> None:
+    """HyperPod refuses it until then; meanwhile everything costs money."""
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(seconds={"cluster.create": 1.5})
+    kit.run("create", "--no-wait")
+    output = kit.run("delete", "--confirm", NAME)
+    assert "once it is no longer Creating" in output
+    assert "What is left" in output
+
+
+def test_a_failed_cluster_that_is_still_shown_as_failed_is_deleted(kit: Kit) -> None:
+    """DescribeCluster may answer what was before DeleteCluster for a moment."""
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": [], "exit": 1}}, seconds={"cluster.delete.shown": 0.5})
+    kit.run("create", status=2)
+    assert "What is left" in kit.run("delete", "--confirm", NAME)
