@@ -7,6 +7,7 @@ from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
 from hyperpod_ft.aws.requests import Foundation
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import StackOutputs, StackParameters
+from hyperpod_ft.aws.stack_data import measure_filesystem
 from hyperpod_ft.aws.stack_events import StackEvent, describe
 from hyperpod_ft.errors import UserError
 
@@ -24,6 +25,12 @@ def lay(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) 
         lambda event: tell_event(config.stack_name, event, say),
         poll_seconds=poll_seconds,
     )
+    volume = measure_filesystem(session, deployed.fsx_id)
+    if volume is None or volume.lifecycle == "DELETING":
+        raise UserError(
+            f"stack {config.stack_name}: its file system is gone: deleted by hand, or by a delete that stopped",
+            f"finish that: hyperpod-ft cluster delete {config.name} --delete-data; then create it again",
+        )
     return of_stack(deployed)
 
 
