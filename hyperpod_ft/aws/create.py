@@ -29,10 +29,11 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         content = lifecycle_files.files(config, base)
         uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
         cluster = _find(sagemaker, config.name, base.subnet_id)
-        if cluster is None:
-            _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds)
+        if cluster is None and _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds):
             say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
+        cluster = cluster or _find(sagemaker, config.name, base.subnet_id)
+        assert cluster is not None, "HyperPod has just said that it exists"
         say(f"cluster {config.name}: is there already, {cluster.status}")
         for difference in differences(config, cluster):
             say(f"cluster {config.name}: {difference}")
@@ -49,18 +50,24 @@ def _find(sagemaker: Any, name: str, subnet_id: str) -> Cluster | None:
     return cluster
 
 
-def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> None:
-    """IAM makes a new role known everywhere within seconds, not at once: until then HyperPod cannot assume it."""
-    for _ in range(_ROLE_ATTEMPTS):
+def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
+    """False when somebody else was quicker, or this request's first answer got lost.
+
+    IAM makes a new role known everywhere within seconds, not at once: until then HyperPod cannot assume it.
+    """
+    for attempt in range(_ROLE_ATTEMPTS):
         try:
             sagemaker.create_cluster(**request)
-            return
+            break
         except sagemaker.exceptions.ClientError as error:
+            if error_code(error) == "ResourceInUse":
+                return False
             message = error_message(error).lower()
-            if error_code(error) != "ValidationException" or "assume" not in message or "role" not in message:
+            unknown = error_code(error) == "ValidationException" and "assume" in message and "role" in message
+            if not unknown or attempt == _ROLE_ATTEMPTS - 1:
                 raise
         time.sleep(poll_seconds)
-    sagemaker.create_cluster(**request)
+    return True
 
 
 def _bring_up_to_date(

@@ -107,11 +107,12 @@ def deploy(
     with explained(f"stack {parameters.name}"):
         stack = _settled(session, parameters.name, progress, poll_seconds)
         request = _request(parameters)
-        if stack is None:
-            stack_id = str(session.client("cloudformation").create_stack(**request)["StackId"])
+        if stack is None and (stack_id := _create(session, request)):
             status = settle(session, stack_id, progress, after="", poll_seconds=poll_seconds)
             require(session, stack_id, status)
         else:
+            stack = stack or _settled(session, parameters.name, progress, poll_seconds)
+            assert stack is not None, "CloudFormation has just said that it exists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(session, stack)
@@ -206,6 +207,15 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
         "Capabilities": ["CAPABILITY_IAM"],  # the execution role
         "Tags": [{"Key": key, "Value": value} for key, value in parameters.tags.items()],
     }
+
+
+def _create(session: Session, request: dict[str, Any]) -> str:
+    """The id of a new stack; empty when somebody else was quicker, or this request's first answer got lost."""
+    client = session.client("cloudformation")
+    try:
+        return str(client.create_stack(**request)["StackId"])
+    except client.exceptions.AlreadyExistsException:
+        return ""
 
 
 def _require_ours(stack: dict[str, Any]) -> None:
