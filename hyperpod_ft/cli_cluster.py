@@ -1,6 +1,8 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. What imports boto3 is imported late."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,7 +110,8 @@ def create(
             print(path)
         return
     commands = _commands(Target(config.name, config.region, config), profile)
-    cluster = commands.create(config, None if no_wait else timeout)
+    with _interruptible():
+        cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Look at it: hyperpod-ft cluster status {file}")
     else:
@@ -149,7 +152,8 @@ def scale(
     fewer = commands.fewer(group, count)
     if fewer and not yes:
         _confirm(f"{group}: HyperPod chooses {fewer} of its instances and ends them, with what runs there. Go on?")
-    commands.scale(group, count, None if no_wait else timeout)
+    with _interruptible():
+        commands.scale(group, count, None if no_wait else timeout)
 
 
 @app.command("replace-node")
@@ -168,7 +172,8 @@ def replace_node(
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
         _confirm(f"Replace {names}? Jobs on it are killed, its own disks are lost; the shared volume stays.")
-    commands.replace(chosen, None if no_wait else timeout)
+    with _interruptible():
+        commands.replace(chosen, None if no_wait else timeout)
 
 
 @app.command()
@@ -242,7 +247,10 @@ def delete(
     print(f"This deletes cluster {target.name}, {what}.")
     if _typed(target.name, confirm) != target.name:
         raise UserError(f"not deleted: the name is {target.name}", "type it, or give it with --confirm")
-    show_cluster.remains(_commands(target, profile).delete(delete_data, timeout), target.name)
+    commands = _commands(target, profile)
+    with _interruptible():
+        left = commands.delete(delete_data, timeout)
+    show_cluster.remains(left, target.name, commands.region)
 
 
 def _load(file: Path, overrides: list[str] | None, legacy: bool) -> ClusterConfig:
@@ -253,6 +261,19 @@ def _commands(target: Target, profile: str | None) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
     return Commands.of(target, profile, show_cluster.say)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command, not what AWS was asked for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show_cluster.tell(
+            "interrupted: AWS goes on, and what it made costs money; the same command goes on with it,"
+            " `hyperpod-ft cluster delete` ends it"
+        )
+        raise
 
 
 def _confirm(question: str) -> None:

@@ -102,15 +102,19 @@ def nodes(found: list[Node], as_json: bool) -> None:
     _console().print(table)
 
 
-def remains(left: Remains, name: str) -> None:
+def remains(left: Remains, name: str, region: str) -> None:
     """Print what is left of a cluster and costs money."""
     lines = costs(left)
-    print("What is left and costs money:" if lines else "Nothing of it is left that costs money.")
+    print(
+        f"What is left in {region} and costs money:"
+        if lines
+        else f"Nothing of it is left in {region} that costs money."
+    )
     for line in lines:
         print(f"  {line}")
     if lines:
         print("`hyperpod-ft cluster create` finds it again. Without the data nothing is left:")
-        print(f"  hyperpod-ft cluster delete {name} --delete-data")
+        print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
 def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, Way
 from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
 from hyperpod_ft.aws.stack import Remains
+from hyperpod_ft.aws.stack_events import describe
 from hyperpod_ft.aws.target import Target
 from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
 from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch
@@ -56,8 +57,8 @@ class Commands:
             self.say(str(finding))
         if found.has_errors:
             raise UserError(f"cluster {config.name}: nothing was made, because of the errors above", "correct them")
-        create(config, self.session, self.say, self.stack_poll_seconds)
-        return None if timeout is None else self._wait(timeout)
+        asked = create(config, self.session, self.say, self.stack_poll_seconds)
+        return None if timeout is None else self._wait(timeout, Awaited(targets=asked))
 
     def validate(self, config: ClusterConfig) -> Checked:
         """All that can be checked without changing anything."""
@@ -71,11 +72,11 @@ class Commands:
     def fewer(self, group: str, count: int) -> int:
         """How many instances a group would lose."""
         with self._explained():
-            return max(0, self._require().group(group).target - count)
+            return max(0, self._scalable(group).group(group).target - count)
 
     def scale(self, group: str, count: int, timeout: float | None) -> None:
         with self._explained():
-            cluster = self._require()
+            cluster = self._scalable(group)
             before = cluster.group(group).target
             hyperpod.scale(self._sagemaker, cluster, group, count)
         self.say(f"{group}: asked for {count} instances, {before} before")
@@ -121,7 +122,7 @@ class Commands:
         usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
         with self._explained():
             cluster, nodes = self._require(), self._nodes()
-            account = ssm.Account(self._sagemaker.meta.region_name, self.session.profile)
+            account = ssm.Account(self.region, self.session.profile)
         return ssh.way(cluster, nodes, account, request, Path.home(), usual)
 
     def delete(self, delete_data: bool, timeout: float) -> Remains:
@@ -151,10 +152,36 @@ class Commands:
         return Watch(self._sagemaker, self.session.client("logs"), self.target.name, self.say, self.poll_seconds)
 
     def _require(self) -> Cluster:
-        return hyperpod.require(self._sagemaker, self.target.name)
+        name = self.target.name
+        cluster = hyperpod.find(self._sagemaker, name)
+        if cluster is None and (stack := self._stack()):
+            raise UserError(
+                f"no cluster {name!r} in {self.region}, but its stack {stack['StackName']} is, {stack['StackStatus']},"
+                " and costs money",
+                f"`hyperpod-ft cluster create` goes on with it, `hyperpod-ft cluster delete {name}` says what it keeps",
+            )
+        return cluster or hyperpod.require(self._sagemaker, name)
+
+    def _stack(self) -> dict[str, Any] | None:
+        """The cluster's stack; None without one, or without the permission to look."""
+        with suppress(self.session.client("cloudformation").exceptions.ClientError):
+            return describe(self.session, stack_name(self.target.name))
+        return None
+
+    def _scalable(self, group: str) -> Cluster:
+        cluster, config = self._require(), self.target.config
+        # HyperPod tells roles only of clusters whose Slurm it set up; others have the file's name, or the usual one
+        controller = config.controller.name if config else USUAL_GROUPS[-1]
+        if (cluster.group(group).node_type or ("Controller" if group == controller else "")) == "Controller":
+            raise UserError(f"{group} holds the controller, and Slurm has one controller", "scale another group")
+        return cluster
 
     def _nodes(self) -> list[Node]:
         return list_nodes(self._sagemaker, self.target.name)
+
+    @property
+    def region(self) -> str:
+        return str(self._sagemaker.meta.region_name)
 
     @property
     def _sagemaker(self) -> Any:

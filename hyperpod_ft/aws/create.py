@@ -16,11 +16,12 @@ Say = Callable[[str], None]
 _ROLE_ATTEMPTS = 12
 
 
-def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: float = POLL_SECONDS) -> None:
+def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: float = POLL_SECONDS) -> dict[str, int]:
     """Make what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     A cluster that is there keeps the instance groups it has; groups it lacks are added, and nodes to come run the new
-    lifecycle files. Raises UserError, also for a cluster of this name that somebody else made.
+    lifecycle files. Returns how many instances of which groups it asked for. Raises UserError, also for a cluster of
+    this name that somebody else made.
     """
     with explained(f"cluster {config.name}"):
         sagemaker = session.client("sagemaker")
@@ -30,15 +31,18 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         content = lifecycle_files.files(config, base)
         uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
         cluster = _find(sagemaker, config.name, base.subnet_id)
-        if cluster is None:
-            _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds)
+        if cluster is None and _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds):
             say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
-            return
+            return {group.name: group.count for group in config.groups}
+        cluster = cluster or _find(sagemaker, config.name, base.subnet_id)
+        assert cluster is not None, "HyperPod has just said that it exists"
         say(f"cluster {config.name}: is there already, {cluster.status}")
         for difference in differences(config, cluster):
             say(f"cluster {config.name}: {difference}")
         if cluster.status == hyperpod.IN_SERVICE:
-            _bring_up_to_date(config, cluster, requests.create_cluster(config, base, uri), uri, sagemaker, say)
+            request = requests.create_cluster(config, base, uri)
+            return _bring_up_to_date(config, cluster, request, uri, sagemaker, say)
+        return {}
 
 
 def _find(sagemaker: Any, name: str, subnet_id: str) -> Cluster | None:
@@ -48,23 +52,29 @@ def _find(sagemaker: Any, name: str, subnet_id: str) -> Cluster | None:
     return cluster
 
 
-def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> None:
-    """IAM makes a new role known everywhere within seconds, not at once: until then HyperPod cannot assume it."""
-    for _ in range(_ROLE_ATTEMPTS):
+def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
+    """False when somebody else was quicker, or this request's first answer got lost.
+
+    IAM makes a new role known everywhere within seconds, not at once: until then HyperPod cannot assume it.
+    """
+    for attempt in range(_ROLE_ATTEMPTS):
         try:
             sagemaker.create_cluster(**request)
-            return
+            break
         except sagemaker.exceptions.ClientError as error:
+            if error_code(error) == "ResourceInUse":
+                return False
             message = error_message(error).lower()
-            if error_code(error) != "ValidationException" or "assume" not in message or "role" not in message:
+            unknown = error_code(error) == "ValidationException" and "assume" in message and "role" in message
+            if not unknown or attempt == _ROLE_ATTEMPTS - 1:
                 raise
         time.sleep(poll_seconds)
-    sagemaker.create_cluster(**request)
+    return True
 
 
 def _bring_up_to_date(
     config: ClusterConfig, cluster: Cluster, request: dict[str, Any], uri: str, sagemaker: Any, say: Say
-) -> None:
+) -> dict[str, int]:
     groups = (
         []
         if all(group.lifecycle_uri == uri for group in cluster.groups)
@@ -73,13 +83,16 @@ def _bring_up_to_date(
     if groups:
         say(f"cluster {config.name}: nodes to come run {uri}; for those there see docs/lifecycle.md")
     there = {group.name for group in cluster.groups}
+    added: dict[str, int] = {}
     for group in request["InstanceGroups"]:
         if group["InstanceGroupName"] not in there:
             groups.append(group)
-            count, kind = group["InstanceCount"], group["InstanceType"]
-            say(f"cluster {config.name}: asked for {count} {kind} more, group {group['InstanceGroupName']}")
+            added[group["InstanceGroupName"]] = group["InstanceCount"]
     if groups:
         sagemaker.update_cluster(ClusterName=config.name, InstanceGroups=groups)
+    for name, count in added.items():
+        say(f"cluster {config.name}: asked for {count} more, group {name}")
+    return added
 
 
 def lay_foundation(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> Foundation:

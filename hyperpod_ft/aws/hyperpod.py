@@ -133,17 +133,16 @@ def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
         )
 
 
-def delete(client: Any, name: str) -> None:
-    """Ask for the cluster's deletion; one that is gone is success. Raises UserError while it changes."""
+def delete(client: Any, name: str) -> bool:
+    """Ask for it to be deleted; False when HyperPod does not do that as long as the cluster changes."""
     try:
         client.delete_cluster(ClusterName=name)
     except client.exceptions.ClientError as error:
         if error_code(error) == "ConflictException":
-            raise UserError(
-                f"cluster {name}: HyperPod does not delete it while it changes", "wait until it is InService or Failed"
-            ) from error
+            return False
         if error_code(error) != "ResourceNotFound":
             raise
+    return True
 
 
 def pick(nodes: list[Node], wanted: str) -> Node:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hyperpod_ft.amount import amount
-from hyperpod_ft.aws import hyperpod, stack
+from hyperpod_ft.aws import stack
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
 from hyperpod_ft.aws.waiting import Watch
@@ -26,13 +26,6 @@ def remove(
     Safe to run again: what is gone already is passed over.
     """
     with explained(f"cluster {name}"):
-        sagemaker = session.client("sagemaker")
-        cluster = hyperpod.find(sagemaker, name)
-        if cluster is None:
-            watch.say(f"cluster {name}: is not there (any more)")
-        elif cluster.status != hyperpod.DELETING:
-            hyperpod.delete(sagemaker, name)
-            watch.say(f"cluster {name}: asked to be deleted")
         watch.until_gone(timeout_seconds)
         return stack.delete(
             session,

@@ -101,17 +101,24 @@ def deploy(
         client = session.client("cloudformation")
         stack = _settled(client, parameters.name, progress, poll_seconds)
         request = _request(parameters)
-        if stack is None:
-            stack_id = str(client.create_stack(**request)["StackId"])
+        if stack is None and (stack_id := _create(client, request)):
             status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
             require(client, stack_id, status)
         else:
+            stack = stack or _settled(client, parameters.name, progress, poll_seconds)
+            assert stack is not None, "CloudFormation has just said that it exists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(client, stack)
             _update(client, stack_id, request, progress, poll_seconds)
         found = describe(client, stack_id)
         assert found is not None, "a stack that was there is found by its id"
+        volume = measure_filesystem(session, _outputs_by_key(found)["FsxId"])
+        if volume is None or volume.lifecycle == "DELETING":
+            raise UserError(
+                f"stack {parameters.name}: its file system is gone: deleted by hand, or by a delete that stopped",
+                "finish that with `hyperpod-ft cluster delete --delete-data`, then create it again",
+            )
         return _foundation(found)
 
 
@@ -202,6 +209,14 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
         "Capabilities": ["CAPABILITY_IAM"],  # the execution role
         "Tags": [{"Key": key, "Value": value} for key, value in parameters.tags.items()],
     }
+
+
+def _create(client: Any, request: dict[str, Any]) -> str:
+    """The id of a new stack; empty when somebody else was quicker, or this request's first answer got lost."""
+    try:
+        return str(client.create_stack(**request)["StackId"])
+    except client.exceptions.AlreadyExistsException:
+        return ""
 
 
 def _require_ours(stack: dict[str, Any]) -> None:

@@ -71,13 +71,17 @@ def delete_bucket(session: Session, name: str) -> None:
         return
     s3 = session.client("s3")
     try:
-        for page in s3.get_paginator("list_object_versions").paginate(Bucket=name):
-            versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
-            if versions:
-                _delete_versions(s3, name, versions)
+        # always the first thousand: no marker can lead past what somebody wrote meanwhile
+        while versions := _first_versions(s3, name):
+            _delete_versions(s3, name, versions)
         s3.delete_bucket(Bucket=name)
     except s3.exceptions.NoSuchBucket:
         return
+
+
+def _first_versions(s3: Any, bucket: str) -> list[dict[str, Any]]:
+    page = s3.list_object_versions(Bucket=bucket)
+    return [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
 
 
 def _delete_versions(s3: Any, bucket: str, versions: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from hyperpod_ft.aws import cluster_logs, hyperpod
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import RUNNING, Node, list_nodes
+from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 
 POLL_SECONDS = 15.0
@@ -26,10 +27,12 @@ class Awaited:
     gone: frozenset[str] = frozenset()  # instance ids
 
     def reached(self, cluster: Cluster, nodes: list[Node]) -> bool:
+        return self.asked_of(cluster) and self.gone.isdisjoint(node.instance_id for node in nodes)
+
+    def asked_of(self, cluster: Cluster) -> bool:
+        """Whether the cluster is to have these instances, or (again) others."""
         targets = {group.name: group.target for group in cluster.groups}
-        return all(targets.get(name) == count for name, count in self.targets.items()) and self.gone.isdisjoint(
-            node.instance_id for node in nodes
-        )
+        return all(targets.get(name) == count for name, count in self.targets.items())
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Watch:
 
         Raises UserError when the cluster or a node fails, after telling the node's lifecycle log, or at the timeout.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline, changing = time.monotonic() + timeout_seconds, False
         while True:
             cluster = hyperpod.find(self.sagemaker, self.name)
             if cluster is None:
@@ -63,6 +66,13 @@ class Watch:
                     f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
                     f"correct the cause, `hyperpod-ft cluster delete {self.name}` (keeps /fsx), then create it again",
                 )
+            if changing and cluster.status == hyperpod.IN_SERVICE and not awaited.asked_of(cluster):
+                self._explain(cluster, nodes)
+                raise UserError(
+                    f"cluster {self.name}: went back to what it was: {cluster.failure or 'HyperPod gives no reason'}",
+                    "correct the cause, then run the same command again",
+                )
+            changing = cluster.status not in _SETTLED
             # without an instance it is capacity that lacks, which HyperPod goes on asking for
             failed = [node for node in nodes if node.status == "Failure" and node.instance_id]
             failing = [node for node in failed if node.instance_id not in awaited.gone]
@@ -84,22 +94,30 @@ class Watch:
             time.sleep(self.poll_seconds)
 
     def until_gone(self, timeout_seconds: float) -> None:
-        """Wait until the cluster is deleted. Raises UserError when that fails, or at the timeout."""
-        deadline = time.monotonic() + timeout_seconds
+        """Have the cluster deleted, as soon as HyperPod does that, and wait. Raises UserError when that fails, or at
+        the timeout."""
+        deadline, asked, deleting = time.monotonic() + timeout_seconds, False, False
         while cluster := hyperpod.find(self.sagemaker, self.name):
+            deleting = deleting or cluster.status == hyperpod.DELETING
+            if not deleting and not asked:
+                asked = hyperpod.delete(self.sagemaker, self.name)
+                state = "asked to be deleted" if asked else f"is deleted once it is no longer {cluster.status}"
+                self._tell_change(f"cluster {self.name}", state)
             # it may be gone when its nodes are asked for
             with suppress(self.sagemaker.exceptions.ResourceNotFound):
                 self._tell(cluster, list_nodes(self.sagemaker, self.name))
-            if cluster.status == hyperpod.FAILED:
+            # one that had failed before it was to be deleted may be shown so for a moment
+            if deleting and cluster.status == hyperpod.FAILED:
                 raise UserError(
                     f"cluster {self.name}: could not be deleted: {cluster.failure}", "run the same command again"
                 )
             if time.monotonic() > deadline:
                 raise UserError(
                     f"cluster {self.name}: after {_minutes(timeout_seconds)} still {cluster.status}",
-                    "run the same command again: it goes on waiting",
+                    "run the same command again: it goes on waiting; until then everything costs money",
                 )
             time.sleep(self.poll_seconds)
+        self.say(f"cluster {self.name}: is not there (any more)")
 
     def _tell(self, cluster: Cluster, nodes: list[Node]) -> None:
         self._tell_change("cluster", cluster.status)
@@ -115,7 +133,14 @@ class Watch:
             self.say(f"{what}: {state}")
 
     def _explain(self, cluster: Cluster, nodes: list[Node]) -> None:
-        """Tell the end of the lifecycle log of the node that failed."""
+        """Tell the end of the lifecycle log of the node that failed, or why that cannot be read."""
+        try:
+            with explained("its lifecycle log"):
+                self._tell_log(cluster, nodes)
+        except UserError as error:
+            self.say(str(error))
+
+    def _tell_log(self, cluster: Cluster, nodes: list[Node]) -> None:
         streams = [cluster_logs.stream_of(node) for node in nodes if node.status == "Failure" and node.instance_id]
         if not streams:
             # of a cluster that was rolled back no nodes are left, but their logs are

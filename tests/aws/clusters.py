@@ -219,10 +219,11 @@ class Cluster:
         self.region.world.clock.start(shut_down(nodes))
 
     def delete(self) -> None:
-        self.status = "Deleting"
         self.region.world.clock.start(self._delete())
 
     def _delete(self) -> Process:
+        yield self.region.seconds("cluster.delete.shown")
+        self.status = "Deleting"
         yield from shut_down([node for node in self.nodes if not node.removed])
         yield self.region.seconds("cluster.delete")
         del self.region.clusters[self.name]

@@ -28,6 +28,7 @@ SECONDS = {
     "cluster.create": 0.02,  # before the first node
     "cluster.update": 0.02,
     "cluster.rollback": 0.02,
+    "cluster.delete.shown": 0.0,  # until DescribeCluster says so
     "cluster.delete": 0.05,
     "node.launch": 0.03,
     "node.lifecycle": 0.03,

@@ -1,7 +1,14 @@
 """What goes wrong around `hyperpod-ft cluster`, against the server that stands in for AWS (server.py)."""
 
+import re
+import signal
 from typing import Any
 
+import pytest
+
+from hyperpod_ft.aws import cluster_file, hyperpod, stack
+from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.session import Session
 from tests.aws.kit import NAME, Kit
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
@@ -58,3 +65,119 @@ def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
     made_by_others(kit, Orchestrator={"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/mine"}})
     assert "Kubernetes" in kit.run("scale", NAME, "worker-group-1", "2", status=2)
     assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
+
+
+def test_an_update_that_is_rolled_back_is_told_at_once(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.run("create")
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"cluster.update": 0.3, "cluster.rollback": 0.3})
+    told = "went back to what it was: We currently do not have sufficient capacity"
+    assert told in kit.run("scale", NAME, "worker-group-1", "3", status=2)
+    worker = {"instance_type": "ml.trn1.32xlarge"}
+    kit.configure(
+        continuous_provisioning=False, workers=[{"name": "worker-group-1", **worker}, {"name": "b", **worker}]
+    )
+    assert told in kit.run("create", status=2)
+
+
+def test_a_log_that_may_not_be_read_does_not_hide_the_failure(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": [], "exit": 1}}, errors=[{"service": "logs", **DENIED}])
+    *_, told, last = kit.run("create", status=2).splitlines()
+    assert "access denied" in told
+    assert "Lifecycle scripts did not run successfully" in last
+
+
+def test_delete_waits_for_a_cluster_that_is_being_created(kit: Kit) -> None:
+    """HyperPod refuses it until then; meanwhile everything costs money."""
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(seconds={"cluster.create": 1.5})
+    kit.run("create", "--no-wait")
+    output = kit.run("delete", "--confirm", NAME)
+    assert "once it is no longer Creating" in output
+    assert "What is left" in output
+
+
+def test_a_failed_cluster_that_is_still_shown_as_failed_is_deleted(kit: Kit) -> None:
+    """DescribeCluster may answer what was before DeleteCluster for a moment."""
+    kit.configure(continuous_provisioning=False)
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": [], "exit": 1}}, seconds={"cluster.delete.shown": 0.5})
+    kit.run("create", status=2)
+    assert "What is left" in kit.run("delete", "--confirm", NAME)
+
+
+@pytest.mark.parametrize("provisioning", ["api", "legacy"])
+def test_the_controller_is_not_scaled(kit: Kit, provisioning: str) -> None:
+    kit.configure(provisioning=provisioning)
+    kit.run("create")
+    for count in ("0", "2"):
+        reference = str(kit.file) if provisioning == "legacy" else NAME
+        assert "Slurm has one controller" in kit.run("scale", reference, "controller-machine", count, "--yes", status=2)
+
+
+def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
+    """More than a page of versions, delete markers, and an upload that was never completed."""
+    kit.run("create")
+    s3 = kit.aws.client("s3")
+    bucket = s3.list_buckets()["Buckets"][0]["Name"]
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for number in range(1300):
+        s3.put_object(Bucket=bucket, Key=f"a b/é&<{number % 1000}", Body=b"x")
+    s3.delete_object(Bucket=bucket, Key="a b/é&<1")
+    s3.create_multipart_upload(Bucket=bucket, Key="big")
+    assert "Nothing of it is left" in kit.run("delete", "--confirm", NAME, "--delete-data")
+
+
+def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its look and its request; also when botocore asks again because an answer got lost."""
+    config, session = cluster_file.load(kit.file), Session("us-west-2")
+    create(config, session, print, 0.02)
+    find, settled = hyperpod.find, stack._settled
+    clusters: list[None] = [None, None]
+    stacks: list[None] = [None]
+    monkeypatch.setattr(hyperpod, "find", lambda *a: clusters.pop() if clusters else find(*a))
+    monkeypatch.setattr(stack, "_settled", lambda *a: stacks.pop() if stacks else settled(*a))
+    create(config, session, print, 0.02)
+    operations = [operation for _, operation in kit.aws.requests()]
+    assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
+
+
+def test_what_costs_money_without_a_cluster_is_told(kit: Kit) -> None:
+    """`create` that was stopped while it made the stack, `delete` that was stopped before it came to it."""
+    kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **DENIED, "times": 1}])
+    kit.run("create", status=2)
+    output = kit.run("status", status=2)
+    assert "stack hyperpod-ml-cluster" in output
+    assert "costs money" in output
+
+
+def test_delete_says_where_it_looked(kit: Kit) -> None:
+    """Nothing left in one region says nothing of another."""
+    kit.run("create")
+    assert "Nothing of it is left in us-east-1" in kit.run("delete", NAME, "--confirm", NAME, "--region", "us-east-1")
+    assert f"cluster delete {NAME} --region us-west-2 --delete-data" in kit.run("delete", "--confirm", NAME)
+
+
+def test_ctrl_c_says_how_to_go_on(kit: Kit) -> None:
+    kit.aws.scenario(seconds={"fsx.create": 5})
+    process = kit.start("create")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "CREATE_COMPLETE" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    *_, last = process.communicate()[0].splitlines()
+    assert process.returncode == 130
+    assert re.match(r"interrupted: AWS goes on, and what it made costs money; .*`hyperpod-ft cluster delete`", last)
+
+
+def test_create_after_a_delete_that_stopped_half_way(kit: Kit) -> None:
+    """The stack still tells of a file system that is gone: no node could mount it."""
+    kit.run("create")
+    kit.aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", **DENIED}])
+    kit.run("delete", "--confirm", NAME, "--delete-data", status=2)
+    kit.aws.scenario(errors=[])
+    output = kit.run("create", status=2)
+    assert "is gone" in output
+    assert "--delete-data" in output
+    assert "asked for" not in output
