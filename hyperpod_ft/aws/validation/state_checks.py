@@ -6,6 +6,7 @@ from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack import private_subnet
+from hyperpod_ft.aws.stack_events import remedy
 from hyperpod_ft.aws.validation.account import Account
 
 BUCKET = "existing.bucket"
@@ -61,14 +62,7 @@ def stack(account: Account) -> list[Finding]:
     status: str = found["StackStatus"]
     reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
     if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":
-        return [
-            error(
-                "name",
-                f"the stack {stack_name} is {status}{reason}",
-                f"delete it: aws cloudformation delete-stack --region {account.config.region}"
-                f" --stack-name {stack_name}",
-            )
-        ]
+        return [error("name", f"the stack {stack_name} is {status}{reason}", remedy(stack_name, status))]
     if status.endswith("_IN_PROGRESS"):
         return [warning("name", f"the stack {stack_name} is {status}", "wait until it is complete")]
     return []
