@@ -33,6 +33,7 @@ _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRef
 _INVALID = (
     *("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId"),
     *("AuthFailure", "InvalidToken", "InvalidSignatureException", "IncompleteSignature", "MissingAuthenticationToken"),
+    "RequestTimeTooSkewed",
 )
 _RENEW = "renew the AWS credentials (`aws sso login`, or export new ones)"
 # "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateCluster on resource: ..."
@@ -153,7 +154,10 @@ def _refused(subject: str, error: Any, remedies: Mapping[str, str]) -> UserError
     if code in _EXPIRED:
         return UserError(f"{subject}: the AWS credentials have expired ({code})", _RENEW)
     if code in _INVALID:
-        return UserError(f"{subject}: AWS does not know these credentials ({code})", _RENEW)
+        return UserError(
+            f"{subject}: AWS does not know these credentials ({code})",
+            f"{_RENEW}; a wrong clock of this machine looks the same",
+        )
     if code in _THROTTLED:
         return UserError(f"{subject}: AWS throttles {operation} ({code})", "wait a minute and run it again")
     return UserError(f"{subject}: AWS refuses {operation} with {code}: {message}")

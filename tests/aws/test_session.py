@@ -31,6 +31,7 @@ def list_clusters(session: Session) -> None:
             "no",
             "AWS does not know these credentials (UnrecognizedClientException); renew",
         ),
+        ("RequestTimeTooSkewed", "too large", "AWS does not know these credentials (RequestTimeTooSkewed); renew"),
         ("ThrottlingException", "Rate exceeded", "AWS throttles ListClusters (ThrottlingException); wait a minute"),
         ("ValidationException", "x is bad", "AWS refuses ListClusters with ValidationException: x is bad"),
     ],
