@@ -208,3 +208,13 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
         stubber.add_response("describe_log_streams", {"logStreams": streams})
         newest, _ = cluster_logs.lifecycle_streams(client, cluster)
     assert newest == "LifecycleConfig/a/i-2"
+
+
+def test_a_file_system_neither_moves_nor_shrinks(kit: Kit) -> None:
+    kit.configure(fsx={"size_gib": 2400})
+    kit.run("create")
+    kit.configure(availability_zone_id="usw2-az1")
+    output = kit.run("create", status=2)
+    assert "availability_zone_id: the stack hyperpod-ml-cluster is in usw2-az4" in output
+    assert "fsx.size_gib: the file system of hyperpod-ml-cluster has 2400 GiB, and cannot shrink" in output
+    assert [operation for _, operation in kit.aws.requests()].count("UpdateStack") == 0

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hyperpod_ft.aws import hyperpod
+from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack import private_subnet
@@ -63,9 +64,25 @@ def stack(account: Account) -> list[Finding]:
     reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
     if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":
         return [error("name", f"the stack {stack_name} is {status}{reason}", remedy(stack_name, status))]
+    if fixed := _fixed(account.config, found):
+        return fixed
     if status.endswith("_IN_PROGRESS"):
         return [warning("name", f"the stack {stack_name} is {status}", "wait until it is complete")]
     return []
+
+
+def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
+    """What the cluster file asks of the file system that it cannot become: CloudFormation would make another one."""
+    parameters = {one["ParameterKey"]: one["ParameterValue"] for one in stack.get("Parameters", [])}
+    zone, gib = parameters.get("AvailabilityZoneId", ""), int(parameters.get("FsxStorageGiB", 0))
+    findings = []
+    if zone and zone != config.availability_zone_id:
+        problem = f"the stack {config.stack_name} is in {zone}, with a file system that cannot move"
+        findings.append(error("availability_zone_id", problem, f"set {zone}, or take another name"))
+    if gib > config.fsx.size_gib:
+        problem = f"the file system of {config.stack_name} has {gib} GiB, and cannot shrink"
+        findings.append(error("fsx.size_gib", problem, f"set {gib}, or take another name"))
+    return findings
 
 
 def bucket(account: Account) -> list[Finding]:
