@@ -90,13 +90,13 @@ def test_a_log_that_may_not_be_read_does_not_hide_the_failure(kit: Kit) -> None:
     assert "Lifecycle scripts did not run successfully" in last
 
 
-def test_delete_waits_for_a_cluster_that_is_being_created(kit: Kit) -> None:
+def test_delete_waits_for_a_cluster_that_changes(kit: Kit) -> None:
     """HyperPod refuses it until then; meanwhile everything costs money."""
-    kit.configure(continuous_provisioning=False)
-    kit.aws.scenario(seconds={"cluster.create": 1.5})
-    kit.run("create", "--no-wait")
+    kit.run("create")
+    refusal = {"service": "sagemaker", "operation": "DeleteCluster", "code": "ConflictException", "times": 2}
+    kit.aws.scenario(errors=[refusal])
     output = kit.run("delete", "--confirm", NAME)
-    assert "once it is no longer Creating" in output
+    assert "is deleted once it is no longer InService" in output
     assert "What is left" in output
 
 
