@@ -31,7 +31,8 @@ def lifecycle_streams(client: Any, cluster: Cluster) -> list[str]:
     streams: list[dict[str, Any]] = []
     with suppress(client.exceptions.ResourceNotFoundException):
         streams = [stream for page in pages for stream in page["logStreams"]]
-    streams.sort(key=lambda stream: stream.get("lastEventTimestamp", 0), reverse=True)
+    # CloudWatch may tell of a stream's last event only after an hour, of its creation at once
+    streams.sort(key=lambda stream: max(stream.get("lastEventTimestamp", 0), stream["creationTime"]), reverse=True)
     return [stream["logStreamName"] for stream in streams]
 
 

@@ -34,6 +34,7 @@ _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRef
 _INVALID = (
     *("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId"),
     *("AuthFailure", "InvalidToken", "InvalidSignatureException", "IncompleteSignature", "MissingAuthenticationToken"),
+    "RequestTimeTooSkewed",
 )
 _RENEW = "renew the AWS credentials (`aws sso login`, or export new ones)"
 # "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateCluster on resource: ..."
@@ -158,7 +159,10 @@ def told(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
     if code in _EXPIRED:
         return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:
-        return f"AWS does not know these credentials ({code})", _RENEW
+        return (
+            f"AWS does not know these credentials ({code})",
+            f"{_RENEW}; a wrong clock of this machine looks the same",
+        )
     if code in _THROTTLED:
         return f"AWS throttles {operation} ({code})", "wait a minute and run it again"
     return f"AWS refuses {operation} with {code}: {error_message(error)}", ""

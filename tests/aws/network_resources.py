@@ -39,6 +39,16 @@ def _subnet(context: Context, properties: Properties) -> tuple[str, dict[str, An
     return subnet["SubnetId"], attributes
 
 
+def _update_subnet(context: Context, identifier: str, properties: Properties) -> None:
+    """All but tags is replaced, by a subnet that comes before the old one goes: not with the same addresses."""
+    (subnet,) = context.client("ec2").describe_subnets(SubnetIds=[identifier])["Subnets"]
+    places = ("AvailabilityZone", "AvailabilityZoneId", "CidrBlock")
+    if any(properties.get(name, subnet[name]) != subnet[name] for name in places):
+        message = f"The CIDR '{properties['CidrBlock']}' conflicts with another subnet"
+        raise AwsError("InvalidSubnet.Conflict", message)
+    _ec2_tags(context, identifier, properties)
+
+
 def _delete_subnet(context: Context, identifier: str, _: Properties) -> None:
     if context.region.interfaces_in(subnet=identifier):
         raise AwsError("DependencyViolation", f"The subnet '{identifier}' has dependencies and cannot be deleted.", 400)
@@ -168,7 +178,7 @@ def _revoke_egress(context: Context, _: str, properties: Properties) -> None:
 
 NETWORK_KINDS: dict[str, Kind] = {
     "AWS::EC2::VPC": Kind(_vpc, _delete_vpc, _ec2_tags),
-    "AWS::EC2::Subnet": Kind(_subnet, _delete_subnet, _ec2_tags),
+    "AWS::EC2::Subnet": Kind(_subnet, _delete_subnet, _update_subnet),
     "AWS::EC2::InternetGateway": Kind(
         _internet_gateway, deletion("ec2", "delete_internet_gateway", "InternetGatewayId"), _ec2_tags
     ),

@@ -31,6 +31,7 @@ def list_clusters(session: Session) -> None:
             "no",
             "AWS does not know these credentials (UnrecognizedClientException); renew",
         ),
+        ("RequestTimeTooSkewed", "too large", "AWS does not know these credentials (RequestTimeTooSkewed); renew"),
         ("ThrottlingException", "Rate exceeded", "AWS throttles ListClusters (ThrottlingException); wait a minute"),
         ("ValidationException", "x is bad", "AWS refuses ListClusters with ValidationException: x is bad"),
     ],
@@ -64,7 +65,7 @@ def test_without_credentials_region_or_network(monkeypatch: pytest.MonkeyPatch, 
         list_clusters(Session())
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
-    with pytest.raises(UserError, match="cluster c: no AWS region; name it in the cluster file"):
+    with pytest.raises(UserError, match="cluster c: no AWS region; give the cluster file or --region"):
         list_clusters(Session())
 
 

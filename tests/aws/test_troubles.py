@@ -4,9 +4,11 @@ import re
 import signal
 from typing import Any
 
+import boto3
 import pytest
+from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_file, hyperpod, stack
+from hyperpod_ft.aws import cluster_file, cluster_logs, hyperpod, stack
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.session import Session
 from tests.aws.kit import NAME, Kit
@@ -88,13 +90,13 @@ def test_a_log_that_may_not_be_read_does_not_hide_the_failure(kit: Kit) -> None:
     assert "Lifecycle scripts did not run successfully" in last
 
 
-def test_delete_waits_for_a_cluster_that_is_being_created(kit: Kit) -> None:
+def test_delete_waits_for_a_cluster_that_changes(kit: Kit) -> None:
     """HyperPod refuses it until then; meanwhile everything costs money."""
-    kit.configure(continuous_provisioning=False)
-    kit.aws.scenario(seconds={"cluster.create": 1.5})
-    kit.run("create", "--no-wait")
+    kit.run("create")
+    refusal = {"service": "sagemaker", "operation": "DeleteCluster", "code": "ConflictException", "times": 2}
+    kit.aws.scenario(errors=[refusal])
     output = kit.run("delete", "--confirm", NAME)
-    assert "once it is no longer Creating" in output
+    assert "is deleted once it is no longer InService" in output
     assert "What is left" in output
 
 
@@ -181,3 +183,38 @@ def test_create_after_a_delete_that_stopped_half_way(kit: Kit) -> None:
     assert "is gone" in output
     assert "--delete-data" in output
     assert "asked for" not in output
+
+
+def test_validate_and_create_advise_the_same_about_a_stack_that_is_stuck(kit: Kit) -> None:
+    """Deleting it by hand would leave its file system behind, in a network that AWS then cannot delete."""
+    kit.run("create")
+    kit.run("delete", "--confirm", NAME)
+    kit.aws.scenario(fail_resources={"AWS::EC2::Route": "no"}, fail_deletions={"AWS::EC2::NatGateway": "no"})
+    advice = f"aws cloudformation continue-update-rollback --stack-name hyperpod-{NAME}"
+    assert advice in kit.run("create", status=2)
+    assert advice in kit.run("validate", status=1)
+
+
+def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to() -> None:
+    """lastEventTimestamp: "updates on an eventual consistency basis; typically in less than an hour"."""
+    session = boto3.Session("testing", "testing", region_name="us-west-2")
+    client = session.client("logs")
+    streams = [
+        {"logStreamName": "LifecycleConfig/a/i-1", "creationTime": 1000, "lastEventTimestamp": 2000},
+        {"logStreamName": "LifecycleConfig/a/i-2", "creationTime": 3000},
+    ]
+    cluster = hyperpod.Cluster(NAME, "arn:aws:sagemaker:us-west-2:123456789012:cluster/a", "Failed", "", (), (), False)
+    with Stubber(client) as stubber:
+        stubber.add_response("describe_log_streams", {"logStreams": streams})
+        newest, _ = cluster_logs.lifecycle_streams(client, cluster)
+    assert newest == "LifecycleConfig/a/i-2"
+
+
+def test_a_file_system_neither_moves_nor_shrinks(kit: Kit) -> None:
+    kit.configure(fsx={"size_gib": 2400})
+    kit.run("create")
+    kit.configure(availability_zone_id="usw2-az1")
+    output = kit.run("create", status=2)
+    assert "availability_zone_id: the stack hyperpod-ml-cluster is in usw2-az4" in output
+    assert "fsx.size_gib: the file system of hyperpod-ml-cluster has 2400 GiB, and cannot shrink" in output
+    assert [operation for _, operation in kit.aws.requests()].count("UpdateStack") == 0

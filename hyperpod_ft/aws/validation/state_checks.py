@@ -3,6 +3,7 @@
 from typing import Any
 
 from hyperpod_ft.aws import hyperpod
+from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack import require_deployable, subnet_id
@@ -60,7 +61,21 @@ def stack(account: Account) -> list[Finding]:
         require_deployable(account.clients["cloudformation"], account.config.stack_name)
     except UserError as refusal:
         return [error("name", refusal.problem, refusal.remedy)]
-    return []
+    return _fixed(account.config, account.stack() or {})
+
+
+def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
+    """What the cluster file asks of the file system that it cannot become: CloudFormation would make another one."""
+    parameters = {one["ParameterKey"]: one["ParameterValue"] for one in stack.get("Parameters", [])}
+    zone, gib = parameters.get("AvailabilityZoneId", ""), int(parameters.get("FsxStorageGiB", 0))
+    findings = []
+    if zone and zone != config.availability_zone_id:
+        problem = f"the stack {config.stack_name} is in {zone}, with a file system that cannot move"
+        findings.append(error("availability_zone_id", problem, f"set {zone}, or take another name"))
+    if gib > config.fsx.size_gib:
+        problem = f"the file system of {config.stack_name} has {gib} GiB, and cannot shrink"
+        findings.append(error("fsx.size_gib", problem, f"set {gib}, or take another name"))
+    return findings
 
 
 def bucket(account: Account) -> list[Finding]:
