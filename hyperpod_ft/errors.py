@@ -14,6 +14,7 @@ class UserError(Exception):
     def __init__(self, problem: str, remedy: str = "") -> None:
         """`problem` says what and where; `remedy` says what to do. Line breaks in either are folded."""
         super().__init__(_one_line(f"{problem}; {remedy}" if remedy else problem))
+        self.problem, self.remedy = problem, remedy
 
 
 class ConfigError(UserError):

@@ -79,8 +79,12 @@ def parse(kind: Kind[Any], path: Path) -> dict[str, Any]:
     """The keys and values of a file, unchecked. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}", "give a readable YAML file") from error
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}", f"give a readable YAML file, or start from `{kind.start}`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text", "give a YAML file") from error
     values = _yaml(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds no keys", f"start from `{kind.start}`")
@@ -136,6 +140,8 @@ def _describe(kind: Kind[Any], where: str, problem: ErrorDetails) -> str:
             return f"{where}: {key}: is missing; add it ({kind.page})"
         case "string_pattern_mismatch":
             return f"{where}: {key}: {problem['input']!r} does not match {problem['ctx']['pattern']}"
+        case "int_parsing" | "int_type" | "int_from_float" | "float_parsing" | "float_type":
+            return f"{where}: {key}: must be a number (given: {problem['input']!r})"
         case "tuple_type":
             return f"{where}: {key}: is not a list; write it in brackets, as [a, b]"
         case _:

@@ -27,7 +27,11 @@ setup_python() {
   if [[ -x .venv/bin/python && "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]]; then
     return
   fi
-  say "Setting up .venv: downloads PyTorch, 0.2 GB for the CPU alone, 3 GB where pip finds the build with CUDA"
+  if [[ "$*" == *torch* ]]; then
+    say "Setting up .venv: downloads PyTorch, 0.2 GB for the CPU alone, 3 GB where pip finds the build with CUDA"
+  else
+    say "Setting up .venv"
+  fi
   [[ -x .venv/bin/python ]] || "$(find_python)" -m venv .venv
   .venv/bin/python -m pip --disable-pip-version-check --quiet install --upgrade 'pip>=25.1'
   .venv/bin/python -m pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt "$@"

@@ -20,8 +20,9 @@ import jinja2
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.aws import lifecycle_files, requests, stack
 from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.foundation import stack_parameters
-from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.stack import StackParameters
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.sources import shipped
 
 # environment variable: output of the stack
@@ -40,7 +41,12 @@ _USED = ("SUBNET_ID", "SECURITY_GROUP", "ROLE", "BUCKET", "FSX_DNS_NAME", "FSX_M
 
 
 def write(config: ClusterConfig, directory: Path) -> list[Path]:
-    """Write the files and return their paths, sorted."""
+    """Write the files and return their paths, sorted. Raises UserError for a directory that holds anything else."""
+    if directory.is_file() or (
+        directory.is_dir() and any(directory.iterdir()) and not (directory / "create.sh").is_file()
+    ):
+        raise UserError(f"{directory}: is there already, and not of this command", "name a new directory")
+    publish.remove(directory / "to-fill")  # of another cluster file, perhaps
     for name, content in files(config).items():
         publish.write_text(directory / name, content, 0o777 if name.endswith(".sh") else 0o666)
     return sorted(directory / name for name in files(config))
@@ -73,7 +79,7 @@ def files(config: ClusterConfig) -> dict[str, str]:
     if config.existing is None:
         parameters = [
             {"ParameterKey": key, "ParameterValue": value}
-            for key, value in stack_parameters(config).for_cloudformation().items()
+            for key, value in StackParameters.of(config).for_cloudformation().items()
         ]
         found["stack.yaml"] = stack.template()
         found["stack-parameters.json"] = json.dumps(parameters, indent=2) + "\n"
@@ -82,13 +88,10 @@ def files(config: ClusterConfig) -> dict[str, str]:
 
 def _placeholders(config: ClusterConfig) -> Foundation:
     return Foundation(
-        vpc_id="${VPC_ID}",
         subnet_id="${SUBNET_ID}",
-        public_subnet_id="${PUBLIC_SUBNET_ID}",
         security_group_ids=("${SECURITY_GROUP}", *(config.existing.security_group_ids[1:] if config.existing else ())),
         role_arn="${ROLE}",
         bucket="${BUCKET}",
-        fsx_id="${FSX_ID}",
         fsx_dns_name="${FSX_DNS_NAME}",
         fsx_mount_name="${FSX_MOUNTNAME}",
     )
@@ -96,7 +99,7 @@ def _placeholders(config: ClusterConfig) -> Foundation:
 
 def _tags(config: ClusterConfig) -> str:
     tags = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
-    return " \\\n    --tags " + shlex.quote(json.dumps(tags)) if tags else ""
+    return shlex.quote(json.dumps(tags)) if tags else ""
 
 
 def _render(name: str, values: Mapping[str, object]) -> str:

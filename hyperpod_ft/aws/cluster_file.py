@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft import yaml_file
-from hyperpod_ft.fields import PlainPath, PositiveInt, Section, matches
+from hyperpod_ft.fields import PositiveInt, Section, matches
 from hyperpod_ft.sources import shipped
 from hyperpod_ft.yaml_file import Kind
 
@@ -22,6 +22,10 @@ Name = Annotated[
 InstanceType = Annotated[
     str, matches(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a SageMaker instance type, which starts with ml., as ml.trn1.32xlarge")
 ]
+# what FsxLustreConfig.MountPath, a shell and lifecycle/provision/settings.py all take
+MOUNT_PATH = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
+MountPath = Annotated[str, matches(MOUNT_PATH, "an absolute path of letters, digits and ._-, as /fsx")]
+LINUX_USER = r"[a-z_][a-z0-9_-]{0,31}"
 FSX_FIRST_GIB, FSX_STEP_GIB = 1200, 2400  # what FSx for Lustre SSD file systems may hold
 FIRST_USER_ID, LAST_USER_ID = 1001, 59999  # below are the system's and the image's default user; above is nobody's
 _TAKEN_NAMES = ("root", "ubuntu", "slurm", "munge", "nobody", "mysql", "sshd", "daemon")
@@ -88,7 +92,7 @@ class Lustre(Section):
     size_gib: PositiveInt = Field(FSX_FIRST_GIB, description="1200, or a multiple of 2400, GiB.")
     throughput: Literal[125, 250, 500, 1000] = Field(250, description="MB/s for each TiB.")
     compression: Literal["LZ4", "NONE"] = Field("LZ4", description="Compression of data on disk.")
-    mount_path: PlainPath = Field("/fsx", description="Where every node mounts it.")
+    mount_path: MountPath = Field("/fsx", description="Where every node mounts it.")
 
     @field_validator("size_gib")
     @classmethod
@@ -98,23 +102,11 @@ class Lustre(Section):
             raise ValueError(f"FSx for Lustre offers 1200 GiB and multiples of 2400; set {more}")
         return value
 
-    @field_validator("mount_path")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        # what FsxLustreConfig.MountPath takes is less than what a path may hold
-        if (
-            not value.startswith("/")
-            or value == "/"
-            or not value.replace("/", "a").replace(".", "a").replace("_", "a").replace("-", "a").isalnum()
-        ):
-            raise ValueError("must be an absolute path of letters, digits and ._-, as /fsx")
-        return value
-
 
 class User(Section):
     """People besides the image's own `ubuntu`, the same on every node."""
 
-    name: Annotated[str, matches(r"[a-z_][a-z0-9_-]{0,31}", "a Linux user name: lower case, at most 32 long")] = Field(
+    name: Annotated[str, matches(LINUX_USER, "a Linux user name: lower case, at most 32 long")] = Field(
         description="Login name; the home directory is <mount_path>/<name>."
     )
     uid: Annotated[PositiveInt, Field(ge=FIRST_USER_ID, le=LAST_USER_ID)] = Field(
@@ -162,7 +154,7 @@ class ClusterConfig(Section):
     """One cluster."""
 
     name: Name = Field(description="Name of the cluster.")
-    region: Annotated[str, matches(r"[a-z]{2}(-[a-z]+)+-\d", "an AWS region, as us-west-2")] = Field(
+    region: Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, as us-west-2")] = Field(
         description="AWS region."
     )
     availability_zone_id: Annotated[

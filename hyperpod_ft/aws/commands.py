@@ -165,7 +165,7 @@ class Commands:
     def _stack(self) -> dict[str, Any] | None:
         """The cluster's stack; None without one, or without the permission to look."""
         with suppress(self.session.client("cloudformation").exceptions.ClientError):
-            return describe(self.session, stack_name(self.target.name))
+            return describe(self.session.client("cloudformation"), stack_name(self.target.name))
         return None
 
     def _scalable(self, group: str) -> Cluster:

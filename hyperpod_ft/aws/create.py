@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hyperpod_ft.aws import foundation, hyperpod, lifecycle_files, requests
+from hyperpod_ft.aws import hyperpod, lifecycle_files, requests, stack
 from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.foundation import Foundation, of_existing
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.aws.stack import POLL_SECONDS
+from hyperpod_ft.aws.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
@@ -24,8 +25,9 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
     """
     with explained(f"cluster {config.name}"):
         sagemaker = session.client("sagemaker")
-        _find(sagemaker, config.name, foundation.subnet_id(config, session))  # before anything costs money
-        base = foundation.lay(config, session, say, poll_seconds)
+        # before anything costs money
+        _find(sagemaker, config.name, stack.subnet_id(config, session.client("cloudformation")))
+        base = lay_foundation(config, session, say, poll_seconds)
         content = lifecycle_files.files(config, base)
         uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
         cluster = _find(sagemaker, config.name, base.subnet_id)
@@ -91,6 +93,19 @@ def _bring_up_to_date(
     for name, count in added.items():
         say(f"cluster {config.name}: asked for {count} more, group {name}")
     return added
+
+
+def lay_foundation(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> Foundation:
+    """Make the stack, or bring it up to date; or look up the resources that the cluster file names."""
+    if config.existing is not None:
+        return of_existing(config.existing, session)
+    say(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money from now on")
+    return stack.deploy(
+        session,
+        StackParameters.of(config),
+        lambda event: say(f"stack {config.stack_name}: {event}") if event.worth_telling else None,
+        poll_seconds=poll_seconds,
+    )
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:

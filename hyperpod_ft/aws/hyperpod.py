@@ -58,9 +58,20 @@ class Cluster:
         )
 
 
+def describe(client: Any, name: str) -> dict[str, Any] | None:
+    """What DescribeCluster says; None where there is no cluster of this name."""
+    try:
+        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ResourceNotFound":
+            return None
+        raise
+    return described
+
+
 def find(client: Any, name: str) -> Cluster | None:
     """The cluster, or None when there is none of this name."""
-    described = _describe(client, name)
+    described = describe(client, name)
     return None if described is None else of_description(described)
 
 
@@ -146,20 +157,8 @@ def pick(nodes: list[Node], wanted: str) -> Node:
     )
 
 
-def _describe(client: Any, name: str) -> dict[str, Any] | None:
-    from botocore.exceptions import ClientError  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
-
-    try:
-        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
-    except ClientError as error:
-        if error.response.get("Error", {}).get("Code") == "ResourceNotFound":
-            return None
-        raise
-    return described
-
-
 def _specifications(client: Any, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    described = _describe(client, cluster.name)
+    described = describe(client, cluster.name)
     if described is None:
         raise UserError(f"cluster {cluster.name}: is gone", "look at `hyperpod-ft cluster status`")
     return {group["InstanceGroupName"]: group_specification(group) for group in described["InstanceGroups"]}

@@ -8,7 +8,8 @@ from typing import Any
 from hyperpod_ft.aws import requests
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error
-from hyperpod_ft.aws.requests import ENTRY, Foundation
+from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.requests import ENTRY
 from hyperpod_ft.sources import shipped
 
 PREFIX = "lifecycle"

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from hyperpod_ft.amount import amount
 from hyperpod_ft.aws import stack
-from hyperpod_ft.aws.foundation import tell_event
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
 from hyperpod_ft.aws.waiting import Watch
@@ -31,7 +30,7 @@ def remove(
         return stack.delete(
             session,
             stack_name,
-            lambda event: tell_event(stack_name, event, watch.say),
+            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_telling else None,
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )

@@ -5,28 +5,13 @@ API-driven: each group says its Slurm role and its storage, HyperPod sets up Slu
 provisioning_parameters.json.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.cluster_file import ClusterConfig, Controller, InstanceGroup, Login, Workers
+from hyperpod_ft.aws.foundation import Foundation
 
 ENTRY = "provision.sh"  # lifecycle/provision.sh
 _NODE_TYPES: dict[type[InstanceGroup], str] = {Controller: "Controller", Login: "Login", Workers: "Compute"}
-
-
-@dataclass(frozen=True)
-class Foundation:
-    """What a cluster stands on: the stack's outputs, or the resources that the cluster file names."""
-
-    vpc_id: str
-    subnet_id: str  # private; every node's
-    public_subnet_id: str  # empty where the kit did not make it
-    security_group_ids: tuple[str, ...]
-    role_arn: str
-    bucket: str
-    fsx_id: str
-    fsx_dns_name: str
-    fsx_mount_name: str
 
 
 def create_cluster(config: ClusterConfig, foundation: Foundation, lifecycle_uri: str) -> dict[str, Any]:

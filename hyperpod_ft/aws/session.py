@@ -4,6 +4,7 @@ boto3 is imported when the first client is asked for: it takes a while, belongs 
 none. Credentials are boto3's own business; none is read, kept or printed here.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,8 +66,8 @@ class Session:
         return self._clients[key]
 
     def _new(self, service: str, connections: int) -> Any:
-        import boto3  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - see above
-        from botocore.config import Config  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+        import boto3  # noqa: PLC0415 - see above
+        from botocore.config import Config  # noqa: PLC0415
 
         config = Config(
             retries={"mode": "standard"},
@@ -76,7 +77,9 @@ class Session:
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
         # A session of its own: boto3's default one is shared by the whole process, and not safe between threads.
-        return boto3.Session(profile_name=self.profile, region_name=self.region).client(service, config=config)
+        return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION")).client(
+            service, config=config
+        )
 
 
 @contextmanager
@@ -87,8 +90,8 @@ def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterat
     are passed on in AWS's words, without anything that looks like a credential.
     """
     try:
-        import boto3  # type: ignore[import-untyped, unused-ignore]  # noqa: F401, PLC0415 - see above
-        from botocore import exceptions  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+        import boto3  # noqa: F401, PLC0415 - see above
+        from botocore import exceptions  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
             f"{subject}: this needs boto3, which this Python lacks",
@@ -96,20 +99,19 @@ def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterat
         ) from error
     try:
         yield
-    except exceptions.ClientError as error:
-        raise _refused(subject, error, remedies or {}) from error
-    except exceptions.BotoCoreError as error:
-        name = type(error).__name__
-        problem, remedy = _LOCAL.get(name, (f"{name}: {redacted(str(error))}", "check network, region and profile"))
+    except (exceptions.ClientError, exceptions.BotoCoreError) as error:
+        problem, remedy = told(error, remedies or {})
         raise UserError(f"{subject}: {problem}", remedy) from error
 
 
+# Operations whose permission has another name ("Actions, resources, and condition keys for Amazon S3")
+_PERMISSIONS = {"HeadBucket": "s3:ListBucket", "HeadObject": "s3:GetObject", "ListObjectsV2": "s3:ListBucket"}
 _NO_WAY = "check network, proxy and region, then run it again"
 _LOCAL = {
     "NoCredentialsError": ("no AWS credentials", "export AWS_PROFILE, or give this machine's role access"),
     "PartialCredentialsError": ("incomplete AWS credentials", "export both key and secret, or AWS_PROFILE"),
     "CredentialRetrievalError": ("the AWS credentials cannot be fetched", _RENEW),
-    "NoRegionError": ("no AWS region", "name it in the cluster file, or export AWS_REGION"),
+    "NoRegionError": ("no AWS region", "give the cluster file or --region, or export AWS_REGION"),
     "InvalidRegionError": ("no such AWS region", "correct AWS_REGION"),
     "ProfileNotFound": ("no such AWS profile", "correct AWS_PROFILE; `aws configure list-profiles` lists them"),
     "TokenRetrievalError": ("the AWS sign-in has expired", _RENEW),
@@ -142,22 +144,25 @@ def redacted(text: str) -> str:
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
 
 
-def _refused(subject: str, error: Any, remedies: Mapping[str, str]) -> UserError:
-    code, message = error_code(error) or "unknown", error_message(error)
-    operation = getattr(error, "operation_name", "")
+def told(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
+    """What any error of botocore means, and what to do about it; `remedies` as for `explained`."""
+    code, operation = error_code(error), getattr(error, "operation_name", "")
+    if not code:
+        name = type(error).__name__
+        return _LOCAL.get(name, (f"{name}: {redacted(str(error))}", "check network, region and profile"))
     if code in remedies:
-        return UserError(f"{subject}: AWS answers {code}", remedies[code])
+        return f"AWS answers {code}", remedies[code]
     if code in DENIED:
-        found = _ACTION.search(message)
-        action = found[1] if found else operation
-        return UserError(f"{subject}: access denied to {action} ({code})", f"allow {action} to these credentials")
+        found = _ACTION.search(error_message(error))
+        action = found[1] if found else _PERMISSIONS.get(operation, operation)
+        return f"access denied to {action} ({code})", f"allow {action} to these credentials"
     if code in _EXPIRED:
-        return UserError(f"{subject}: the AWS credentials have expired ({code})", _RENEW)
+        return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:
-        return UserError(
-            f"{subject}: AWS does not know these credentials ({code})",
+        return (
+            f"AWS does not know these credentials ({code})",
             f"{_RENEW}; a wrong clock of this machine looks the same",
         )
     if code in _THROTTLED:
-        return UserError(f"{subject}: AWS throttles {operation} ({code})", "wait a minute and run it again")
-    return UserError(f"{subject}: AWS refuses {operation} with {code}: {message}")
+        return f"AWS throttles {operation} ({code})", "wait a minute and run it again"
+    return f"AWS refuses {operation} with {code}: {error_message(error)}", ""

@@ -11,9 +11,11 @@ after the file system and the bucket, which CloudFormation itself never deletes 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack_data import (
     Bucket,
@@ -45,8 +47,18 @@ class StackParameters:
     fsx_gib: int = 1200
     fsx_throughput: int = 250
     fsx_compression: str = "LZ4"
-    session_user: str = "ubuntu"
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> "StackParameters":
+        return cls(
+            name=config.stack_name,
+            zone_id=config.availability_zone_id,
+            fsx_gib=config.fsx.size_gib,
+            fsx_throughput=config.fsx.throughput,
+            fsx_compression=config.fsx.compression,
+            tags=config.tags,
+        )
 
     def for_cloudformation(self) -> dict[str, str]:
         return {
@@ -55,26 +67,7 @@ class StackParameters:
             "FsxStorageGiB": str(self.fsx_gib),
             "FsxThroughput": str(self.fsx_throughput),
             "FsxCompression": self.fsx_compression,
-            "SessionUser": self.session_user,
         }
-
-
-@dataclass(frozen=True)
-class StackOutputs:
-    """What the later steps need of a stack. `session_document` is empty when the stack has no session user."""
-
-    region: str
-    availability_zone_id: str
-    vpc_id: str
-    private_subnet_id: str
-    public_subnet_id: str
-    security_group_id: str
-    role_arn: str
-    bucket: str
-    fsx_id: str
-    fsx_dns_name: str
-    fsx_mount_name: str
-    session_document: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,43 +92,49 @@ def _silent(_: StackEvent) -> None:
 
 def deploy(
     session: Session, parameters: StackParameters, progress: Progress = _silent, *, poll_seconds: float = POLL_SECONDS
-) -> StackOutputs:
+) -> Foundation:
     """Create the stack, or bring it up to these parameters and this kit's template, and wait; no difference is success.
 
     Raises UserError when AWS refuses, or when a resource fails: with the first one that did, and what to do.
     """
     with explained(f"stack {parameters.name}"):
-        stack = _settled(session, parameters.name, progress, poll_seconds)
+        client = session.client("cloudformation")
+        stack = _settled(client, parameters.name, progress, poll_seconds)
         request = _request(parameters)
-        if stack is None and (stack_id := _create(session, request)):
-            status = settle(session, stack_id, progress, after="", poll_seconds=poll_seconds)
-            require(session, stack_id, status)
+        if stack is None and (stack_id := _create(client, request)):
+            status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+            require(client, stack_id, status)
         else:
-            stack = stack or _settled(session, parameters.name, progress, poll_seconds)
+            stack = stack or _settled(client, parameters.name, progress, poll_seconds)
             assert stack is not None, "CloudFormation has just said that it exists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
-            _require_updatable(session, stack)
-            _update(session, stack_id, request, progress, poll_seconds)
-        found = describe(session, stack_id)
+            _require_updatable(client, stack)
+            _update(client, stack_id, request, progress, poll_seconds)
+        found = describe(client, stack_id)
         assert found is not None, "a stack that was there is found by its id"
-        return _outputs(found)
+        volume = measure_filesystem(session, _outputs_by_key(found)["FsxId"])
+        if volume is None or volume.lifecycle == "DELETING":
+            raise UserError(
+                f"stack {parameters.name}: its file system is gone: deleted by hand, or by a delete that stopped",
+                "finish that with `hyperpod-ft cluster delete --delete-data`, then create it again",
+            )
+        return _foundation(found)
 
 
-def outputs(session: Session, name: str) -> StackOutputs:
-    """What a deployed stack made. Raises UserError when there is none, or when it is not complete."""
-    with explained(f"stack {name}"):
-        stack = describe(session, name)
-        if stack is None:
-            raise UserError(f"there is no stack {name} in {_region(session)}", "create the cluster first")
+def require_deployable(client: Any, name: str) -> None:
+    """Raise UserError where `deploy` would. `client`: CloudFormation's."""
+    stack = describe(client, name)
+    if stack is not None and not _at_work(stack):
         _require_ours(stack)
-        _require_updatable(session, stack)
-        return _outputs(stack)
+        _require_updatable(client, stack)
 
 
-def private_subnet(stack: dict[str, Any] | None) -> str:
-    """The nodes' subnet of a stack as DescribeStacks has it; empty where it has made none."""
-    return _outputs_by_key(stack or {}).get("PrivateSubnetId", "")
+def subnet_id(config: ClusterConfig, client: Any) -> str:
+    """The nodes' subnet as it is now; empty where the stack has not made it. `client`: CloudFormation's."""
+    if config.existing:
+        return config.existing.subnet_id
+    return _outputs_by_key(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
 
 
 def delete(
@@ -152,27 +151,29 @@ def delete(
     failed goes as a whole. No stack is success.
     """
     with explained(f"stack {name}"):
-        stack = _settled(session, name, progress, poll_seconds)
+        client = session.client("cloudformation")
+        stack = _settled(client, name, progress, poll_seconds)
         if stack is None:
             return Remains()
         _require_ours(stack)
         if delete_data or stack["StackStatus"] in _NEVER_WAS:
-            resources = _resources(session, stack)
+            resources = _resources(client, stack)
             delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
             delete_bucket(session, resources.get("Bucket", ""))
-            _delete_stack(session, str(stack["StackId"]), progress, poll_seconds)
+            _delete_stack(client, str(stack["StackId"]), progress, poll_seconds)
         else:
-            _keep_data_only(session, stack, progress, poll_seconds)
+            _keep_data_only(client, stack, progress, poll_seconds)
     return remains(session, name)
 
 
 def remains(session: Session, name: str) -> Remains:
     """What the stack of this name has that costs money, asked of each service itself."""
     with explained(f"stack {name}"):
-        stack = describe(session, name)
+        client = session.client("cloudformation")
+        stack = describe(client, name)
         if stack is None:
             return Remains()
-        resources = _resources(session, stack)
+        resources = _resources(client, stack)
         return Remains(
             name,
             measure_filesystem(session, resources.get("FileSystem", "")),
@@ -182,18 +183,19 @@ def remains(session: Session, name: str) -> Remains:
         )
 
 
-def _region(session: Session) -> str:
-    return str(session.client("cloudformation").meta.region_name)
-
-
-def _settled(session: Session, name: str, progress: Progress, poll_seconds: float) -> dict[str, Any] | None:
-    """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
-    stack = describe(session, name)
+def _at_work(stack: dict[str, Any]) -> bool:
     # REVIEW_IN_PROGRESS is a change set's stack before it exists: nothing works on it.
-    if stack and stack["StackStatus"].endswith("_IN_PROGRESS") and stack["StackStatus"] != "REVIEW_IN_PROGRESS":
+    status = str(stack["StackStatus"])
+    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
+
+
+def _settled(client: Any, name: str, progress: Progress, poll_seconds: float) -> dict[str, Any] | None:
+    """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
+    stack = describe(client, name)
+    if stack and _at_work(stack):
         stack_id = str(stack["StackId"])
-        settle(session, stack_id, progress, after="", poll_seconds=poll_seconds)
-        stack = describe(session, name)
+        settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+        stack = describe(client, name)
     return stack
 
 
@@ -209,9 +211,8 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
     }
 
 
-def _create(session: Session, request: dict[str, Any]) -> str:
+def _create(client: Any, request: dict[str, Any]) -> str:
     """The id of a new stack; empty when somebody else was quicker, or this request's first answer got lost."""
-    client = session.client("cloudformation")
     try:
         return str(client.create_stack(**request)["StackId"])
     except client.exceptions.AlreadyExistsException:
@@ -224,40 +225,46 @@ def _require_ours(stack: dict[str, Any]) -> None:
         raise UserError(f"stack {stack['StackName']} is not of this kit", "choose another name for the cluster")
 
 
-def _require_updatable(session: Session, stack: dict[str, Any]) -> None:
+def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
     """Raise UserError for a stack that is not whole. One whose last update was rolled back is."""
     if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
-        require(session, str(stack["StackId"]), str(stack["StackStatus"]))
+        require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
-def _update(session: Session, stack_id: str, request: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+def _update(client: Any, stack_id: str, request: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
     """Update and wait; nothing to change is success."""
-    client, before = session.client("cloudformation"), last_event(session, stack_id)
+    before = last_event(client, stack_id)
     try:
         client.update_stack(**request)
     except client.exceptions.ClientError as error:
         if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
             return
         raise
-    require(session, stack_id, settle(session, stack_id, progress, after=before, poll_seconds=poll_seconds))
+    require(client, stack_id, settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds))
 
 
 def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
     return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
 
 
-def _outputs(stack: dict[str, Any]) -> StackOutputs:
-    found = {key.lower(): value for key, value in _outputs_by_key(stack).items()}
-    known = {f.name: found[key] for f in fields(StackOutputs) if (key := f.name.replace("_", "")) in found}
-    return StackOutputs(**known)
+def _foundation(stack: dict[str, Any]) -> Foundation:
+    outputs = _outputs_by_key(stack)
+    return Foundation(
+        subnet_id=outputs["PrivateSubnetId"],
+        security_group_ids=(outputs["SecurityGroupId"],),
+        role_arn=outputs["RoleArn"],
+        bucket=outputs["Bucket"],
+        fsx_dns_name=outputs["FsxDnsName"],
+        fsx_mount_name=outputs["FsxMountName"],
+    )
 
 
-def _resources(session: Session, stack: dict[str, Any]) -> dict[str, str]:
+def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     """Physical ids by logical id, of resources that CloudFormation has not deleted.
 
     It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
     """
-    pages = session.client("cloudformation").get_paginator("list_stack_resources")
+    pages = client.get_paginator("list_stack_resources")
     outputs = _outputs_by_key(stack)
     kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
     return kept | {
@@ -268,9 +275,9 @@ def _resources(session: Session, stack: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _keep_data_only(session: Session, stack: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+def _keep_data_only(client: Any, stack: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
     stack_id = str(stack["StackId"])
-    _require_updatable(session, stack)
+    _require_updatable(client, stack)
     kept = [p["ParameterKey"] for p in stack["Parameters"] if p["ParameterKey"] != "NatGateway"]
     request = {
         "StackName": stack_id,
@@ -281,12 +288,12 @@ def _keep_data_only(session: Session, stack: dict[str, Any], progress: Progress,
         ],
         "Capabilities": ["CAPABILITY_IAM"],
     }
-    _update(session, stack_id, request, progress, poll_seconds)
+    _update(client, stack_id, request, progress, poll_seconds)
 
 
-def _delete_stack(session: Session, stack_id: str, progress: Progress, poll_seconds: float) -> None:
-    before = last_event(session, stack_id)
-    session.client("cloudformation").delete_stack(StackName=stack_id)
-    status = settle(session, stack_id, progress, after=before, poll_seconds=poll_seconds)
+def _delete_stack(client: Any, stack_id: str, progress: Progress, poll_seconds: float) -> None:
+    before = last_event(client, stack_id)
+    client.delete_stack(StackName=stack_id)
+    status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
     if status != "DELETE_COMPLETE":
-        require(session, stack_id, status)
+        require(client, stack_id, status)

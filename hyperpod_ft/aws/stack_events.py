@@ -1,4 +1,7 @@
-"""What CloudFormation says of a stack while it works on it: its state and its events, newest last."""
+"""What CloudFormation says of a stack while it works on it: its state and its events, newest last.
+
+`client` is boto3's for cloudformation everywhere.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from hyperpod_ft.aws.session import Session, error_code, error_message
+from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 
 DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, seldom more than thirty
@@ -31,6 +34,11 @@ class StackEvent:
         return f"{what}: {self.status}" + (f": {self.reason}" if self.reason else "")
 
     @property
+    def worth_telling(self) -> bool:
+        """What became of each resource; that it is begun only of a file system, which takes a quarter of an hour."""
+        return self.of_stack or not self.status.endswith("_IN_PROGRESS") or self.resource_type == "AWS::FSx::FileSystem"
+
+    @property
     def of_stack(self) -> bool:
         """Whether the whole stack changed its state, not one of its resources."""
         return self.resource_type == "AWS::CloudFormation::Stack"
@@ -39,9 +47,8 @@ class StackEvent:
 Progress = Callable[[StackEvent], None]
 
 
-def describe(session: Session, name: str) -> dict[str, Any] | None:
+def describe(client: Any, name: str) -> dict[str, Any] | None:
     """The stack of this name (or id) as DescribeStacks has it; None when there is none."""
-    client = session.client("cloudformation")
     try:
         found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
     except client.exceptions.ClientError as error:
@@ -52,10 +59,10 @@ def describe(session: Session, name: str) -> dict[str, Any] | None:
     return found[0]
 
 
-def events(session: Session, stack_id: str, after: str = "") -> list[StackEvent]:
+def events(client: Any, stack_id: str, after: str = "") -> list[StackEvent]:
     """What happened since CloudFormation was last asked to do something, or since the event `after`; oldest first."""
     found: list[StackEvent] = []
-    pages = session.client("cloudformation").get_paginator("describe_stack_events").paginate(StackName=stack_id)
+    pages = client.get_paginator("describe_stack_events").paginate(StackName=stack_id)
     for event in (event for page in pages for event in page["StackEvents"]):  # newest first
         if event["EventId"] == after:
             break
@@ -74,13 +81,13 @@ def events(session: Session, stack_id: str, after: str = "") -> list[StackEvent]
     return found[::-1]
 
 
-def last_event(session: Session, stack_id: str) -> str:
+def last_event(client: Any, stack_id: str) -> str:
     """The id of the newest event."""
-    page = session.client("cloudformation").describe_stack_events(StackName=stack_id)
+    page = client.describe_stack_events(StackName=stack_id)
     return str(page["StackEvents"][0]["EventId"])
 
 
-def settle(session: Session, stack_id: str, progress: Progress, *, after: str, poll_seconds: float) -> str:
+def settle(client: Any, stack_id: str, progress: Progress, *, after: str, poll_seconds: float) -> str:
     """Wait until CloudFormation has done what it was asked; each event of that goes to `progress`.
 
     `after` is the newest event before it was asked; empty for what it is already at, and for a new stack. Returns the
@@ -88,9 +95,9 @@ def settle(session: Session, stack_id: str, progress: Progress, *, after: str, p
     """
     end, told = time.monotonic() + DEADLINE_SECONDS, ""
     while True:
-        stack = describe(session, stack_id)
+        stack = describe(client, stack_id)
         status = str(stack["StackStatus"]) if stack else "DELETE_COMPLETE"
-        for event in events(session, stack_id, after):
+        for event in events(client, stack_id, after):
             after = event.id
             told = event.status if event.of_stack else told
             progress(event)
@@ -105,34 +112,30 @@ def settle(session: Session, stack_id: str, progress: Progress, *, after: str, p
         time.sleep(poll_seconds)
 
 
-def why(session: Session, stack_id: str) -> str:
+def why(client: Any, stack_id: str) -> str:
     """Of the last thing that CloudFormation was asked to do: the first resource that failed, and AWS's reason."""
-    for event in events(session, stack_id):
+    for event in events(client, stack_id):
         if event.status.endswith("_FAILED") and not event.of_stack and not event.reason.startswith(_CONSEQUENCES):
             return f"{event.logical_id} ({event.resource_type}): {event.reason.removesuffix('.') or event.status}"
     return "CloudFormation gives no reason"
 
 
-def require(session: Session, stack_id: str, status: str) -> None:
+def require(client: Any, stack_id: str, status: str) -> None:
     """Raise UserError unless `status` is that of a stack whose resources are all there."""
     if status in _DONE:
         return
     name = _name(stack_id)
     if status.endswith("_IN_PROGRESS"):
         raise UserError(f"stack {name} is {status}", "AWS is at work: run it again when the stack is complete")
-    raise UserError(f"stack {name} is {status}: {why(session, stack_id)}", remedy(name, status))
-
-
-def remedy(name: str, status: str) -> str:
-    """What to do about a stack that is not whole, and at which nothing works."""
+    problem = f"stack {name} is {status}: {why(client, stack_id)}"
     if status == "UPDATE_ROLLBACK_COMPLETE":
-        return "nothing has changed; mend the cause, then run the command again"
+        raise UserError(problem, "nothing has changed; mend the cause, then run the command again")
     if status == "UPDATE_ROLLBACK_FAILED":
         command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
-        return f"mend the cause, then {command}, then run the command again"
+        raise UserError(problem, f"mend the cause, then {command}, then run the command again")
     if status == "DELETE_FAILED":
-        return "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`"
-    return "mend the cause, run `hyperpod-ft cluster delete`, then create it again"
+        raise UserError(problem, "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`")
+    raise UserError(problem, "mend the cause, run `hyperpod-ft cluster delete`, then create it again")
 
 
 def _name(stack_id: str) -> str:

@@ -8,18 +8,15 @@ import yaml
 
 from hyperpod_ft.aws import cluster_file, requests
 from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.sources import shipped
 
 FOUNDATION = Foundation(
-    vpc_id="vpc-0123456789abcdef0",
     subnet_id="subnet-0123456789abcdef0",
-    public_subnet_id="subnet-0fedcba9876543210",
     security_group_ids=("sg-0123456789abcdef0",),
     role_arn="arn:aws:iam::123456789012:role/hyperpod",
     bucket="sagemaker-hyperpod-1",
-    fsx_id="fs-0123456789abcdef0",
     fsx_dns_name="fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
     fsx_mount_name="4owupbev",
 )
@@ -129,3 +126,16 @@ def test_a_group_as_described_can_be_asked_for_again(tmp_path: Path) -> None:
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
     assert requests.group_specification(described) == asked
+
+
+def test_the_nodes_take_what_the_cluster_file_takes() -> None:
+    """The scripts of a node are a program of their own; what they refuse must not get as far as a billed node."""
+    from provision import settings
+
+    assert settings._MOUNT_PATH.pattern == cluster_file.MOUNT_PATH
+    assert settings._USER.pattern == cluster_file.LINUX_USER
+
+
+@pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])
+def test_mount_paths_that_a_node_would_refuse(tmp_path: Path, path: str) -> None:
+    assert "fsx.mount_path" in refused(tmp_path, fsx={"mount_path": path})

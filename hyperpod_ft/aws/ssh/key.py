@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyperpod_ft.aws.cluster_file import LINUX_USER
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
 
@@ -83,7 +84,7 @@ def checked(text: str, where: str) -> str:
 
 def check_user(name: str) -> None:
     """Raises UserError for what is no Linux user name: it goes into a configuration, and into a shell of the node."""
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name):
+    if not re.fullmatch(LINUX_USER, name):
         raise UserError(f"--user {name!r}: is no Linux user name", "give the login name of the node's user")
 
 

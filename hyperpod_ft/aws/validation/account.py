@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ft.aws import hyperpod, stack_events
 from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
-from hyperpod_ft.aws.session import DENIED, error_code, redacted
+from hyperpod_ft.aws.session import told
 from hyperpod_ft.aws.validation.addresses import ec2_type
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
-# Operations whose permission has another name ("Actions, resources, and condition keys for Amazon S3")
-_PERMISSIONS = {"HeadBucket": "s3:ListBucket", "HeadObject": "s3:GetObject", "ListObjectsV2": "s3:ListBucket"}
 
 
 @dataclass(frozen=True)
@@ -34,25 +33,11 @@ class Account:
 
     def cluster(self) -> dict[str, Any] | None:
         """What DescribeCluster says of a cluster of this name; None where there is none."""
-        try:
-            described: dict[str, Any] = self.clients["sagemaker"].describe_cluster(ClusterName=self.config.name)
-        except self.clients["sagemaker"].exceptions.ClientError as error:
-            if error_code(error) == "ResourceNotFound":
-                return None
-            raise
-        return described
+        return hyperpod.describe(self.clients["sagemaker"], self.config.name)
 
     def stack(self) -> dict[str, Any] | None:
         """What CloudFormation says of the cluster's stack; None where there is none."""
-        client = self.clients["cloudformation"]
-        try:
-            found = client.describe_stacks(StackName=self.config.stack_name)["Stacks"]
-        except client.exceptions.ClientError as error:
-            if error_code(error) == "ValidationError":  # CloudFormation's word for a stack that does not exist
-                return None
-            raise
-        stack: dict[str, Any] = found[0]
-        return stack
+        return stack_events.describe(self.clients["cloudformation"], self.config.stack_name)
 
     def instance_types(self) -> dict[str, dict[str, Any]]:
         """What EC2 says of the cluster's instance types, by SageMaker's name; those that it knows in this region."""
@@ -83,17 +68,10 @@ class Account:
 
 def why_not_checked(error: Exception, clients: Mapping[str, Any]) -> tuple[str, str]:
     """What kept a check from its answer, and what to do about it, for any error of botocore."""
+    problem, remedy = told(error, {})
     operation = getattr(error, "operation_name", "")
-    if not operation:
-        return f"{type(error).__name__}: {redacted(str(error))}", "check network and credentials, then validate again"
-    code = error_code(error)
-    if code in DENIED:
-        return f"AWS answers {code} to {operation}", f"allow {_permission(operation, clients)} to yourself"
-    return f"AWS answers {code} to {operation}", "validate again later"
-
-
-def _permission(operation: str, clients: Mapping[str, Any]) -> str:
-    if operation in _PERMISSIONS:
-        return _PERMISSIONS[operation]
     models = [client.meta.service_model for client in clients.values()]
-    return next((f"{m.signing_name}:{operation}" for m in models if operation in m.operation_names), operation)
+    service = next((model.signing_name for model in models if operation in model.operation_names), "")
+    if f"allow {operation} " in remedy and service:  # AWS did not say whose operation it is
+        remedy = remedy.replace(operation, f"{service}:{operation}")
+    return problem, remedy or "validate again later"

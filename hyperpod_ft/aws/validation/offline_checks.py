@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from hyperpod_ft.aws import lifecycle_files, requests
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.requests import Foundation
+from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.request_fields import cluster_file_key, group_keys
 from hyperpod_ft.aws.validation import addresses, regions
-from hyperpod_ft.aws.validation.request_fields import cluster_file_key, group_keys
 from hyperpod_ft.aws.validation.service_model import Violation, check_request
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.yaml_file import did_you_mean
@@ -24,13 +24,10 @@ def placeholder(config: ClusterConfig) -> Foundation:
     existing = config.existing
     fsx_id = existing.fsx_id if existing else "fs-0123456789abcdef0"
     return Foundation(
-        vpc_id="vpc-0123456789abcdef0",
         subnet_id=existing.subnet_id if existing else "subnet-0123456789abcdef0",
-        public_subnet_id="" if existing else "subnet-0123456789abcdef1",
         security_group_ids=existing.security_group_ids if existing else ("sg-0123456789abcdef0",),
         role_arn=existing.execution_role_arn if existing else "arn:aws:iam::123456789012:role/hyperpod",
         bucket=existing.bucket if existing else "sagemaker-lifecycle",
-        fsx_id=fsx_id,
         fsx_dns_name=f"{fsx_id}.fsx.{config.region}.{regions.dns_suffix(config.region)}",
         fsx_mount_name="abcdefgh",
     )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.request_fields import keyed_groups
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.account import Account
-from hyperpod_ft.aws.validation.request_fields import keyed_groups
 
 # The words vary between pages of the documentation.
 _PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")

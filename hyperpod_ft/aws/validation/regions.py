@@ -12,8 +12,8 @@ _REGION = re.compile(r"([a-z]{2})(-gov)?-((?:north|south)?(?:east|west)?|central
 @functools.cache
 def known(service: str) -> dict[str, str]:
     """Every region of every partition in which AWS offers a service: region -> partition (`aws`, `aws-cn`, ...)."""
-    from botocore.loaders import Loader  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - only here
-    from botocore.regions import EndpointResolver  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+    from botocore.loaders import Loader  # noqa: PLC0415 - only here
+    from botocore.regions import EndpointResolver  # noqa: PLC0415
 
     resolver = EndpointResolver(Loader().load_data("endpoints"))
     prefix = model(service).endpoint_prefix  # api.sagemaker, say

@@ -50,8 +50,8 @@ def enum(service: str, shape: str) -> list[str]:
 @functools.cache
 def model(service: str) -> Any:
     """botocore's ServiceModel."""
-    from botocore.loaders import Loader  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - only here
-    from botocore.model import ServiceModel  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+    from botocore.loaders import Loader  # noqa: PLC0415 - only here
+    from botocore.model import ServiceModel  # noqa: PLC0415
 
     return ServiceModel(Loader().load_service_model(service, "service-2"), service)
 

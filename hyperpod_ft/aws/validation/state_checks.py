@@ -6,20 +6,20 @@ from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
-from hyperpod_ft.aws.stack import private_subnet
-from hyperpod_ft.aws.stack_events import remedy
+from hyperpod_ft.aws.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.errors import UserError
 
 BUCKET = "existing.bucket"
 
 
 def name(account: Account) -> list[Finding]:
     """No cluster has the name, or this cluster file's: then `cluster create` goes on with it."""
-    cluster, existing = account.cluster(), account.config.existing
+    cluster = account.cluster()
     if cluster is None:
         return []
-    subnet_id = existing.subnet_id if existing else private_subnet(account.stack())
-    if problem := hyperpod.not_ours(hyperpod.of_description(cluster), subnet_id):
+    subnet = subnet_id(account.config, account.clients["cloudformation"])
+    if problem := hyperpod.not_ours(hyperpod.of_description(cluster), subnet):
         return [error("name", problem, "take another name")]
     called, status = account.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):
@@ -57,18 +57,11 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
 
 def stack(account: Account) -> list[Finding]:
     """The stack of this cluster, if there is one, can be gone on with."""
-    found, stack_name = account.stack(), account.config.stack_name
-    if found is None:
-        return []
-    status: str = found["StackStatus"]
-    reason = f" ({found['StackStatusReason']})" if found.get("StackStatusReason") else ""
-    if status.endswith("_FAILED") or status == "ROLLBACK_COMPLETE":
-        return [error("name", f"the stack {stack_name} is {status}{reason}", remedy(stack_name, status))]
-    if fixed := _fixed(account.config, found):
-        return fixed
-    if status.endswith("_IN_PROGRESS"):
-        return [warning("name", f"the stack {stack_name} is {status}", "wait until it is complete")]
-    return []
+    try:
+        require_deployable(account.clients["cloudformation"], account.config.stack_name)
+    except UserError as refusal:
+        return [error("name", refusal.problem, refusal.remedy)]
+    return _fixed(account.config, account.stack() or {})
 
 
 def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:

@@ -155,7 +155,7 @@ def validate_account(
 
 
 def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Account | None, tuple[Finding, ...]]:
-    from botocore.exceptions import (  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - AWS is asked
+    from botocore.exceptions import (  # noqa: PLC0415 - AWS is asked
         BotoCoreError,
         ClientError,
     )

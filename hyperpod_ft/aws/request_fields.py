@@ -48,11 +48,13 @@ def cluster_file_key(config: ClusterConfig, path: str) -> str:
         return f"tags.{sorted(config.tags)[int(tag[1])]}"
     if not (group := re.match(r"InstanceGroups\[(\d+)\]\.?(.*)", path)):
         return _look_up(_CLUSTER, path) or path
-    key = group_keys(config)[int(group[1])]
-    if shared := _look_up(_OF_ALL_GROUPS, group[2]):
-        return shared
-    own = _look_up(_OF_ONE_GROUP, group[2])
-    return f"{key}.{own}" if own else path
+    return key_of_group(group_keys(config)[int(group[1])], group[2]) or path
+
+
+def key_of_group(group: str, path: str) -> str:
+    """The key behind a part of a group's request, `group` being the group's own: `workers.0`, `InstanceType`."""
+    own = _look_up(_OF_ONE_GROUP, path)
+    return _look_up(_OF_ALL_GROUPS, path) or (f"{group}.{own}" if own else "")
 
 
 def _look_up(table: tuple[tuple[str, str], ...], path: str) -> str:

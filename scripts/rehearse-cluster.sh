@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Every step of a HyperPod cluster's life, against a server on this machine that stands in for AWS. Costs nothing.
+#
+#   ./scripts/rehearse-cluster.sh
+#
+# Sets up .venv, starts tests/aws/server.py on the loopback interface, and runs `hyperpod-ft cluster` from init to delete
+# in a temporary directory. No real AWS endpoint is contacted, and no credentials of yours are read.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+setup_python --editable '.[aws]' --group dev
+repository=$PWD
+directory=$(mktemp -d)
+coproc server { exec .venv/bin/python -m tests.aws.server; }
+stop() {
+  local status=$?
+  kill "${server_PID:-}" 2>/dev/null || true
+  rm -rf "$directory"
+  exit "$status"
+}
+trap stop EXIT
+read -r -t 60 endpoint <&"${server[0]}" || die "the server that stands in for AWS did not start"
+
+for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
+touch "$directory/empty"
+export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal \
+  AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
+  HYPERPOD_FT_POLL_SECONDS=0.1 HOME="$directory"
+mkdir -m 700 "$directory/.ssh"
+ssh-keygen -q -t ed25519 -N '' -f "$directory/.ssh/id_ed25519"
+cd "$directory"
+
+kit() {
+  say "hyperpod-ft cluster $*"
+  "$repository/.venv/bin/hyperpod-ft" cluster "$@"
+}
+first_worker() {
+  "$repository/.venv/bin/hyperpod-ft" cluster nodes --json |
+    "$repository/.venv/bin/python" -c 'import json, sys; print([n for n in json.load(sys.stdin) if n["group"] == "worker-group-1"][0]["instance_id"])'
+}
+
+kit init
+kit validate
+kit create
+kit status
+kit nodes
+kit ssh --dry-run
+kit replace-node cluster.yaml "$(first_worker)" --yes
+kit scale cluster.yaml worker-group-1 2
+kit scale cluster.yaml worker-group-1 1 --yes
+kit logs
+kit delete --confirm ml-cluster
+kit delete --confirm ml-cluster --delete-data
+say "Rehearsed: created, looked at, changed and deleted, all on this machine"
