@@ -127,18 +127,15 @@ def require(client: Any, stack_id: str, status: str) -> None:
     name = _name(stack_id)
     if status.endswith("_IN_PROGRESS"):
         raise UserError(f"stack {name} is {status}", "AWS is at work: run it again when the stack is complete")
-    raise UserError(f"stack {name} is {status}: {why(client, stack_id)}", _remedy(name, status))
-
-
-def _remedy(name: str, status: str) -> str:
+    problem = f"stack {name} is {status}: {why(client, stack_id)}"
     if status == "UPDATE_ROLLBACK_COMPLETE":
-        return "nothing has changed; mend the cause, then run the command again"
+        raise UserError(problem, "nothing has changed; mend the cause, then run the command again")
     if status == "UPDATE_ROLLBACK_FAILED":
         command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
-        return f"mend the cause, then {command}, then run the command again"
+        raise UserError(problem, f"mend the cause, then {command}, then run the command again")
     if status == "DELETE_FAILED":
-        return "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`"
-    return "mend the cause, run `hyperpod-ft cluster delete`, then create it again"
+        raise UserError(problem, "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`")
+    raise UserError(problem, "mend the cause, run `hyperpod-ft cluster delete`, then create it again")
 
 
 def _name(stack_id: str) -> str:
