@@ -307,13 +307,29 @@ def test_a_user_cannot_lead_root_astray(node: Node) -> None:
         "mkdir .ssh && mkfifo .ssh/authorized_keys",
         "touch .ssh",
         "mkdir -m 0 .ssh",
+        "chmod 500 .",
+        "mkdir .ssh && truncate -s 1P .ssh/authorized_keys",
     ):
-        node.run("runuser", "-u", "alice", "--", "bash", "-c", f"cd /fsx/alice; chmod 700 .ssh; rm -rf .ssh; {trap}")
+        clean = "cd /fsx/alice; chmod 750 . .ssh; rm -rf .ssh"
+        node.run("runuser", "-u", "alice", "--", "bash", "-c", f"{clean}; {trap}")
         before = node.path("/etc/shadow").read_text()
         done = node.provision()
         assert "left alone: alice: " in done.stdout, trap
         assert node.path("/etc/shadow").read_text() == before
         assert not node.path("/etc/id_ed25519").exists()
+
+
+def test_authorized_keys_may_be_of_any_bytes(node: Node) -> None:
+    node.provision()
+    for name in ("alice", "ubuntu"):
+        write = rf"printf 'ssh-ed25519 AAAA jos\xe9@laptop\n' >/fsx/{name}/.ssh/authorized_keys"
+        node.run("runuser", "-u", name, "--", "bash", "-c", write)
+    said = node.provision().stdout
+    assert "left alone" not in said
+    for name in ("alice", "ubuntu"):
+        lines = node.path(f"/srv/lustre/{name}/.ssh/authorized_keys").read_bytes().splitlines()
+        assert lines[0] == b"ssh-ed25519 AAAA jos\xe9@laptop"
+        assert len(lines) == 2
 
 
 def test_a_damaged_key_of_the_default_user_is_an_error(node: Node) -> None:
