@@ -287,15 +287,15 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
     assert (shared / "bob/.bashrc").stat().st_uid == 2002
 
 
-def test_a_home_is_not_moved_under_a_running_process(node: Node) -> None:
-    node.provision("--only", "users")
-    # `home` retries for some seconds, in which the process ends.
-    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "1.5"), env=node.environment()):
-        time.sleep(0.3)
-        done = node.provision()
-    assert "ubuntu runs " in done.stdout
-    assert "(sleep)" in done.stdout
-    assert "would keep /home/ubuntu" in done.stdout
+def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
+    """As on a node that HyperPod has put back into Slurm before it runs these scripts; a sleep stands in for the job."""
+    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "60"), env=node.environment()) as job:
+        while not node.run("pgrep", "-u", "ubuntu", check=False).stdout:
+            time.sleep(0.01)
+        node.provision()
+        assert node.run("getent", "passwd", "ubuntu").stdout.split(":")[5] == "/fsx/ubuntu"
+        assert job.poll() is None
+        node.run("pkill", "-u", "ubuntu")
     assert_right(node)
 
 
