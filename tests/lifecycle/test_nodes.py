@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster
+from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster, instance_id
 
 pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
 
@@ -101,6 +101,12 @@ def test_a_dry_run_of_a_new_node_changes_its_log_alone(node: Node) -> None:
     assert {key: after[key] for key in after if key not in logs} == {
         key: before[key] for key in before if key not in logs
     }
+
+
+def test_a_node_knows_itself_without_instance_metadata(node: Node) -> None:
+    node.provision(environment={"PROVISION_IMDS": "http://127.0.0.1:9"})
+    assert node_number(node) == instance_id(0)
+    assert_right(node)
 
 
 def test_many_nodes_at_once(tmp_path: Path) -> None:
@@ -478,7 +484,7 @@ def test_what_a_dead_file_system_holds_does_not_keep_the_script_from_ending(node
         "sys.exit('fsx: failed: not done after 300 s')\n"
     )
     sync = node.path("/usr/local/bin/sync")
-    sync.write_text("#!/bin/sh\n[ -n \"$1\" ] || exec sleep 300\n")
+    sync.write_text('#!/bin/sh\n[ -n "$1" ] || exec sleep 300\n')
     sync.chmod(0o755)
     started = time.monotonic()
     done = node.provision(environment={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, check=False)
