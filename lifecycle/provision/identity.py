@@ -1,8 +1,8 @@
 """Which node of the cluster this is: the instance's id, or else its addresses, found in HyperPod's list of instances.
 
 Instance metadata: IMDSv2 (a session token, then the id). What it says of addresses is no help: an instance of HyperPod
-has its first interface in AWS's network, and that of the list in the customer's. HyperPod writes /opt/ml/config/resource_config.json to each
-node, and on the API-driven path provisioning_parameters.json next to it.
+has its first interface in AWS's network, and that of the list in the customer's. HyperPod writes
+/opt/ml/config/resource_config.json to each node, and on the API-driven path provisioning_parameters.json next to it.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
 
 
 def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
-    """As on a node that HyperPod has put back into Slurm before it runs these scripts; a sleep stands in for the job."""
+    """HyperPod may put a node back into Slurm before it runs these scripts. A sleep stands in for the job."""
     with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "60"), env=node.environment()) as job:
         while not node.run("pgrep", "-u", "ubuntu", check=False).stdout:
             time.sleep(0.01)

@@ -149,7 +149,9 @@ def test_a_new_machine_takes_the_place_of_a_worker(cluster: Cluster) -> None:
 def test_a_worker_that_slurm_keeps_down_because_it_rebooted_is_resumed_and_said(cluster: Cluster) -> None:
     worker = cluster.compute[0]
     reason = "reason=Node unexpectedly rebooted"
-    cluster.controller.run("scontrol", "update", f"nodename={worker.instance.hostname}", "state=down", reason)
+    # As slurmctld itself, whose name is in the reason then.
+    down = ("scontrol", "update", f"nodename={worker.instance.hostname}", "state=down", reason)
+    cluster.controller.run("runuser", "-u", "slurm", "--", *down)
     cluster.provision([worker])
     assert "DOWN: Node unexpectedly rebooted" in _log(worker)
     _runs_a_job(cluster, cluster.nodes[-1])
@@ -256,13 +258,14 @@ def _start_slurm_as_hyperpod_does(cluster: Cluster) -> None:
     for node in cluster.nodes:
         node.run("mkdir", "/fsx")
         node.run("mount", "-t", "lustre", FSX_SOURCE, "/fsx")
-    cluster.controller.run("systemctl", "enable", "--now", "slurmctld")
+    # Not enabled: whether the agent starts them at boot, or systemd does, is HyperPod's affair.
+    cluster.controller.run("systemctl", "start", "slurmctld")
     _wait_until(lambda: " UP" in cluster.controller.run("scontrol", "ping", check=False).stdout)
     worker = cluster.nodes[1]
     unit = worker.root / "etc/systemd/system/slurmd.service"
     unit.write_text(unit.read_text().replace("$SLURMD_OPTIONS", f"--conf-server {CONTROLLER.address}"))
     worker.run("systemctl", "daemon-reload")
-    worker.run("systemctl", "enable", "--now", "slurmd")
+    worker.run("systemctl", "start", "slurmd")
     _wait_until(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-o", "%T").stdout)
 
 

@@ -84,11 +84,11 @@ class Slurm(Step):
 
 
 def _controller_missing(node: Node) -> list[str]:
-    found = systemd.not_kept_running(node, "slurmctld")
     if node.settings.provisioning == "legacy":
-        found = [*systemd.not_masked(node, "slurmd"), *found]
-        found = found or _not_in_effect(node)
-    return found or ([] if slurm_state.answers(node) else ["slurmctld does not answer"])
+        found = [*systemd.not_masked(node, "slurmd"), *systemd.not_kept_running(node, "slurmctld")]
+        if found := found or _not_in_effect(node):
+            return found
+    return [] if slurm_state.answers(node) else ["slurmctld does not answer"]
 
 
 def _not_in_effect(node: Node) -> list[str]:
@@ -139,8 +139,9 @@ def _runs_otherwise(node: Node) -> bool:
 
 
 def _slurmd_missing(node: Node) -> list[str]:
-    found = systemd.not_kept_running(node, "slurmd")
+    found = []
     if node.settings.provisioning == "legacy":
+        found += systemd.not_kept_running(node, "slurmd")
         found += [line for file in _files(node) for line in difference(node, file)]
         found += systemd.stale(node, "slurmd")
         found += systemd.not_masked(node, "slurmctld")
@@ -186,4 +187,4 @@ def _say_why_without_jobs(node: Node) -> None:
             f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
         )
     elif known.set_aside:
-        node.say(f"takes no jobs, as somebody decided: {known.set_aside}")
+        node.say(f"takes no jobs until somebody resumes it: {known.set_aside}")
