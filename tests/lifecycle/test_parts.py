@@ -267,13 +267,24 @@ def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, m
     assert "10.0.0.1 ssh-ed25519 AAAA\n" in text
 
 
-def test_what_nodes_that_are_gone_were_preparing_is_removed(listed: Node) -> None:
-    staging = shared.staging(listed, "x").parent
-    for name, age in (("i-gone.home", 2 * 86400), ("i-busy.home", 60)):
-        (staging / name / "deep").mkdir(parents=True)
-        os.utime(staging / name, (time.time() - age,) * 2)
-    shared.staging(listed, "x")
-    assert [path.name for path in staging.iterdir()] == ["i-busy.home"]
+def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Path) -> None:
+    """Root removes what it finds there: a user who may write to the file system could lead it anywhere."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    provision = listed.fsx / ".provision"
+    for make in (
+        lambda: provision.symlink_to(outside),
+        lambda: (provision.mkdir(), (provision / "staging").symlink_to(outside)),
+        lambda: (provision.mkdir(), provision.chmod(0o777)),
+        lambda: (provision.mkdir(), (provision / "staging").mkdir(), (provision / "staging").chmod(0o770)),
+    ):
+        shared.remove(provision)
+        make()
+        (outside / f"{instance_id(0)}.x").touch()
+        for action in (lambda: shared.staging(listed, "x"), lambda: shared.leftovers(listed)):
+            with pytest.raises(NodeError, match="is not root's alone; move it away"):
+                action()
+        assert (outside / f"{instance_id(0)}.x").exists()
 
 
 def test_a_file_is_written_once_and_mended(node: Node) -> None:
