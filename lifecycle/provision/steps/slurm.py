@@ -22,12 +22,13 @@ from provision.steps.slurm_configuration import read
 
 _OPTIONS = "/etc/default/hyperpod-ft-slurmd"
 _DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
+# A node without its file system would take every job and fail it: an order of units alone does not keep slurmd away.
 # The last EnvironmentFile wins over the unit's own and over any Environment=. Failed starts are those before a
 # controller answers, after a reboot of the whole cluster too: there is no number of them after which to give up.
 _DROP_IN_TEXT = f"""\
 {slurm_conf.MARK}
 [Unit]
-After=remote-fs.target
+RequiresMountsFor={{mount_path}}
 StartLimitIntervalSec=0
 
 [Service]
@@ -123,7 +124,7 @@ def _files(node: Node) -> list[File]:
         raise PassingError("resource_config.json names no controller yet", "is its group in the cluster file?")
     return [
         File(_OPTIONS, f'{slurm_conf.MARK}\nSLURMD_OPTIONS="{" ".join(_options(node))}"\n'),
-        File(_DROP_IN, _DROP_IN_TEXT),
+        File(_DROP_IN, _DROP_IN_TEXT.format(mount_path=node.settings.fsx.mount_path)),
     ]
 
 
