@@ -415,17 +415,18 @@ def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> 
             assert done.returncode == 1
 
 
-def _epilog(node: Node, jobs: str) -> None:
-    squeue = node.path("/opt/slurm/bin/squeue")
-    squeue.parent.mkdir(parents=True, exist_ok=True)
-    squeue.write_text(f"#!/bin/sh\n{jobs}\n")
-    squeue.chmod(0o755)
+def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
+    for name, does in (("squeue", jobs), ("loginctl", sessions)):
+        program = node.path(f"/opt/slurm/bin/{name}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "node1"}
     node.run("/opt/slurm/etc/scripts/epilog.sh", environment=job)
 
 
 def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
-    """A script stands in for squeue."""
+    """Scripts stand in for squeue and loginctl."""
     node.provision()
     node.run(
         "runuser",
@@ -438,12 +439,17 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
     )
     node.run("runuser", "-u", "bob", "--", "bash", "-c", "touch /dev/shm/c; setsid sleep 99 >/dev/null 2>&1 & true")
     alive = ("pgrep", "-c", "-u")
-    for jobs in ("exit 1", "echo 7; echo 8"):
-        _epilog(node, jobs)
-        assert node.run(*alive, "alice").stdout == "1\n", jobs
+    for jobs, sessions in (
+        ("exit 1", "true"),
+        ("echo 7; echo 8", "true"),
+        ("echo 7", "exit 1"),
+        ("echo 7", "echo '    12  2001 alice seat0 pts/0'"),
+    ):
+        _epilog(node, jobs, sessions)
+        assert node.run(*alive, "alice").stdout == "1\n", (jobs, sessions)
         assert node.run("ls", "/dev/shm").stdout == "a\nc\n"
     # A job of hers starts while Slurm is asked.
-    new = "runuser -u alice -- bash -c 'touch /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
+    new = "runuser -u alice -- bash -c 'touch -d yesterday /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
     _epilog(node, f"sleep 0.1; {new}; echo 7")
     assert node.run("pgrep", "-u", "alice", "-a").stdout.split()[1:] == ["sleep", "98"]
     assert node.run("ls", "/dev/shm").stdout == "c\nnew\n"
