@@ -16,16 +16,9 @@ from provision.node import Node
 _USER_SECONDS = 30
 _DATABASES = ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")
 _PROGRAMS = (
-    "useradd",
-    "usermod",
-    "userdel",
-    "groupadd",
-    "groupmod",
-    "groupdel",
-    "passwd",
-    "pwconv",
-    "grpconv",
-    "chage",
+    *("useradd", "usermod", "userdel", "groupadd", "groupmod", "groupdel", "groupmems", "newusers"),
+    *("passwd", "gpasswd", "chpasswd", "chgpasswd", "chage", "chfn", "chsh", "vipw", "vigr"),
+    *("pwck", "grpck", "pwconv", "pwunconv", "grpconv", "grpunconv"),
 )
 
 
@@ -131,6 +124,6 @@ def _clear_stale_locks(node: Node) -> None:
 
 def _is_account_program(number: str) -> bool:
     try:
-        return Path(f"/proc/{number}/comm").read_text().strip() in _PROGRAMS
+        return Path(f"/proc/{number}/comm").read_text(errors="replace").strip() in _PROGRAMS
     except OSError:
         return False

@@ -415,6 +415,24 @@ def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> 
             assert done.returncode == 1
 
 
+def test_a_source_of_packages_that_is_gone_keeps_none_of_the_others_out(node: Node) -> None:
+    """Scripts stand in for dpkg and apt-get."""
+    for name, does in (("dpkg", "true"), ("apt-get", '[ "$1" = install ] && touch /tmp/installed')):
+        program = node.path(f"/opt/slurm/bin/{name}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+    code = (
+        "from pathlib import Path\n"
+        "from provision import apt\n"
+        "from provision.journal import Journal\n"
+        "from provision.node import Node\n"
+        "apt.install(Node(Path('/'), None, Journal(None), Path('.')), ['mariadb-server'])\n"
+    )
+    node.run("bash", "-c", f'cd {SCRIPTS} && python3 -B -c "{code}"')
+    assert node.path("/tmp/installed").exists()
+
+
 def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
     for name, does in (("squeue", jobs), ("loginctl", sessions)):
         program = node.path(f"/opt/slurm/bin/{name}")

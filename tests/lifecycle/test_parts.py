@@ -404,6 +404,27 @@ def test_a_killed_process_of_a_step_is_tried_again(node: Node) -> None:
     assert events(node) == [("a", "retry"), ("a", "already_so"), ("", "finished")]
 
 
+def test_a_step_may_have_much_to_say(node: Node) -> None:
+    """More than a pipe holds; the log gets the beginning."""
+
+    class Talker(Marker):
+        def missing(self, node: Node) -> Sequence[str]:
+            return [f"no user {number}" for number in range(20000)] if super().missing(node) else []
+
+    step = Talker("a")
+    step.deadline = 10
+    assert runner.run([step], node, dry_run=False)
+    line = json.loads(node.path("steps.jsonl").read_text().splitlines()[0])
+    assert (line["event"], line["message"][:20]) == ("changed", "no user 0; no user 1")
+    assert len(line["message"]) < 10000
+
+
+def test_a_full_disk_ends_no_run(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    full = Node(node.root, node.settings, Journal(Path("/dev/full")), node.scripts)
+    assert runner.run([Marker("a")], full, dry_run=False)
+    assert "provision: finished" in capsys.readouterr().out
+
+
 def test_only_brings_what_is_needed() -> None:
     steps = [Marker("a"), Marker("b", needs=("a",)), Marker("c", needs=("b",)), Marker("d")]
     assert [step.name for step in runner.select(steps, ["c"])] == ["a", "b", "c"]
@@ -450,6 +471,18 @@ def test_locks_of_account_programs_that_are_gone_are_removed(node: Node) -> None
     node.path("/etc/passwd-").write_text("backup")
     _clear_stale_locks(node)
     assert sorted(path.name for path in node.path("/etc").iterdir()) == ["passwd-"]
+
+
+def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -> None:
+    """A sleep by the name of gpasswd, which has no further meaning here than that it is at work."""
+    program = tmp_path / "gpasswd"
+    program.write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    with subprocess.Popen([program, "60"]) as process:
+        node.path("/etc/group.lock").write_text(f"{process.pid}\0")
+        _clear_stale_locks(node)
+        assert node.path("/etc/group.lock").exists()
+        process.kill()
 
 
 def test_the_package_is_shipped_with_the_wheel() -> None:
