@@ -33,7 +33,7 @@ class SlurmNode:
         A drained node is no problem of the machine, whoever drained it: a new one inherits that from the one before
         it. What slurmctld finds wrong with this machine it calls INVALID_REG.
         """
-        if self.states & _AWAY or not self.states & _USABLE and not self.set_aside:
+        if self.states & _AWAY or (not self.states & _USABLE and not self.set_aside):
             told = f": {self.reason}" if self.reason else ""
             return f"slurmctld has {self.name} as {'+'.join(sorted(self.states))}{told}"
         return ""

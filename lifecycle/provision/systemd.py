@@ -46,7 +46,7 @@ def stale(node: Node, unit: str) -> list[str]:
 
 
 def keep_running(node: Node, unit: str) -> None:
-    """Start a service, now and at each boot, with its unit file as it is. Whether it then runs, `not_kept_running` says.
+    """Start a service, now and at each boot, with its unit file as it is. `not_kept_running` says whether it runs then.
 
     A service that tells systemd when it is ready, and cannot be before another machine answers, fails to start first.
     """

@@ -479,6 +479,8 @@ def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o755)
     with subprocess.Popen([program, "60"]) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "gpasswd\n":
+            time.sleep(0.01)
         node.path("/etc/group.lock").write_text(f"{process.pid}\0")
         _clear_stale_locks(node)
         assert node.path("/etc/group.lock").exists()

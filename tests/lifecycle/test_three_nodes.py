@@ -172,12 +172,12 @@ def test_a_worker_that_somebody_drained_stays_drained_and_says_so(cluster: Clust
 def test_a_worker_without_its_file_system_takes_no_jobs(cluster: Cluster) -> None:
     """As after a boot while FSx is away."""
     worker = cluster.compute[0]
-    known = worker.root / "opt/stand-ins/fsx"
+    known = "/opt/stand-ins/fsx"
     worker.run("systemctl", "stop", "slurmd")
     worker.run("umount", "/fsx")
-    known.write_text("")
+    worker.run("mount", "--bind", "/dev/null", known)
     assert worker.run("systemctl", "start", "slurmd", check=False).returncode != 0
-    known.write_text(FSX_SOURCE + "\n")
+    worker.run("umount", known)
     worker.run("systemctl", "start", "slurmd")
     cluster.provision([worker])
     _runs_a_job(cluster, cluster.nodes[-1])

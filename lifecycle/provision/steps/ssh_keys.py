@@ -32,6 +32,8 @@ _CLIENT = "/etc/ssh/ssh_config.d/hyperpod-ft.conf"
 class SshKeys(Step):
     name = "ssh_keys"
     needs = ("home",)
+    # Each node reads what each other one wrote, three times or more: a small file system serves 100 nodes in minutes.
+    deadline = 600.0
 
     def __init__(self) -> None:
         self._left_alone: set[str] = set()
