@@ -52,11 +52,17 @@ main() {
 }
 
 mkdir -p "$(dirname "$LOG")"
-main "$@" 2>&1 | tee -a "$LOG"
-status=${PIPESTATUS[0]}
-if ((status != 0)); then
-  say "failed with exit status $status; waiting for the log to be uploaded" | tee -a "$LOG"
-  sync
-  sleep "${PROVISION_FAILURE_WAIT_SECONDS:-60}"
-fi
+exec {log}> >(exec tee -a "$LOG")
+tee=$!
+main "$@" >&"$log" 2>&1
+status=$?
+((status == 0)) || say "failed with exit status $status; waiting for the log to be uploaded" >&"$log"
+exec {log}>&-
+# A killed step that waits in the kernel for a dead file system goes on to hold the pipe, and so tee, for ever.
+for _ in {1..50}; do
+  kill -0 "$tee" 2>/dev/null || break
+  sleep 0.1
+done
+kill "$tee" 2>/dev/null
+((status == 0)) || sleep "${PROVISION_FAILURE_WAIT_SECONDS:-60}"
 exit "$status"

@@ -37,7 +37,7 @@ def main() -> int:
         node = Node(root=root, settings=settings, journal=journal, scripts=scripts)
         with nullcontext() if arguments.dry_run else locked(node):
             return 0 if run(steps, node, arguments.dry_run) else 1
-    except NodeError as error:
+    except (NodeError, OSError) as error:
         print(f"provision: {error}", file=sys.stderr)
         return 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
@@ -12,18 +13,12 @@ from typing import Callable, Sequence
 from provision.errors import NodeError, PassingError
 from provision.node import Node
 
+_USER_SECONDS = 30
 _DATABASES = ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")
 _PROGRAMS = (
-    "useradd",
-    "usermod",
-    "userdel",
-    "groupadd",
-    "groupmod",
-    "groupdel",
-    "passwd",
-    "pwconv",
-    "grpconv",
-    "chage",
+    *("useradd", "usermod", "userdel", "groupadd", "groupmod", "groupdel", "groupmems", "newusers"),
+    *("passwd", "gpasswd", "chpasswd", "chgpasswd", "chage", "chfn", "chsh", "vipw", "vigr"),
+    *("pwck", "grpck", "pwconv", "pwunconv", "grpconv", "grpunconv"),
 )
 
 
@@ -90,6 +85,8 @@ def as_user(user: Account, action: Callable[[], list[str]]) -> list[str]:
             os.setuid(user.uid)
             os.umask(0o077)
             os.environ["HOME"] = user.home
+            # A pipe, or a file without end, in the place of a file.
+            signal.alarm(_USER_SECONDS)
             said = {"lines": action()}
         except (NodeError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
             said = {"passing" if isinstance(error, PassingError) else "refused": str(error)}
@@ -127,6 +124,6 @@ def _clear_stale_locks(node: Node) -> None:
 
 def _is_account_program(number: str) -> bool:
     try:
-        return Path(f"/proc/{number}/comm").read_text().strip() in _PROGRAMS
+        return Path(f"/proc/{number}/comm").read_text(errors="replace").strip() in _PROGRAMS
     except OSError:
         return False

@@ -1,15 +1,18 @@
-"""Which node of the cluster this is: what the instance says of itself, found in HyperPod's list of instances.
+"""Which node of the cluster this is: the instance's id, or else its addresses, found in HyperPod's list of instances.
 
-Instance metadata: IMDSv2 (a session token, then the data). HyperPod writes /opt/ml/config/resource_config.json to each
-node, and on the API-driven path provisioning_parameters.json next to it.
+Instance metadata: IMDSv2 (a session token, then the id). What it says of addresses is no help: an instance of HyperPod
+has its first interface in AWS's network, and that of the list in the customer's. HyperPod writes
+/opt/ml/config/resource_config.json to each node, and on the API-driven path provisioning_parameters.json next to it.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
+import socket
 import time
-import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +24,7 @@ IMDS = "http://169.254.169.254"
 RESOURCE_CONFIG = "/opt/ml/config/resource_config.json"
 PROVISIONING_PARAMETERS = "/opt/ml/config/provisioning_parameters.json"
 RECORD = "/var/lib/provision/node.json"
-_IMDS_SECONDS = 30.0
+_IMDS_SECONDS = 5.0
 
 # From an absolute path to that path of the node.
 Paths = Callable[[str], Path]
@@ -43,14 +46,6 @@ class Identity:
     """Addresses of the controllers that are known so far."""
 
 
-@dataclass(frozen=True)
-class Instance:
-    """What the instance metadata says."""
-
-    instance_id: str
-    address: str
-
-
 def read_identity(path: Paths) -> Identity:
     """What step `identify` recorded. Raises NodeError when it has not."""
     file = path(RECORD)
@@ -66,8 +61,8 @@ def record(identity: Identity) -> str:
     return json.dumps(asdict(identity), indent=2) + "\n"
 
 
-def ask_instance(seconds: float = _IMDS_SECONDS) -> Instance:
-    """Ask the instance metadata service, again and again for `seconds`. Raises PassingError when it does not answer.
+def ask_instance_id(seconds: float = _IMDS_SECONDS) -> str:
+    """Ask the instance metadata service, again and again for `seconds`; "" when it gives no id: addresses do as well.
 
     PROVISION_IMDS in the environment replaces its address.
     """
@@ -76,30 +71,28 @@ def ask_instance(seconds: float = _IMDS_SECONDS) -> Instance:
     while True:
         try:
             token = _http(f"{base}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
-            header = {"X-aws-ec2-metadata-token": token}
-            return Instance(
-                _http(f"{base}/latest/meta-data/instance-id", "GET", header),
-                _http(f"{base}/latest/meta-data/local-ipv4", "GET", header),
-            )
-        except (OSError, ValueError) as error:
-            if time.monotonic() >= end:
-                raise PassingError(
-                    f"{base}: no instance metadata for {seconds:.0f} s: {error}", "allow IMDSv2"
-                ) from None
-            time.sleep(1)
+            found = _http(f"{base}/latest/meta-data/instance-id", "GET", {"X-aws-ec2-metadata-token": token})
+            if re.fullmatch(r"i-[0-9a-f]+", found):
+                return found
+        except (OSError, ValueError, http.client.HTTPException):
+            pass  # not up yet, or not to be had
+        if time.monotonic() >= end:
+            return ""
+        time.sleep(1)
 
 
-def identify(instance: Instance, path: Paths, groups: Mapping[str, str]) -> Identity:
-    """Find the instance in HyperPod's list: by its id, else by its address.
+def identify(instance_id: str, path: Paths, groups: Mapping[str, str]) -> Identity:
+    """Find the instance in HyperPod's list: by its id, else by an address that is this machine's.
 
     `groups` are the roles that the cluster file gives. Raises PassingError when the list has not got the instance yet,
     NodeError when it cannot be read or nobody knows the role of the instance's group.
     """
     file = path(os.environ.get("SAGEMAKER_RESOURCE_CONFIG_PATH", RESOURCE_CONFIG))
     resources = _json(file)
-    found = _find(resources, instance)
+    found = _find(resources, instance_id)
     if found is None:
-        raise PassingError(f"{file}: neither {instance.instance_id} nor {instance.address} is among the instances")
+        named = f"neither {instance_id} nor" if instance_id else "no instance metadata, and not"
+        raise PassingError(f"{file}: {named} any address of this machine is among the instances")
     group, entry = found
     known = {**_roles(path(PROVISIONING_PARAMETERS)), **groups}
     name = str(group["Name"])
@@ -111,27 +104,41 @@ def identify(instance: Instance, path: Paths, groups: Mapping[str, str]) -> Iden
         cluster=str(resources.get("ClusterConfig", {}).get("ClusterName", "")),
         group=name,
         role=known[name],
-        instance_id=instance.instance_id,
+        instance_id=instance_id or str(entry["InstanceId"]),
         instance_type=str(group.get("InstanceType", "")),
-        address=str(entry.get("CustomerIpAddress") or instance.address),
+        address=str(entry["CustomerIpAddress"]),
         controllers=tuple(
             str(other["CustomerIpAddress"])
-            for some in resources.get("InstanceGroups") or []
+            for some, other in _instances(resources)
             if known.get(some["Name"]) == "controller"
-            for other in some.get("Instances") or []
         ),
     )
 
 
-def _find(resources: Mapping[str, Any], instance: Instance) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    entries = [
-        (group, entry) for group in resources.get("InstanceGroups") or [] for entry in group.get("Instances") or []
+def _find(resources: Mapping[str, Any], instance_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    entries = _instances(resources)
+    of_id = [found for found in entries if found[1].get("InstanceId") == instance_id]
+    return next(iter(of_id or [found for found in entries if _is_own(found[1]["CustomerIpAddress"])]), None)
+
+
+def _instances(resources: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each instance that has an address, which one that only starts has not, with its group."""
+    return [
+        (group, entry)
+        for group in resources.get("InstanceGroups") or []
+        for entry in group.get("Instances") or []
+        if entry.get("CustomerIpAddress")
     ]
-    for key, value in (("InstanceId", instance.instance_id), ("CustomerIpAddress", instance.address)):
-        for group, entry in entries:
-            if entry.get(key) == value:
-                return group, entry
-    return None
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address: only then may a socket have it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _roles(file: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,9 +27,9 @@ class Journal:
         if self.file is None:
             return
         line = {"time": now, "step": self.step, "event": event, "seconds": round(seconds, 3), "message": message}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, json.dumps(line).encode() + b"\n")
-        finally:
-            os.close(descriptor)
+        # A full disk must not end the run that says so.
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb", buffering=0) as stream:
+                stream.write(json.dumps(line).encode() + b"\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Mapping
 
 from provision.errors import PassingError
-from provision.identity import RECORD, Identity, ask_instance, identify, read_identity
+from provision.identity import RECORD, Identity, ask_instance_id, identify, read_identity
 from provision.journal import Journal
 from provision.settings import Settings
 
@@ -40,7 +40,7 @@ class Node:
         """
         if self.path(RECORD).exists():
             return read_identity(self.path)
-        return identify(ask_instance(seconds=5), self.path, self.settings.groups)
+        return identify(ask_instance_id(), self.path, self.settings.groups)
 
     def path(self, absolute: str) -> Path:
         """`/etc/hosts` of this node."""

@@ -24,6 +24,7 @@ LOCK = "/var/lib/provision/lock"
 _LOCK_SECONDS = 900.0
 # A killed process that waits in the kernel for its file system does not end; nor do we wait for it.
 _KILL_SECONDS = 5.0
+_MESSAGE_CHARACTERS = 4000
 
 
 def select(steps: Sequence[Step], only: Sequence[str]) -> list[Step]:
@@ -108,6 +109,8 @@ def _attempt_in_child(step: Step, node: Node, dry_run: bool, end: float) -> Outc
             os.setpgid(0, 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             outcome = attempt(step, node, dry_run)
+            # Within what a pipe holds, for nobody reads before this process ends.
+            outcome = replace(outcome, message=outcome.message[:_MESSAGE_CHARACTERS])
             os.write(writing, json.dumps(asdict(outcome)).encode())
             sys.stdout.flush()
         finally:

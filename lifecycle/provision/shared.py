@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
+import stat
 from pathlib import Path
 
+from provision.errors import NodeError
 from provision.node import Node
-
-# So long after a node began to prepare something, it is gone.
-_ABANDONED_SECONDS = 24 * 3600.0
 
 
 def folder(node: Node) -> Path:
@@ -23,26 +21,29 @@ def folder(node: Node) -> Path:
 
 
 def staging(node: Node, name: str) -> Path:
-    """A path on the shared file system that this node alone uses, with nothing there.
-
-    What other nodes left long ago is removed.
-    """
-    parent = folder(node) / "staging"
-    parent.parent.mkdir(mode=0o755, exist_ok=True)
-    parent.mkdir(mode=0o700, exist_ok=True)
-    for other in parent.iterdir():
-        if time.time() - other.lstat().st_mtime > _ABANDONED_SECONDS:
-            remove(other)
-    path = parent / f"{node.identity.instance_id}.{name}"
+    """A path on the shared file system that this node alone uses, with nothing there."""
+    folder(node).mkdir(mode=0o755, exist_ok=True)
+    (folder(node) / "staging").mkdir(mode=0o700, exist_ok=True)
+    path = _staging(node) / f"{node.identity.instance_id}.{name}"
     remove(path)
     return path
 
 
 def leftovers(node: Node) -> list[Path]:
     """What a killed run of this node was preparing."""
-    parent = folder(node) / "staging"
     own = f"{node.identity.instance_id}."
-    return sorted(path for path in parent.iterdir() if path.name.startswith(own)) if parent.is_dir() else []
+    parent = folder(node) / "staging"
+    return sorted(path for path in _staging(node).iterdir() if path.name.startswith(own)) if parent.is_dir() else []
+
+
+def _staging(node: Node) -> Path:
+    """Raises NodeError when others than root could have put something there, where users may write to /fsx itself."""
+    parent = folder(node) / "staging"
+    for directory in (parent.parent, parent):
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise NodeError(f"{directory} is not root's alone", "move it away")
+    return parent
 
 
 def remove(path: Path) -> None:

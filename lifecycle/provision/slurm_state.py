@@ -10,7 +10,7 @@ from provision.node import Node
 # slurmctld may be away, and then scontrol tries for minutes.
 _SCONTROL = ("timeout", "30", "scontrol")
 _USABLE = {"IDLE", "ALLOCATED", "MIXED", "COMPLETING"}
-# What HyperPod or an operator decided; a new machine under the same name does not undo it.
+# What HyperPod, an operator or an earlier fault decided; a new machine under the same name does not undo it.
 _SET_ASIDE = {"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "MAINT", "RESERVED"}
 _AWAY = {"NOT_RESPONDING", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "INVAL", "INVALID_REG", "FUTURE"}
 REBOOTED = "Node unexpectedly rebooted"
@@ -28,18 +28,22 @@ class SlurmNode:
 
     @property
     def problem(self) -> str:
-        """Why no job can ever run there, "" when one can or when somebody decided that none shall."""
-        away = self.states & _AWAY
-        drained_by_slurm = self.states & _SET_ASIDE and "[slurm@" in self.reason
-        if away or "DOWN" in self.states or drained_by_slurm or not self.states & (_USABLE | _SET_ASIDE):
+        """Why no job can ever run there, "" when one can or when that was decided.
+
+        A drained node is no problem of the machine, whoever drained it: a new one inherits that from the one before
+        it. What slurmctld finds wrong with this machine it calls INVALID_REG.
+        """
+        if self.states & _AWAY or (not self.states & _USABLE and not self.set_aside):
             told = f": {self.reason}" if self.reason else ""
             return f"slurmctld has {self.name} as {'+'.join(sorted(self.states))}{told}"
         return ""
 
     @property
     def set_aside(self) -> str:
-        """Who decided that no job shall run there, "" when jobs do."""
-        return f"{'+'.join(sorted(self.states))}: {self.reason}" if self.states & _SET_ASIDE else ""
+        """Why no job runs there although the machine is well, "" when jobs do."""
+        by_somebody = "DOWN" in self.states and self.reason and "[slurm@" not in self.reason
+        aside = by_somebody or self.states & _SET_ASIDE
+        return f"{'+'.join(sorted(self.states))}: {self.reason}" if aside else ""
 
 
 def parse_nodes(text: str) -> dict[str, SlurmNode]:

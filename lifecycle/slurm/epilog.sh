@@ -16,13 +16,14 @@ started=$(date +%s.%N)
 stray=$(pgrep -U "$user")
 
 # When Slurm does not answer, nobody knows whether there is another job: leave everything alone.
-states=RUNNING,COMPLETING,SUSPENDED,CONFIGURING
-jobs=$(timeout 30 squeue --noheader --format=%A --user="$user" --nodelist="$node" --states=$states) || exit 0
+# Of no particular states: --states=RUNNING would not list a job that was stopped or is being resized.
+jobs=$(timeout 30 squeue --noheader --format=%A --user="$user" --nodelist="$node") || exit 0
 others=$(grep -vx -e "${SLURM_JOB_ID:-}" -e '' <<<"$jobs")
 [[ -z $others ]] || exit 0
 
-# People who are logged in keep what they run.
-if loginctl --no-legend list-sessions 2>/dev/null | awk '{print $2}' | grep -qx "$user"; then
+# People who are logged in keep what they run. Whether somebody is may not be known either.
+sessions=$(loginctl --no-legend list-sessions 2>/dev/null) || exit 0
+if awk '{print $2}' <<<"$sessions" | grep -qx "$user"; then
   exit 0
 fi
 
@@ -49,5 +50,5 @@ if [[ -n $(alive) ]]; then
   signal KILL
   logger -t slurm-epilog -- "job ${SLURM_JOB_ID:-?}: ended processes that uid $user left behind" 2>/dev/null
 fi
-find /dev/shm -mindepth 1 -xdev -uid "$user" ! -newermt "@$started" -delete 2>/dev/null
+find /dev/shm -mindepth 1 -xdev -uid "$user" ! -newerct "@$started" -delete 2>/dev/null
 exit 0

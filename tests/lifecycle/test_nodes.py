@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster
+from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster, instance_id
 
 pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
 
@@ -101,6 +101,12 @@ def test_a_dry_run_of_a_new_node_changes_its_log_alone(node: Node) -> None:
     assert {key: after[key] for key in after if key not in logs} == {
         key: before[key] for key in before if key not in logs
     }
+
+
+def test_a_node_knows_itself_without_instance_metadata(node: Node) -> None:
+    node.provision(environment={"PROVISION_IMDS": "http://127.0.0.1:9"})
+    assert node_number(node) == instance_id(0)
+    assert_right(node)
 
 
 def test_many_nodes_at_once(tmp_path: Path) -> None:
@@ -287,15 +293,15 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
     assert (shared / "bob/.bashrc").stat().st_uid == 2002
 
 
-def test_a_home_is_not_moved_under_a_running_process(node: Node) -> None:
-    node.provision("--only", "users")
-    # `home` retries for some seconds, in which the process ends.
-    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "1.5"), env=node.environment()):
-        time.sleep(0.3)
-        done = node.provision()
-    assert "ubuntu runs " in done.stdout
-    assert "(sleep)" in done.stdout
-    assert "would keep /home/ubuntu" in done.stdout
+def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
+    """HyperPod may put a node back into Slurm before it runs these scripts. A sleep stands in for the job."""
+    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "60"), env=node.environment()) as job:
+        while not node.run("pgrep", "-u", "ubuntu", check=False).stdout:
+            time.sleep(0.01)
+        node.provision()
+        assert node.run("getent", "passwd", "ubuntu").stdout.split(":")[5] == "/fsx/ubuntu"
+        assert job.poll() is None
+        node.run("pkill", "-u", "ubuntu")
     assert_right(node)
 
 
@@ -307,13 +313,29 @@ def test_a_user_cannot_lead_root_astray(node: Node) -> None:
         "mkdir .ssh && mkfifo .ssh/authorized_keys",
         "touch .ssh",
         "mkdir -m 0 .ssh",
+        "chmod 500 .",
+        "mkdir .ssh && truncate -s 1P .ssh/authorized_keys",
     ):
-        node.run("runuser", "-u", "alice", "--", "bash", "-c", f"cd /fsx/alice; chmod 700 .ssh; rm -rf .ssh; {trap}")
+        clean = "cd /fsx/alice; chmod 750 . .ssh; rm -rf .ssh"
+        node.run("runuser", "-u", "alice", "--", "bash", "-c", f"{clean}; {trap}")
         before = node.path("/etc/shadow").read_text()
         done = node.provision()
         assert "left alone: alice: " in done.stdout, trap
         assert node.path("/etc/shadow").read_text() == before
         assert not node.path("/etc/id_ed25519").exists()
+
+
+def test_authorized_keys_may_be_of_any_bytes(node: Node) -> None:
+    node.provision()
+    for name in ("alice", "ubuntu"):
+        write = rf"printf 'ssh-ed25519 AAAA jos\xe9@laptop\n' >/fsx/{name}/.ssh/authorized_keys"
+        node.run("runuser", "-u", name, "--", "bash", "-c", write)
+    said = node.provision().stdout
+    assert "left alone" not in said
+    for name in ("alice", "ubuntu"):
+        lines = node.path(f"/srv/lustre/{name}/.ssh/authorized_keys").read_bytes().splitlines()
+        assert lines[0] == b"ssh-ed25519 AAAA jos\xe9@laptop"
+        assert len(lines) == 2
 
 
 def test_a_damaged_key_of_the_default_user_is_an_error(node: Node) -> None:
@@ -393,17 +415,36 @@ def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> 
             assert done.returncode == 1
 
 
-def _epilog(node: Node, jobs: str) -> None:
-    squeue = node.path("/opt/slurm/bin/squeue")
-    squeue.parent.mkdir(parents=True, exist_ok=True)
-    squeue.write_text(f"#!/bin/sh\n{jobs}\n")
-    squeue.chmod(0o755)
+def test_a_source_of_packages_that_is_gone_keeps_none_of_the_others_out(node: Node) -> None:
+    """Scripts stand in for dpkg and apt-get."""
+    for name, does in (("dpkg", "true"), ("apt-get", '[ "$1" = install ] && touch /tmp/installed')):
+        program = node.path(f"/opt/slurm/bin/{name}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+    code = (
+        "from pathlib import Path\n"
+        "from provision import apt\n"
+        "from provision.journal import Journal\n"
+        "from provision.node import Node\n"
+        "apt.install(Node(Path('/'), None, Journal(None), Path('.')), ['mariadb-server'])\n"
+    )
+    node.run("bash", "-c", f'cd {SCRIPTS} && python3 -B -c "{code}"')
+    assert node.path("/tmp/installed").exists()
+
+
+def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
+    for name, does in (("squeue", jobs), ("loginctl", sessions)):
+        program = node.path(f"/opt/slurm/bin/{name}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "node1"}
     node.run("/opt/slurm/etc/scripts/epilog.sh", environment=job)
 
 
 def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
-    """A script stands in for squeue."""
+    """Scripts stand in for squeue and loginctl."""
     node.provision()
     node.run(
         "runuser",
@@ -416,12 +457,17 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
     )
     node.run("runuser", "-u", "bob", "--", "bash", "-c", "touch /dev/shm/c; setsid sleep 99 >/dev/null 2>&1 & true")
     alive = ("pgrep", "-c", "-u")
-    for jobs in ("exit 1", "echo 7; echo 8"):
-        _epilog(node, jobs)
-        assert node.run(*alive, "alice").stdout == "1\n", jobs
+    for jobs, sessions in (
+        ("exit 1", "true"),
+        ("echo 7; echo 8", "true"),
+        ("echo 7", "exit 1"),
+        ("echo 7", "echo '    12  2001 alice seat0 pts/0'"),
+    ):
+        _epilog(node, jobs, sessions)
+        assert node.run(*alive, "alice").stdout == "1\n", (jobs, sessions)
         assert node.run("ls", "/dev/shm").stdout == "a\nc\n"
     # A job of hers starts while Slurm is asked.
-    new = "runuser -u alice -- bash -c 'touch /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
+    new = "runuser -u alice -- bash -c 'touch -d yesterday /dev/shm/new; setsid sleep 98 >/dev/null 2>&1 &'"
     _epilog(node, f"sleep 0.1; {new}; echo 7")
     assert node.run("pgrep", "-u", "alice", "-a").stdout.split()[1:] == ["sleep", "98"]
     assert node.run("ls", "/dev/shm").stdout == "c\nnew\n"
@@ -449,6 +495,28 @@ def test_a_failure_is_in_the_log_before_the_script_ends(node: Node) -> None:
     log = node.path("/var/log/provision/provisioning.log").read_text()
     assert "settings.json: 'version' is missing" in log
     assert "failed with exit status 2" in log
+
+
+def test_what_a_dead_file_system_holds_does_not_keep_the_script_from_ending(node: Node) -> None:
+    """A process that left its group stands in for one that the kernel does not let go; its output is the script's.
+
+    And a `sync` that hangs for one that waits for the dead file system.
+    """
+    (node.path(SCRIPTS) / "provision/__main__.py").write_text(
+        "import subprocess, sys\n"
+        "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "sys.exit('fsx: failed: not done after 300 s')\n"
+    )
+    sync = node.path("/usr/local/bin/sync")
+    sync.write_text('#!/bin/sh\n[ -n "$1" ] || exec sleep 300\n')
+    sync.chmod(0o755)
+    started = time.monotonic()
+    done = node.provision(environment={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, check=False)
+    assert time.monotonic() - started < 30
+    assert done.returncode == 1
+    log = node.path("/var/log/provision/provisioning.log").read_text()
+    assert "not done after 300 s" in log
+    assert "failed with exit status 1" in log
 
 
 def test_a_node_without_python_says_so(node: Node) -> None:

@@ -19,7 +19,6 @@ from provision import apt, identity, runner, shared
 from provision.accounts import Account, _clear_stale_locks
 from provision.errors import NodeError, PassingError
 from provision.files import File, difference, write
-from provision.identity import Instance
 from provision.journal import Journal
 from provision.mounts import mount_at
 from provision.node import Node
@@ -100,51 +99,64 @@ def test_settings_that_lack_a_key(tmp_path: Path) -> None:
 
 def test_an_instance_is_found_by_id_before_address(node: Node, config: Path) -> None:
     # The address of a node that was replaced may still be listed for the old one.
-    found = identity.identify(Instance(instance_id(1), "10.0.0.1"), node.path, SETTINGS["groups"])
+    config.write_text(json.dumps(resource_config(["127.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")))
+    found = identity.identify(instance_id(1), node.path, SETTINGS["groups"])
     assert (found.group, found.role, found.address) == ("worker-group-1", "compute", "10.0.0.2")
     assert found.instance_type == "ml.trn1.32xlarge"
-    assert found.controllers == ("10.0.0.1",)
-    by_address = identity.identify(Instance("i-other", "10.0.0.1"), node.path, SETTINGS["groups"])
-    assert by_address.role == "controller"
+    assert found.controllers == ("127.0.0.1",)
+    by_address = identity.identify("i-0123", node.path, SETTINGS["groups"])
+    assert (by_address.role, by_address.instance_id) == ("controller", "i-0123")
+    without_metadata = identity.identify("", node.path, SETTINGS["groups"])
+    assert (without_metadata.role, without_metadata.instance_id) == ("controller", instance_id(0))
 
 
 def test_an_instance_that_is_not_listed_yet_may_be_soon(node: Node, config: Path) -> None:
-    with pytest.raises(PassingError, match=r"neither i-other nor 10\.0\.0\.9"):
-        identity.identify(Instance("i-other", "10.0.0.9"), node.path, SETTINGS["groups"])
+    config.write_text(json.dumps(resource_config(["203.0.113.1", "203.0.113.2"], "ml.trn1.32xlarge")))
+    with pytest.raises(PassingError, match="neither i-0123 nor any address of this machine"):
+        identity.identify("i-0123", node.path, SETTINGS["groups"])
     config.write_text('{"InstanceGr')
     with pytest.raises(PassingError, match="resource_config"):
-        identity.identify(Instance("i-other", "10.0.0.9"), node.path, SETTINGS["groups"])
+        identity.identify("i-0123", node.path, SETTINGS["groups"])
+
+
+@pytest.mark.parametrize("address", [None, ""])
+def test_an_instance_without_an_address_is_not_there_yet(node: Node, config: Path, address: str | None) -> None:
+    resources = resource_config(["10.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")
+    starting = {"InstanceName": "controller-machine-2", "InstanceId": "i-0fff", "CustomerIpAddress": address}
+    resources["InstanceGroups"][0]["Instances"] += [starting, {"InstanceName": "controller-machine-3"}]
+    config.write_text(json.dumps(resources))
+    assert identity.identify(instance_id(1), node.path, SETTINGS["groups"]).controllers == ("10.0.0.1",)
 
 
 def test_hyperpods_own_file_gives_roles_that_the_settings_do_not(node: Node, config: Path) -> None:
     with pytest.raises(NodeError, match="'worker-group-1' has no role"):
-        identity.identify(Instance(instance_id(1), ""), node.path, {})
+        identity.identify(instance_id(1), node.path, {})
     parameters = {
         "controller_group": "controller-machine",
         "worker_groups": [{"instance_group_name": "worker-group-1", "partition_name": "dev"}],
     }
     node.path(identity.PROVISIONING_PARAMETERS).write_text(json.dumps(parameters))
-    assert identity.identify(Instance(instance_id(1), ""), node.path, {}).role == "compute"
-    given = identity.identify(Instance(instance_id(1), ""), node.path, {"worker-group-1": "login"})
+    assert identity.identify(instance_id(1), node.path, {}).role == "compute"
+    given = identity.identify(instance_id(1), node.path, {"worker-group-1": "login"})
     assert given.role == "login"
 
 
 @pytest.fixture
-def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """An instance metadata service that answers 503 as often as the list's only number says."""
-    refusals = [0]
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
+    """An instance metadata service, which gives these answers (status, text) before the right one."""
+    wrong: list[tuple[int, str]] = []
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
-            refused = refusals[0] > 0
-            refusals[0] -= refused
-            self._say(503 if refused else 200, "secret")
+            self._say(200, "secret")
 
         def do_GET(self) -> None:
-            allowed = self.headers.get("X-aws-ec2-metadata-token") == "secret"
-            self._say(
-                200 if allowed else 401, {"instance-id": "i-1", "local-ipv4": "10.0.0.1"}[self.path.split("/")[-1]]
-            )
+            if self.headers.get("X-aws-ec2-metadata-token") != "secret":
+                self._say(401, "")
+            elif wrong:
+                self._say(*wrong.pop())
+            else:
+                self._say(200, {"instance-id": "i-0123"}[self.path.split("/")[-1]])
 
         def _say(self, status: int, text: str) -> None:
             self.send_response(status)
@@ -159,17 +171,19 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setenv("PROVISION_IMDS", f"http://127.0.0.1:{server.server_port}")
     # A proxy, which the link-local address must not be asked through.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    yield refusals
+    yield wrong
     server.shutdown()
     server.server_close()
 
 
-def test_instance_metadata_is_asked_with_a_token_until_it_answers(metadata: list[int]) -> None:
-    metadata[0] = 1
-    assert identity.ask_instance(seconds=10) == Instance("i-1", "10.0.0.1")
-    metadata[0] = 100
-    with pytest.raises(PassingError, match=r"no instance metadata for 0 s.*allow IMDSv2"):
-        identity.ask_instance(seconds=0)
+@pytest.mark.parametrize("answer", [(503, ""), (403, "no"), (200, "<html>a portal</html>"), (200, "")])
+def test_instance_metadata_is_asked_with_a_token_until_it_answers(
+    metadata: list[tuple[int, str]], answer: tuple[int, str]
+) -> None:
+    metadata.append(answer)
+    assert identity.ask_instance_id(seconds=10) == "i-0123"
+    metadata.append(answer)
+    assert identity.ask_instance_id(seconds=0) == ""
 
 
 def test_ports_are_merged() -> None:
@@ -210,7 +224,7 @@ def listed(node: Node, config: Path) -> Node:
     """A node below tmp_path that knows who it is, with an empty shared file system and a host key."""
     record = node.path(identity.RECORD)
     record.parent.mkdir(parents=True)
-    found = identity.identify(Instance(instance_id(0), ""), node.path, SETTINGS["groups"])
+    found = identity.identify(instance_id(0), node.path, SETTINGS["groups"])
     record.write_text(identity.record(found))
     node.fsx.mkdir()
     node.path("/etc/ssh").mkdir()
@@ -253,13 +267,24 @@ def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, m
     assert "10.0.0.1 ssh-ed25519 AAAA\n" in text
 
 
-def test_what_nodes_that_are_gone_were_preparing_is_removed(listed: Node) -> None:
-    staging = shared.staging(listed, "x").parent
-    for name, age in (("i-gone.home", 2 * 86400), ("i-busy.home", 60)):
-        (staging / name / "deep").mkdir(parents=True)
-        os.utime(staging / name, (time.time() - age,) * 2)
-    shared.staging(listed, "x")
-    assert [path.name for path in staging.iterdir()] == ["i-busy.home"]
+def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Path) -> None:
+    """Root removes what it finds there: a user who may write to the file system could lead it anywhere."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    provision = listed.fsx / ".provision"
+    for make in (
+        lambda: provision.symlink_to(outside),
+        lambda: (provision.mkdir(), (provision / "staging").symlink_to(outside)),
+        lambda: (provision.mkdir(), provision.chmod(0o777)),
+        lambda: (provision.mkdir(), (provision / "staging").mkdir(), (provision / "staging").chmod(0o770)),
+    ):
+        shared.remove(provision)
+        make()
+        (outside / f"{instance_id(0)}.x").touch()
+        for action in (lambda: shared.staging(listed, "x"), lambda: shared.leftovers(listed)):
+            with pytest.raises(NodeError, match="is not root's alone; move it away"):
+                action()
+        assert (outside / f"{instance_id(0)}.x").exists()
 
 
 def test_a_file_is_written_once_and_mended(node: Node) -> None:
@@ -379,6 +404,27 @@ def test_a_killed_process_of_a_step_is_tried_again(node: Node) -> None:
     assert events(node) == [("a", "retry"), ("a", "already_so"), ("", "finished")]
 
 
+def test_a_step_may_have_much_to_say(node: Node) -> None:
+    """More than a pipe holds; the log gets the beginning."""
+
+    class Talker(Marker):
+        def missing(self, node: Node) -> Sequence[str]:
+            return [f"no user {number}" for number in range(20000)] if super().missing(node) else []
+
+    step = Talker("a")
+    step.deadline = 10
+    assert runner.run([step], node, dry_run=False)
+    line = json.loads(node.path("steps.jsonl").read_text().splitlines()[0])
+    assert (line["event"], line["message"][:20]) == ("changed", "no user 0; no user 1")
+    assert len(line["message"]) < 10000
+
+
+def test_a_full_disk_ends_no_run(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    full = Node(node.root, node.settings, Journal(Path("/dev/full")), node.scripts)
+    assert runner.run([Marker("a")], full, dry_run=False)
+    assert "provision: finished" in capsys.readouterr().out
+
+
 def test_only_brings_what_is_needed() -> None:
     steps = [Marker("a"), Marker("b", needs=("a",)), Marker("c", needs=("b",)), Marker("d")]
     assert [step.name for step in runner.select(steps, ["c"])] == ["a", "b", "c"]
@@ -425,6 +471,20 @@ def test_locks_of_account_programs_that_are_gone_are_removed(node: Node) -> None
     node.path("/etc/passwd-").write_text("backup")
     _clear_stale_locks(node)
     assert sorted(path.name for path in node.path("/etc").iterdir()) == ["passwd-"]
+
+
+def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -> None:
+    """A sleep by the name of gpasswd, which has no further meaning here than that it is at work."""
+    program = tmp_path / "gpasswd"
+    program.write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    with subprocess.Popen([program, "60"]) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "gpasswd\n":
+            time.sleep(0.01)
+        node.path("/etc/group.lock").write_text(f"{process.pid}\0")
+        _clear_stale_locks(node)
+        assert node.path("/etc/group.lock").exists()
+        process.kill()
 
 
 def test_the_package_is_shipped_with_the_wheel() -> None:

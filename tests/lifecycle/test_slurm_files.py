@@ -143,7 +143,11 @@ _24_11 = "NodeName={} Arch=x86_64 Gres=gpu:1 NodeAddr=10.1.0.12 NodeHostName=n V
             "Low Real",
             "Low",
         ),
-        ("IDLE+DRAIN", "Reason=Prolog error [slurm@2026-11-21T18:00:00]", "Prolog error", "Prolog"),
+        # Of the machine that was replaced, perhaps.
+        ("IDLE+DRAIN", "Reason=Kill task failed [slurm@2026-11-21T18:00:00]", "", "Kill task failed"),
+        ("DOWN", "Reason=being replaced [root@2026-11-21T18:00:00]", "", "being replaced"),
+        ("DOWN*", "Reason=being replaced [root@2026-11-21T18:00:00]", "NOT_RESPONDING", "being replaced"),
+        ("DOWN", "", "DOWN", ""),
         (
             "IDLE+DRAIN",
             "Reason=bad cable [root@2026-11-21T18:00:00] Comment=asked",

@@ -149,7 +149,9 @@ def test_a_new_machine_takes_the_place_of_a_worker(cluster: Cluster) -> None:
 def test_a_worker_that_slurm_keeps_down_because_it_rebooted_is_resumed_and_said(cluster: Cluster) -> None:
     worker = cluster.compute[0]
     reason = "reason=Node unexpectedly rebooted"
-    cluster.controller.run("scontrol", "update", f"nodename={worker.instance.hostname}", "state=down", reason)
+    # As slurmctld itself, whose name is in the reason then.
+    down = ("scontrol", "update", f"nodename={worker.instance.hostname}", "state=down", reason)
+    cluster.controller.run("runuser", "-u", "slurm", "--", *down)
     cluster.provision([worker])
     assert "DOWN: Node unexpectedly rebooted" in _log(worker)
     _runs_a_job(cluster, cluster.nodes[-1])
@@ -165,6 +167,45 @@ def test_a_worker_that_somebody_drained_stays_drained_and_says_so(cluster: Clust
     assert "drain" in cluster.controller.run("sinfo", "-h", "-n", name, "-o", "%T").stdout
     cluster.controller.run("scontrol", "update", f"nodename={name}", "state=resume")
     _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_a_worker_without_its_file_system_takes_no_jobs(cluster: Cluster) -> None:
+    """As after a boot while FSx is away."""
+    worker = cluster.compute[0]
+    known = "/opt/stand-ins/fsx"
+    worker.run("systemctl", "stop", "slurmd")
+    worker.run("umount", "/fsx")
+    worker.run("mount", "--bind", "/dev/null", known)
+    assert worker.run("systemctl", "start", "slurmd", check=False).returncode != 0
+    worker.run("umount", known)
+    worker.run("systemctl", "start", "slurmd")
+    cluster.provision([worker])
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_a_slurmd_that_cannot_start_yet_is_waited_for(cluster: Cluster) -> None:
+    """Where its unit tells systemd when it is ready, starting it fails until a controller answers."""
+    worker = cluster.compute[0]
+    drop_in = worker.root / "etc/systemd/system/slurmd.service.d/10-test.conf"
+    drop_in.write_text("[Service]\nExecStartPre=/usr/bin/test -e /run/controller-answers\n")
+    worker.run("systemctl", "daemon-reload")
+    worker.run("systemctl", "stop", "slurmd")
+    cluster.provision([worker], meanwhile=lambda: _later(3, worker, "run/controller-answers"))
+    drop_in.unlink()
+    worker.run("systemctl", "daemon-reload")
+    _runs_a_job(cluster, cluster.nodes[-1])
+
+
+def test_the_end_of_a_job_leaves_the_users_other_jobs_alone(cluster: Cluster) -> None:
+    name = WORKER_NAMES[0]
+    stopped = cluster.submit(cluster.controller, "srun sleep 600", f"--nodelist={name}", "--ntasks=1")
+    _wait_until(lambda: "sleep" in cluster.compute[0].run("pgrep", "-lu", USER, check=False).stdout)
+    cluster.controller.run("scancel", "--full", "--signal=STOP", str(stopped))
+    _wait_until(lambda: "STOPPED" in cluster.controller.run("squeue", "-h", "-o", "%T", "-j", str(stopped)).stdout)
+    cluster.job(cluster.controller, "true", f"--nodelist={name}", "--ntasks=1")
+    assert "sleep" in cluster.compute[0].run("pgrep", "-lu", USER).stdout
+    cluster.controller.run("scancel", "--signal=KILL", str(stopped))
+    cluster.wait_for_job(stopped)
 
 
 def test_a_worker_that_slurm_conf_does_not_name_yet_joins_when_it_does(cluster: Cluster) -> None:
@@ -256,13 +297,14 @@ def _start_slurm_as_hyperpod_does(cluster: Cluster) -> None:
     for node in cluster.nodes:
         node.run("mkdir", "/fsx")
         node.run("mount", "-t", "lustre", FSX_SOURCE, "/fsx")
-    cluster.controller.run("systemctl", "enable", "--now", "slurmctld")
+    # Not enabled: whether the agent starts them at boot, or systemd does, is HyperPod's affair.
+    cluster.controller.run("systemctl", "start", "slurmctld")
     _wait_until(lambda: " UP" in cluster.controller.run("scontrol", "ping", check=False).stdout)
     worker = cluster.nodes[1]
     unit = worker.root / "etc/systemd/system/slurmd.service"
     unit.write_text(unit.read_text().replace("$SLURMD_OPTIONS", f"--conf-server {CONTROLLER.address}"))
     worker.run("systemctl", "daemon-reload")
-    worker.run("systemctl", "enable", "--now", "slurmd")
+    worker.run("systemctl", "start", "slurmd")
     _wait_until(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-o", "%T").stdout)
 
 
@@ -272,6 +314,11 @@ def _runs_a_job(cluster: Cluster, node: Node) -> None:
     said = cluster.job(node, TWO_NODES, "--nodes=2", "--partition=dev", f"--nodelist={','.join(WORKER_NAMES)}").split()
     assert sorted(said[:2]) == WORKER_NAMES
     assert said[2:] == ["2001:2001"] * 2
+
+
+def _later(seconds: float, node: Node, path: str) -> None:
+    time.sleep(seconds)
+    (node.root / path).touch()
 
 
 def _install(node: Node, program: str) -> None:

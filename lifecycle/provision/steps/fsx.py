@@ -4,7 +4,7 @@ On the legacy path this step mounts it; on the API-driven path HyperPod does, an
 
 Options: `flock`, because torch, pip and this kit lock files there across nodes; `noatime`, because with the `relatime`
 of AWS's guide reading a dataset still writes access times to the metadata server once a day; `nofail`, so that a node
-whose file system is away boots and can be looked at; before slurmd, so that it gets no job then.
+whose file system is away boots and can be looked at (its slurmd does not start: step `slurm`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from provision.node import Node
 from provision.step import Step
 
 OPTIONS = "noatime,flock"
-_FSTAB_OPTIONS = f"{OPTIONS},_netdev,nofail,x-systemd.before=slurmd.service"
+_FSTAB_OPTIONS = f"{OPTIONS},_netdev,nofail"
 # In /run, which a boot empties: says which mount was written to.
 _TRIED = "/run/provision/fsx"
 

@@ -15,7 +15,7 @@ from typing import Sequence
 
 from provision import shared
 from provision.accounts import Account, account, accounts, change
-from provision.errors import NodeError, PassingError
+from provision.errors import NodeError
 from provision.node import Node
 from provision.step import Step
 
@@ -50,7 +50,9 @@ class Home(Step):
             if not _made(home, user):
                 _make(node, home, user, old if old != home and old.is_dir() else node.path("/etc/skel"))
             if user.home != str(home):
-                _move(node, user, home)
+                # Only with a prefix does usermod not refuse while the user runs something: what runs keeps the old
+                # home, and where HyperPod starts slurmd before these scripts a job may run for days.
+                change(node, "usermod", "--prefix", "/proc/self/root", "-d", str(home), name)
 
 
 def names(node: Node) -> list[str]:
@@ -112,27 +114,3 @@ def _copy(source: Path, target: Path, user: Account) -> None:
         else:
             continue  # sockets and pipes belong to programs that run here
         os.chown(to, user.uid, user.gid, follow_symlinks=False)
-
-
-def _move(node: Node, user: Account, home: Path) -> None:
-    """Raises PassingError while the user has processes: usermod refuses, for they would keep the old home."""
-    running = [
-        f"{entry.name} ({(entry / 'comm').read_text().strip()})"
-        for entry in _processes(node)
-        if _owner(entry) == user.uid
-    ]
-    if running:
-        what = f"{user.name} runs {', '.join(running[:5])} and would keep {user.home}"
-        raise PassingError(what, f"end them, then: provision.sh --only {Home.name}")
-    change(node, "usermod", "-d", str(home), user.name)
-
-
-def _processes(node: Node) -> list[Path]:
-    return [entry for entry in node.path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _owner(process: Path) -> int:
-    try:
-        return process.stat().st_uid
-    except OSError:
-        return -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from provision.files import File, FilesStep
-from provision.identity import RECORD, ask_instance, identify, record
+from provision.identity import RECORD, ask_instance_id, identify, record
 from provision.node import Node
 
 
@@ -16,4 +16,4 @@ class Identify(FilesStep):
     deadline = 300.0
 
     def files(self, node: Node) -> Sequence[File]:
-        return [File(RECORD, record(identify(ask_instance(), node.path, node.settings.groups)))]
+        return [File(RECORD, record(identify(ask_instance_id(), node.path, node.settings.groups)))]

@@ -150,6 +150,6 @@ def _limited_slurmds(node: Node) -> list[int]:
 
 def _command(process: Path) -> str:
     try:
-        return (process / "comm").read_text().strip()
+        return (process / "comm").read_text(errors="replace").strip()
     except OSError:
         return ""

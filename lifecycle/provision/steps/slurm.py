@@ -22,12 +22,13 @@ from provision.steps.slurm_configuration import read
 
 _OPTIONS = "/etc/default/hyperpod-ft-slurmd"
 _DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
+# A node without its file system would take every job and fail it: an order of units alone does not keep slurmd away.
 # The last EnvironmentFile wins over the unit's own and over any Environment=. Failed starts are those before a
 # controller answers, after a reboot of the whole cluster too: there is no number of them after which to give up.
 _DROP_IN_TEXT = f"""\
 {slurm_conf.MARK}
 [Unit]
-After=remote-fs.target
+RequiresMountsFor={{mount_path}}
 StartLimitIntervalSec=0
 
 [Service]
@@ -84,11 +85,11 @@ class Slurm(Step):
 
 
 def _controller_missing(node: Node) -> list[str]:
-    found = systemd.not_kept_running(node, "slurmctld")
     if node.settings.provisioning == "legacy":
-        found = [*systemd.not_masked(node, "slurmd"), *found]
-        found = found or _not_in_effect(node)
-    return found or ([] if slurm_state.answers(node) else ["slurmctld does not answer"])
+        found = [*systemd.not_masked(node, "slurmd"), *systemd.not_kept_running(node, "slurmctld")]
+        if found := found or _not_in_effect(node):
+            return found
+    return [] if slurm_state.answers(node) else ["slurmctld does not answer"]
 
 
 def _not_in_effect(node: Node) -> list[str]:
@@ -123,7 +124,7 @@ def _files(node: Node) -> list[File]:
         raise PassingError("resource_config.json names no controller yet", "is its group in the cluster file?")
     return [
         File(_OPTIONS, f'{slurm_conf.MARK}\nSLURMD_OPTIONS="{" ".join(_options(node))}"\n'),
-        File(_DROP_IN, _DROP_IN_TEXT),
+        File(_DROP_IN, _DROP_IN_TEXT.format(mount_path=node.settings.fsx.mount_path)),
     ]
 
 
@@ -139,8 +140,9 @@ def _runs_otherwise(node: Node) -> bool:
 
 
 def _slurmd_missing(node: Node) -> list[str]:
-    found = systemd.not_kept_running(node, "slurmd")
+    found = []
     if node.settings.provisioning == "legacy":
+        found += systemd.not_kept_running(node, "slurmd")
         found += [line for file in _files(node) for line in difference(node, file)]
         found += systemd.stale(node, "slurmd")
         found += systemd.not_masked(node, "slurmctld")
@@ -186,4 +188,4 @@ def _say_why_without_jobs(node: Node) -> None:
             f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
         )
     elif known.set_aside:
-        node.say(f"takes no jobs, as somebody decided: {known.set_aside}")
+        node.say(f"takes no jobs until somebody resumes it: {known.set_aside}")
