@@ -1,7 +1,7 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. What imports boto3 is imported late."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,6 +70,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check everything that can be before money is spent; exit code 1 when anything is an error."""
+    if provisioning_parameters is not None and cluster_config is None:
+        raise UserError("--provisioning-parameters: goes with --cluster-config", "give both")
     if cluster_config is not None:
         from hyperpod_ft.aws.validation.handwritten import validate_handwritten  # noqa: PLC0415
 
@@ -80,7 +82,7 @@ def validate(
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
-    target = Target(config.name, config.region, config)
+    target = Target(config.name, config.region, config, str(file))
     checked = validate_offline(config) if offline else _commands(target, profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
@@ -106,10 +108,9 @@ def create(
     if render is not None:
         from hyperpod_ft.aws import aws_cli_files  # noqa: PLC0415
 
-        for path in aws_cli_files.write(config, render):
-            print(path)
+        print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
         return
-    commands = _commands(Target(config.name, config.region, config), profile)
+    commands = _commands(Target(config.name, config.region, config, str(file)), profile)
     with _interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
@@ -187,7 +188,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print what a node's lifecycle scripts wrote, from CloudWatch; also of nodes that are gone."""
-    for line in _commands(find(cluster, region), profile).lifecycle_log(node, follow):
+    for line in _commands(find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -257,10 +258,10 @@ def _load(file: Path, overrides: list[str] | None, legacy: bool) -> ClusterConfi
     return cluster_file.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
 
 
-def _commands(target: Target, profile: str | None) -> "Commands":
+def _commands(target: Target, profile: str | None, say: Callable[[str], None] = show_cluster.say) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
-    return Commands.of(target, profile, show_cluster.say)
+    return Commands.of(target, profile, say)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
     else:
         for finding in found:
             print(finding)
-        print(f"{len(found)} findings")
+        print(_verdict(found))
     return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
@@ -61,9 +61,18 @@ def validated(checked: Checked, as_json: bool) -> int:
             print(finding)
         for skipped in checked.skipped:
             print(f"not checked: {skipped}")
-        account = f" in account {checked.account}" if checked.account else ", offline"
-        print(f"{len(checked.done)} checks{account}, {checked.seconds:.1f} s: {', '.join(checked.done)}")
+        print(f"looked at: {', '.join(checked.done)}")
+        where = f"account {checked.account}" if checked.account else "offline"
+        print(f"{_verdict(checked.findings)} ({len(checked.done)} checks, {where}, {checked.seconds:.1f} s)")
     return 1 if checked.has_errors else 0
+
+
+def _verdict(found: Sequence[Finding]) -> str:
+    errors = sum(finding.severity == "error" for finding in found)
+    warnings = len(found) - errors
+    return (
+        f"{errors or 'no'} error{'' if errors == 1 else 's'}, {warnings or 'no'} warning{'' if warnings == 1 else 's'}"
+    )
 
 
 def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
@@ -86,7 +95,11 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
             instances = f"{group.current} of {group.target}"
             table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
         _console().print(table)
-    failed = cluster.status == hyperpod.FAILED or any(node.status == "Failure" for node in nodes)
+        for line in dict.fromkeys(
+            f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
+        ):
+            print(line)
+    failed = cluster.status == hyperpod.FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0
 
 

@@ -149,7 +149,14 @@ class Commands:
             return self._watch().until_complete(timeout * 60, awaited)
 
     def _watch(self) -> Watch:
-        return Watch(self._sagemaker, self.session.client("logs"), self.target.name, self.say, self.poll_seconds)
+        return Watch(
+            self._sagemaker,
+            self.session.client("logs"),
+            self.target.name,
+            self.target.words,
+            self.say,
+            self.poll_seconds,
+        )
 
     def _require(self) -> Cluster:
         name = self.target.name

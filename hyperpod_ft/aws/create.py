@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ft.aws import hyperpod, lifecycle_files, requests, stack
+from hyperpod_ft.aws.changes import changes, provisioning_differs
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.foundation import Foundation, of_existing
-from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.errors import UserError
@@ -26,30 +26,33 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
     with explained(f"cluster {config.name}"):
         sagemaker = session.client("sagemaker")
         # before anything costs money
-        _find(sagemaker, config.name, stack.subnet_id(config, session.client("cloudformation")))
+        _find(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
         base = lay_foundation(config, session, say, poll_seconds)
         content = lifecycle_files.files(config, base)
         uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
-        cluster = _find(sagemaker, config.name, base.subnet_id)
-        if cluster is None and _create_cluster(sagemaker, requests.create_cluster(config, base, uri), poll_seconds):
+        request = requests.create_cluster(config, base, uri)
+        described = _find(sagemaker, config, base.subnet_id)
+        if described is None and _create_cluster(sagemaker, request, poll_seconds):
             say(f"cluster {config.name}: asked for {_instances(config)}; they are billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
-        cluster = cluster or _find(sagemaker, config.name, base.subnet_id)
-        assert cluster is not None, "HyperPod has just said that it exists"
-        say(f"cluster {config.name}: is there already, {cluster.status}")
-        for difference in differences(config, cluster):
-            say(f"cluster {config.name}: {difference}")
-        if cluster.status == hyperpod.IN_SERVICE:
-            request = requests.create_cluster(config, base, uri)
-            return _bring_up_to_date(config, cluster, request, uri, sagemaker, say)
-        return {}
+        described = described or _find(sagemaker, config, base.subnet_id)
+        assert described is not None, "HyperPod has just said that it exists"
+        return _bring_up_to_date(config, request, described, sagemaker, say)
 
 
-def _find(sagemaker: Any, name: str, subnet_id: str) -> Cluster | None:
-    cluster = hyperpod.find(sagemaker, name)
-    if cluster is not None and (problem := hyperpod.not_ours(cluster, subnet_id)):
+def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
+    """What DescribeCluster says. Raises UserError for a cluster that is not the cluster file's."""
+    described = hyperpod.describe(sagemaker, config.name)
+    if described is None:
+        return None
+    if problem := hyperpod.not_ours(hyperpod.of_description(described), subnet_id):
         raise UserError(problem, "choose another name in the cluster file")
-    return cluster
+    if provisioning_differs(config, described):
+        other = {"api": "legacy", "legacy": "api"}[config.provisioning]
+        raise UserError(
+            f"cluster {config.name} was made with provisioning {other}, which stays", f"set provisioning: {other}"
+        )
+    return described
 
 
 def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
@@ -73,33 +76,31 @@ def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float
 
 
 def _bring_up_to_date(
-    config: ClusterConfig, cluster: Cluster, request: dict[str, Any], uri: str, sagemaker: Any, say: Say
+    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, say: Say
 ) -> dict[str, int]:
-    groups = (
-        []
-        if all(group.lifecycle_uri == uri for group in cluster.groups)
-        else hyperpod.pointed_to(sagemaker, cluster, uri)
-    )
-    if groups:
-        say(f"cluster {config.name}: nodes to come run {uri}; for those there see docs/lifecycle.md")
-    there = {group.name for group in cluster.groups}
-    added: dict[str, int] = {}
-    for group in request["InstanceGroups"]:
-        if group["InstanceGroupName"] not in there:
-            groups.append(group)
-            added[group["InstanceGroupName"]] = group["InstanceCount"]
-    if groups:
-        sagemaker.update_cluster(ClusterName=config.name, InstanceGroups=groups)
-    for name, count in added.items():
-        say(f"cluster {config.name}: asked for {count} more, group {name}")
-    return added
+    name, status = config.name, described["ClusterStatus"]
+    found = changes(config, request, described)
+    say(f"cluster {name}: is there already, {status}")
+    for line in found.other:
+        say(f"cluster {name}: differs from the cluster file: {line}")
+    if not found.groups:
+        return {}
+    if status != hyperpod.IN_SERVICE:
+        say(f"cluster {name}: takes new groups and lifecycle scripts once it is InService: run this again then")
+        return {}
+    sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
+    if len(found.added) < len(found.groups):
+        say(f"cluster {name}: nodes to come run the new lifecycle scripts; for those there see docs/lifecycle.md")
+    for group, count in found.added.items():
+        say(f"cluster {name}: asked for {count} more, group {group}; they are billed by the hour from now on")
+    return found.added
 
 
 def lay_foundation(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> Foundation:
     """Make the stack, or bring it up to date; or look up the resources that the cluster file names."""
     if config.existing is not None:
         return of_existing(config.existing, session)
-    say(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money from now on")
+    say(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
     return stack.deploy(
         session,
         StackParameters.of(config),
@@ -115,22 +116,6 @@ def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: An
         s3.put_object(Bucket=bucket, Key=f"{folder}/{name}", Body=content[name])
     say(f"lifecycle: {len(content)} files in s3://{bucket}/{folder}")
     return folder
-
-
-def differences(config: ClusterConfig, cluster: Cluster) -> list[str]:
-    """What the cluster file says of instance groups that are there, and they are not; none of it is changed."""
-    there = {group.name: group for group in cluster.groups}
-    found = []
-    for wanted in config.groups:
-        group = there.pop(wanted.name, None)
-        if group is None:
-            continue  # will be added
-        if group.instance_type != wanted.instance_type:
-            found.append(f"{wanted.name} is made of {group.instance_type}, not of {wanted.instance_type}")
-        elif group.target != wanted.count:
-            command = f"hyperpod-ft cluster scale {config.name} {wanted.name} {wanted.count}"
-            found.append(f"{wanted.name} is to have {group.target} instances, not {wanted.count}: {command}")
-    return [*found, *(f"instance group {name} is not in the cluster file" for name in there)]
 
 
 def _instances(config: ClusterConfig) -> str:

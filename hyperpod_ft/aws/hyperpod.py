@@ -112,14 +112,6 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
     client.update_cluster(ClusterName=cluster.name, InstanceGroups=[specification])
 
 
-def pointed_to(client: Any, cluster: Cluster, lifecycle_uri: str) -> list[dict[str, Any]]:
-    """Every group as `UpdateCluster` takes it, as it is but for the S3 folder of its lifecycle scripts."""
-    groups = list(_specifications(client, cluster).values())
-    for group in groups:
-        group["LifeCycleConfig"] = {**group["LifeCycleConfig"], "SourceS3Uri": lifecycle_uri}
-    return groups
-
-
 def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
     """Have HyperPod replace instances. Raises UserError with a line for each that it refuses."""
     refused = []

@@ -23,6 +23,11 @@ class Node:
     def running(self) -> bool:
         return self.status == RUNNING
 
+    @property
+    def failed(self) -> bool:
+        """Without an instance it is capacity that lacks, which HyperPod goes on asking for."""
+        return self.status == "Failure" and bool(self.instance_id)
+
 
 def list_nodes(client: Any, cluster: str) -> list[Node]:
     """Every node of a cluster, by group and id. `client` is boto3's for sagemaker.

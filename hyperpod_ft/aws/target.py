@@ -1,5 +1,6 @@
 """Which cluster a command is about: a cluster file's, or one by name."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,13 @@ class Target:
     name: str
     region: str | None
     config: ClusterConfig | None
+    reference: str  # what the user gave
+
+    @property
+    def words(self) -> str:
+        """How a command names this cluster, for a line that is to be run as it stands."""
+        region = f" --region {self.region}" if self.config is None and self.region else ""
+        return shlex.quote(self.reference) + region
 
 
 def find(reference: str, region: str | None) -> Target:
@@ -24,7 +32,7 @@ def find(reference: str, region: str | None) -> Target:
         config = cluster_file.load(path)
         if region not in (None, config.region):
             raise UserError(f"--region {region}: {path} says {config.region}", "leave --region out, or give a name")
-        return Target(config.name, config.region, config)
+        return Target(config.name, config.region, config, reference)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise UserError(f"{path}: no such cluster file", "`hyperpod-ft cluster init` writes one; or give a name")
-    return Target(reference, region, None)
+    return Target(reference, region, None, reference)

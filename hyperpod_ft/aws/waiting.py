@@ -37,11 +37,12 @@ class Awaited:
 
 @dataclass
 class Watch:
-    """Follows one cluster. `say` gets a line for whatever changed."""
+    """Follows one cluster. `say` gets a line for whatever changed. `words`: how commands name it, for hints."""
 
     sagemaker: Any
     logs: Any
     name: str
+    words: str
     say: Callable[[str], None]
     poll_seconds: float = POLL_SECONDS
     _told: dict[str, str] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Watch:
                 self._explain(cluster, nodes)
                 raise UserError(
                     f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
-                    f"correct the cause, `hyperpod-ft cluster delete {self.name}` (keeps /fsx), then create it again",
+                    f"correct the cause, `hyperpod-ft cluster delete {self.words}` (keeps /fsx), then create it again",
                 )
             if changing and cluster.status == hyperpod.IN_SERVICE and not awaited.asked_of(cluster):
                 self._explain(cluster, nodes)
@@ -73,15 +74,12 @@ class Watch:
                     "correct the cause, then run the same command again",
                 )
             changing = cluster.status not in _SETTLED
-            # without an instance it is capacity that lacks, which HyperPod goes on asking for
-            failed = [node for node in nodes if node.status == "Failure" and node.instance_id]
-            failing = [node for node in failed if node.instance_id not in awaited.gone]
+            failing = [node for node in nodes if node.failed and node.instance_id not in awaited.gone]
             if failing and cluster.status in _SETTLED:
                 self._explain(cluster, failing)
-                reason = failing[0].message or "HyperPod gives no reason"
+                reason = (failing[0].message or "HyperPod gives no reason").rstrip(".")
                 raise UserError(
-                    f"cluster {self.name}: {_names(failing)} failed: {reason}",
-                    f"hyperpod-ft cluster replace-node {self.name} {failing[0].instance_id}",
+                    f"cluster {self.name}: {_names(failing)} failed: {reason}", self._mend(cluster, failing[0])
                 )
             settled = cluster.complete and all(node.status == RUNNING for node in nodes)
             if settled and awaited.reached(cluster, nodes):
@@ -89,7 +87,8 @@ class Watch:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"cluster {self.name}: after {_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
-                    "HyperPod goes on; look again with `hyperpod-ft cluster status`, or wait longer with --timeout",
+                    f"HyperPod goes on asking; look again: hyperpod-ft cluster status {self.words}; to give up:"
+                    f" hyperpod-ft cluster scale {self.words} GROUP COUNT",
                 )
             time.sleep(self.poll_seconds)
 
@@ -124,8 +123,21 @@ class Watch:
         for group in cluster.groups:
             self._tell_change(group.name, f"{group.current} of {group.target} {group.instance_type}")
         for node in nodes:
-            text = f"{node.status}: {node.message}" if node.message else node.status
-            self._tell_change(f"{node.group} {node.instance_id or '(no instance yet)'}", text)
+            if node.instance_id:
+                self._tell_change(f"{node.group} {node.instance_id}", _state(node))
+        for name, reason in _lacking(nodes).items():
+            self._tell_change(f"{name} without an instance", reason)
+
+    def _mend(self, cluster: Cluster, node: Node) -> str:
+        """A node whose scripts failed would fail again; HyperPod replaces no controller."""
+        if cluster.group(node.group).node_type == "Controller":
+            return (
+                f"mend it there: hyperpod-ft cluster ssh {self.words} --ssm; or delete the cluster and create it again"
+            )
+        return (
+            "when it is the lifecycle scripts, correct the cause and create again, which renews them; then"
+            f" hyperpod-ft cluster replace-node {self.words} {node.instance_id}"
+        )
 
     def _tell_change(self, what: str, state: str) -> None:
         if self._told.get(what) != state:
@@ -141,7 +153,7 @@ class Watch:
             self.say(str(error))
 
     def _tell_log(self, cluster: Cluster, nodes: list[Node]) -> None:
-        streams = [cluster_logs.stream_of(node) for node in nodes if node.status == "Failure" and node.instance_id]
+        streams = [cluster_logs.stream_of(node) for node in nodes if node.failed]
         if not streams:
             # of a cluster that was rolled back no nodes are left, but their logs are
             named = _INSTANCE_ID.findall(cluster.failure)
@@ -155,6 +167,19 @@ class Watch:
             self.say("---")
 
 
+def _state(node: Node) -> str:
+    return f"{node.status}: {node.message}" if node.message else node.status
+
+
+def _lacking(nodes: list[Node]) -> dict[str, str]:
+    """By group, what HyperPod says of nodes that have no instance, each reason once and without what comes and goes."""
+    reasons: dict[str, set[str]] = {}
+    for node in nodes:
+        if not node.instance_id and node.message:
+            reasons.setdefault(node.group, set()).add(node.message.rstrip("."))
+    return {group: "; ".join(sorted(told)) for group, told in sorted(reasons.items())}
+
+
 def _names(nodes: list[Node]) -> str:
     return ", ".join(f"{node.group} {node.instance_id}" for node in nodes)
 
@@ -165,7 +190,12 @@ def _pending(cluster: Cluster, nodes: list[Node]) -> str:
         for group in cluster.groups
         if group.current != group.target
     ]
-    waiting = [f"{node.group} {node.instance_id} is {node.status}" for node in nodes if node.status != RUNNING]
+    waiting = [
+        f"{node.group} {node.instance_id} is {node.status}"
+        for node in nodes
+        if node.status != RUNNING and node.instance_id
+    ]
+    waiting += [f"{group}: {reason}" for group, reason in _lacking(nodes).items()]
     return ", ".join([cluster.status, *short, *waiting])
 
 

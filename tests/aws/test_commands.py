@@ -15,7 +15,7 @@ from tests.aws.kit import NAME, Kit
 def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     kit.file.unlink()
     kit.run("init")
-    assert "0 errors" in kit.run("validate") or "checks in account" in kit.run("validate")
+    assert "no errors, no warnings (17 checks, account 123456789012" in kit.run("validate")
     created = kit.run("create")
     assert f"{NAME} is complete: 1 ml.c5.xlarge, 1 ml.trn1.32xlarge" in created
     status = kit.json("status")
@@ -101,7 +101,9 @@ def test_no_capacity_is_told_and_not_waited_for_for_ever(kit: Kit) -> None:
     output = kit.run("create", "--timeout", "0.02", status=2)
     assert "worker-group-1 has 0 of 1" in output
     assert "HyperPod goes on" in output
-    assert "0 of 1" in kit.run("status")
+    status = kit.run("status")
+    assert "0 of 1" in status
+    assert "capacity" in status
 
 
 def test_errors_stop_create_before_anything_is_made(kit: Kit) -> None:
@@ -136,6 +138,16 @@ def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
     bucket, _, folder = groups["worker-group-1"]["lifecycle_uri"].removeprefix("s3://").partition("/")
     body = kit.aws.client("s3").get_object(Bucket=bucket, Key=f"{folder}/settings.json")["Body"].read()
     assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+
+
+def test_what_stays_as_it_was_made_is_told(kit: Kit) -> None:
+    kit.run("create")
+    kit.configure(node_recovery="None", controller={"volume_gb": 600})
+    output = kit.run("create")
+    assert "differs from the cluster file: node_recovery: is Automatic, not None" in output
+    assert "differs from the cluster file: controller.volume_gb: controller-machine has" in output
+    kit.configure()
+    assert "made with provisioning api, which stays" in kit.run("create", "--legacy-provisioning", status=2)
 
 
 def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:

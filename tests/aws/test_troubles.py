@@ -134,10 +134,10 @@ def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.M
     """Between its look and its request; also when botocore asks again because an answer got lost."""
     config, session = cluster_file.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
-    find, settled = hyperpod.find, stack._settled
+    describe, settled = hyperpod.describe, stack._settled
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
-    monkeypatch.setattr(hyperpod, "find", lambda *a: clusters.pop() if clusters else find(*a))
+    monkeypatch.setattr(hyperpod, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
     monkeypatch.setattr(stack, "_settled", lambda *a: stacks.pop() if stacks else settled(*a))
     create(config, session, print, 0.02)
     operations = [operation for _, operation in kit.aws.requests()]
