@@ -4,17 +4,15 @@ Values from the run file reach a shell only through `shlex.quote`, and `#SBATCH`
 matched them against a strict pattern.
 """
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
-from hyperpod_ft import __version__, neuron_environment
+from hyperpod_ft import __version__, neuron_environment, shell_template
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.run import Run
-from hyperpod_ft.sources import shipped
 
 # Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
 _BEFORE_ENVIRONMENT = ("env", "download")
@@ -30,15 +28,7 @@ class Kit:
 
 def render(run: Run, kit: Kit) -> dict[str, str]:
     """The text of every stage's script, by stage name, in the plan's order."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(shipped("templates")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - shell text; every value goes through `sh`
-    )
-    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment = shell_template.environment()
     return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
 
 

@@ -11,19 +11,14 @@ puts it in.
 """
 
 import json
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
-import jinja2
-
-from hyperpod_ft import __version__, publish
+from hyperpod_ft import __version__, publish, shell_template
 from hyperpod_ft.aws import lifecycle_files, requests, stack
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.stack import StackParameters
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sources import shipped
 
 # environment variable: output of the stack
 _OUTPUTS = {
@@ -68,11 +63,12 @@ def files(config: ClusterConfig) -> dict[str, str]:
         "outputs": _OUTPUTS,
         "variables": _USED,
         "folder": folder,
-        "tags": _tags(config),
+        "tags": json.dumps([{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]),
     }
+    environment = shell_template.environment()
     found = {
-        "create.sh": _render("create.sh.j2", template),
-        "env_vars": _render("env_vars.j2", template),
+        "create.sh": environment.get_template("cluster/create.sh.j2").render(template),
+        "env_vars": environment.get_template("cluster/env_vars.j2").render(template),
         "to-fill/cluster-config.json": json.dumps(request, indent=2) + "\n",
         **{f"to-fill/lifecycle/{name}": data.decode() for name, data in content.items()},
     }
@@ -95,20 +91,3 @@ def _placeholders(config: ClusterConfig) -> Foundation:
         fsx_dns_name="${FSX_DNS_NAME}",
         fsx_mount_name="${FSX_MOUNTNAME}",
     )
-
-
-def _tags(config: ClusterConfig) -> str:
-    tags = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
-    return shlex.quote(json.dumps(tags)) if tags else ""
-
-
-def _render(name: str, values: Mapping[str, object]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(shipped("templates") / "cluster"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - shell text; every value goes through `sh`
-    )
-    environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    return environment.get_template(name).render(values)

@@ -19,10 +19,6 @@ def log_group(cluster: Cluster) -> str:
     return f"/aws/sagemaker/Clusters/{cluster.name}/{cluster.id}"
 
 
-def lifecycle_stream(group: str, instance_id: str) -> str:
-    return f"LifecycleConfig/{group}/{instance_id}"
-
-
 def lifecycle_streams(client: Any, cluster: Cluster) -> list[str]:
     """The streams of every node that ever ran lifecycle scripts, the one written to last first."""
     pages = client.get_paginator("describe_log_streams").paginate(
@@ -57,4 +53,4 @@ def lines(client: Any, cluster: Cluster, stream: str, follow: bool = False) -> I
 
 
 def stream_of(node: Node) -> str:
-    return lifecycle_stream(node.group, node.instance_id)
+    return f"LifecycleConfig/{node.group}/{node.instance_id}"

@@ -43,7 +43,7 @@ def account(node: Node, name: str) -> Account:
     for each in accounts(node):
         if each.name == name:
             return each
-    raise NodeError(f"/etc/passwd: no user {name}", "the AMI should have it: correct default_user of the cluster file")
+    raise NodeError(f"/etc/passwd: no user {name}", "the AMI should have it: this is another AMI than HyperPod's")
 
 
 def groups(node: Node) -> list[tuple[str, int]]:

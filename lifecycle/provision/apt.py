@@ -21,13 +21,6 @@ _SECONDS = 300.0
 _FLOCK = "hhqqi4x"
 
 
-def installed(node: Node, packages: Sequence[str]) -> list[str]:
-    """Those of `packages` that are installed."""
-    done = node.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *packages, check=False)
-    states = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    return [name for name in packages if states.get(name) == "installed"]
-
-
 def install(node: Node, packages: Sequence[str]) -> None:
     """Install packages at the versions that the node's sources have. Raises PassingError when that does not succeed."""
     wait_for_others(node)
