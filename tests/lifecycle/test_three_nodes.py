@@ -4,6 +4,7 @@ Real here: systemd, users, mounts, Slurm's daemons, munge, MariaDB, sshd. Stand-
 other on one cluster as its life does; each leaves it working.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator
 
