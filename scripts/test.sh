@@ -12,7 +12,7 @@ setup_neuron_sources
 # Tests of the cluster's nodes start more than Slurm, in namespaces; without it they are skipped.
 setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the tests need Slurm"
 
-export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH"
+export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 unset SLURM_CONF HF_TOKEN
 
 say "ruff, mypy, shellcheck"

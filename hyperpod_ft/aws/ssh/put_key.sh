@@ -1,7 +1,7 @@
 # Put a public key into a user's authorized_keys, once. Runs on the node: sh -s -- USER BASE64-OF-THE-KEY
 # Says one line, "hyperpod-ft-key: " and added, present, no-user, or what failed.
 # shellcheck shell=sh
-user=$1 key=$2
+user=$1 key=$2 PATH=$PATH:/usr/sbin:/sbin
 say() { echo "hyperpod-ft-key: $(echo "$*" | tr "\n" " ")"; }
 entry=$(getent passwd "$user") || { say no-user; exit 0; }
 # as the user: then the files are theirs, and no link they made leads anywhere they could not write themselves
