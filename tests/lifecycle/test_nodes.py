@@ -184,6 +184,17 @@ def test_the_first_key_stays(tmp_path: Path) -> None:
         assert_right(fast)
 
 
+def test_a_key_left_half_made_is_removed_when_all_else_is_so(node: Node) -> None:
+    """This node was killed between making and publishing it, and another made the rest; it is a private key."""
+    node.provision()
+    left = node.path("/srv/lustre/ubuntu/.ssh") / f".{instance_id(0)}.id_ed25519"
+    assert left.parent.is_dir()
+    left.write_text("a key")
+    node.provision()
+    assert not left.exists()
+    assert_right(node)
+
+
 @pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
 def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     node.provision()

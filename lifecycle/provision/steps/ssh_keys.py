@@ -79,7 +79,10 @@ def _lacking(node: Node, user: Account) -> list[str]:
     if not key.exists():
         return [f"no {key}"]
     line = _public_line(node, user, key)
-    lines = [] if _text(public) == line else [f"{public} is not the key's"]
+    # of a run that was killed here; meanwhile another node has made the rest
+    lines = [f"{left} was left half made" for left in _left(node, folder)]
+    if _text(public) != line:
+        lines.append(f"{public} is not the key's")
     if _with_once(_text(authorized), line) != _text(authorized):
         lines.append(f"{authorized} has the key {'not' if line.split()[1] not in _text(authorized) else 'twice'}")
     for path, mode in ((folder, 0o700), (key, 0o600), (authorized, 0o600)):
@@ -102,7 +105,7 @@ def _make(node: Node, user: Account) -> list[str]:
         with suppress(FileExistsError):  # another node was first
             os.link(made, key)
         files.sync_directory(folder)
-    for left in folder.glob(f"{own}.*"):
+    for left in _left(node, folder):
         left.unlink()
     for path, mode in ((folder, 0o700), (key, 0o600)):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & mode)
@@ -111,6 +114,10 @@ def _make(node: Node, user: Account) -> list[str]:
     # Nodes that do this at once write the same; only a line that someone adds in that instant would be lost.
     _replace(folder, "authorized_keys", own, _with_once(_text(folder / "authorized_keys"), line), 0o600)
     return []
+
+
+def _left(node: Node, folder: Path) -> list[Path]:
+    return sorted(folder.glob(f".{node.identity.instance_id}.*"))
 
 
 def _folder(user: Account) -> Path:
