@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from hyperpod_ft.amount import amount
 from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, tally
-from hyperpod_ft.aws.remove import costs
-from hyperpod_ft.aws.stack import Remains
-from hyperpod_ft.aws.validation.validate import Checked
+
+if TYPE_CHECKING:  # what they import is for commands that ask AWS
+    from hyperpod_ft.aws.stack import Remains
+    from hyperpod_ft.aws.validation.validate import Checked
 
 
 def say(line: str) -> None:
@@ -52,7 +55,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
     return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
-def validated(checked: Checked, as_json: bool) -> int:
+def validated(checked: "Checked", as_json: bool) -> int:
     """Print what validation found and what it looked at; returns the exit code."""
     if as_json:
         print(json.dumps(asdict(checked), indent=2))
@@ -69,10 +72,11 @@ def validated(checked: Checked, as_json: bool) -> int:
 
 def _verdict(found: Sequence[Finding]) -> str:
     errors = sum(finding.severity == "error" for finding in found)
-    warnings = len(found) - errors
-    return (
-        f"{errors or 'no'} error{'' if errors == 1 else 's'}, {warnings or 'no'} warning{'' if warnings == 1 else 's'}"
-    )
+    return f"{_number(errors, 'error')}, {_number(len(found) - errors, 'warning')}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
 def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
@@ -115,9 +119,9 @@ def nodes(found: list[Node], as_json: bool) -> None:
     _console().print(table)
 
 
-def remains(left: Remains, name: str, region: str) -> None:
+def remains(left: "Remains", name: str, region: str) -> None:
     """Print what is left of a cluster and costs money."""
-    lines = costs(left)
+    lines = _costs(left)
     print(
         f"What is left in {region} and costs money:"
         if lines
@@ -130,15 +134,32 @@ def remains(left: Remains, name: str, region: str) -> None:
         print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
+def _costs(remains: "Remains") -> list[str]:
+    """What is still there and costs money, a line each."""
+    lines = []
+    if remains.filesystem:
+        lines.append(f"file system {remains.filesystem.id}: {remains.filesystem.gib} GiB, billed by the hour")
+    if remains.bucket:
+        lines.append(
+            f"bucket {remains.bucket.name}: {amount(remains.bucket.bytes)} in {remains.bucket.objects} objects"
+        )
+    if remains.nat_gateway_id:
+        lines.append(f"NAT gateway {remains.nat_gateway_id}, billed by the hour")
+    if remains.elastic_ip:
+        lines.append(f"address {remains.elastic_ip}, billed by the hour")
+    return lines
+
+
 def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
     worker = config.workers[0]
+    count = cluster.group(worker.name).target
     print(
         f"{cluster.name} is complete: {', '.join(f'{group.current} {group.instance_type}' for group in cluster.groups)}"
     )
     print(f"Reach it:    hyperpod-ft cluster ssh {file}")
     print(
         f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
-        f"instance_type: {worker.instance_type}, nodes: {worker.count}, partition: {worker.partition}"
+        f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.partition}"
     )
     print(f"It costs money until: hyperpod-ft cluster delete {file}")
 

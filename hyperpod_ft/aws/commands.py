@@ -144,7 +144,7 @@ class Commands:
         SshFiles(self.target.name, Path.home()).forget()
         return left
 
-    def _wait(self, timeout: float, awaited: Awaited = Awaited()) -> Cluster:  # noqa: B008 - frozen
+    def _wait(self, timeout: float, awaited: Awaited) -> Cluster:
         with self._explained():
             return self._watch().until_complete(timeout * 60, awaited)
 

@@ -105,7 +105,11 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
             f"cluster {cluster.name} is Kubernetes (EKS): its groups hold what this kit does not know",
             "use the AWS CLI",
         )
-    specification = _specifications(client, cluster)[cluster.group(group).name]
+    described = describe(client, cluster.name)
+    if described is None:
+        raise UserError(f"cluster {cluster.name}: is gone", "look at `hyperpod-ft cluster status`")
+    there = {one["InstanceGroupName"]: group_specification(one) for one in described["InstanceGroups"]}
+    specification = there[cluster.group(group).name]
     specification["InstanceCount"] = count
     if specification.get("MinInstanceCount", 0) > count:
         specification["MinInstanceCount"] = count
@@ -147,13 +151,6 @@ def pick(nodes: list[Node], wanted: str) -> Node:
         f"no node {wanted!r}" + did_you_mean(wanted, known),
         "give an instance id or host name of `hyperpod-ft cluster nodes`",
     )
-
-
-def _specifications(client: Any, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    described = describe(client, cluster.name)
-    if described is None:
-        raise UserError(f"cluster {cluster.name}: is gone", "look at `hyperpod-ft cluster status`")
-    return {group["InstanceGroupName"]: group_specification(group) for group in described["InstanceGroups"]}
 
 
 def of_description(described: dict[str, Any]) -> Cluster:

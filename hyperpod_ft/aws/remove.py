@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from hyperpod_ft.amount import amount
 from hyperpod_ft.aws import stack
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
@@ -34,19 +33,3 @@ def remove(
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )
-
-
-def costs(remains: Remains) -> list[str]:
-    """What is still there and costs money, a line each."""
-    lines = []
-    if remains.filesystem:
-        lines.append(f"file system {remains.filesystem.id}: {remains.filesystem.gib} GiB, billed by the hour")
-    if remains.bucket:
-        lines.append(
-            f"bucket {remains.bucket.name}: {amount(remains.bucket.bytes)} in {remains.bucket.objects} objects"
-        )
-    if remains.nat_gateway_id:
-        lines.append(f"NAT gateway {remains.nat_gateway_id}, billed by the hour")
-    if remains.elastic_ip:
-        lines.append(f"address {remains.elastic_ip}, billed by the hour")
-    return lines

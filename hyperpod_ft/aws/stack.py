@@ -36,11 +36,7 @@ _NEVER_WAS = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_I
 
 @dataclass(frozen=True)
 class StackParameters:
-    """What differs between stacks.
-
-    `zone_id` is an availability zone's (usw2-az4); `fsx_throughput` is in MB/s for each TiB; `session_user` has the
-    shells of Session Manager sessions, and is empty for none.
-    """
+    """What differs between stacks. `zone_id`: of an availability zone; `fsx_throughput`: MB/s for each TiB."""
 
     name: str
     zone_id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
@@ -68,9 +69,9 @@ def sync_directory(directory: Path) -> None:
 class FilesStep(Step):
     """A step that is files alone: say which."""
 
+    @abstractmethod
     def files(self, node: Node) -> Sequence[File]:
         """The files as they should be on this node."""
-        raise NotImplementedError
 
     def missing(self, node: Node) -> Sequence[str]:
         return [line for file in self.files(node) for line in difference(node, file)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -10,7 +11,7 @@ from provision.errors import NodeError, PassingError
 from provision.node import Node
 
 
-class Step:
+class Step(ABC):
     """A state that a node should be in, how to see whether it is, and how to get it there."""
 
     name = ""
@@ -25,13 +26,13 @@ class Step:
         """Whether this node should be in the step's state at all."""
         return True
 
+    @abstractmethod
     def missing(self, node: Node) -> Sequence[str]:
         """What of the state is not so yet, a line each. Changes nothing, whoever else is at work."""
-        raise NotImplementedError
 
+    @abstractmethod
     def do(self, node: Node) -> None:
         """Bring the state about. May find any part of it there already, and may be killed at any line."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
