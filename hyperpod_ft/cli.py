@@ -22,6 +22,7 @@ from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
 from hyperpod_ft.selection import Selection
+from hyperpod_ft.shipped import PACKAGE
 from hyperpod_ft.slurm import Slurm
 
 app = typer.Typer(
@@ -106,7 +107,7 @@ def render_command(
     else:
         output.mkdir(parents=True, exist_ok=True)
         scripts = []
-        for stage, text in render(run, Kit(Path(sys.executable), Path(__file__).resolve().parent.parent)).items():
+        for stage, text in render(run, Kit(Path(sys.executable), PACKAGE.parent)).items():
             scripts.append(output / f"{stage}.sbatch")
             scripts[-1].write_text(text, encoding="utf-8")
     for script in scripts:

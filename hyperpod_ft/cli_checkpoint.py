@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hyperpod_ft import publish
-from hyperpod_ft.amount import amount
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.sharded import Sharded
@@ -113,7 +113,7 @@ def merge(
         _print_json(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
         return
     print(
-        f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {amount(done.nbytes)} in"
+        f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
         f" {_count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
     )
     if done.unchanged:
@@ -189,14 +189,14 @@ def _print_consolidated(output: Path, opened: "Sharded", nbytes: int, seconds: f
         size = sum(tensor.nbytes for tensor in adapter.tensors)
         print(
             f"adapter {adapter.name}: rank {adapter.config['r']}, {_count(len(adapter.tensors), 'tensor')},"
-            f" {amount(size)} in 1 file -> {directory}, {seconds:.1f} s"
+            f" {format_bytes(size)} in 1 file -> {directory}, {seconds:.1f} s"
         )
     if opened.adapters:
         print(f"next: hyperpod-ft merge --base BASE --adapter {output} -o merged")
     else:
         files = _count(_files(output), "file")
         print(
-            f"model: {_count(len(opened.model), 'tensor')}, {amount(nbytes)} in {files} -> {output},"
+            f"model: {_count(len(opened.model), 'tensor')}, {format_bytes(nbytes)} in {files} -> {output},"
             f" {_pace(nbytes, seconds)}"
         )
         print(f"next: hyperpod-ft verify {output}")
@@ -248,7 +248,7 @@ def verify(
 def _print_verification(found: "Verification") -> None:
     print(
         f"{found.directory}: {found.kind}, {_count(found.files, 'file')}, {_count(found.tensors, 'tensor')},"
-        f" {amount(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
+        f" {format_bytes(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
     )
     print(f"checksums  {found.checksums}")
     if compared := found.comparison:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import jinja2
 
-from hyperpod_ft import __version__, neuron_environment, shell_template
+from hyperpod_ft import __version__, neuron_environment
 from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.plan import StagePlan
 from hyperpod_ft.run import Run
+from hyperpod_ft.shipped import shell_templates
 
 # Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
 _BEFORE_ENVIRONMENT = ("env", "download")
@@ -28,7 +29,7 @@ class Kit:
 
 def render(run: Run, kit: Kit) -> dict[str, str]:
     """The text of every stage's script, by stage name, in the plan's order."""
-    environment = shell_template.environment()
+    environment = shell_templates()
     return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
 
 

@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 
 from hyperpod_ft.config import RunConfig
+from hyperpod_ft.shipped import PACKAGE
 
-_DIRECTORY = Path(__file__).resolve().parent / "pins"
+_DIRECTORY = PACKAGE / "pins"
 # Only AWS's repository has these; the packages of the same names on PyPI are empty. And torch, whose Linux build on
 # PyPI is one for CUDA.
 _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}

@@ -7,10 +7,11 @@ from typing import Any
 
 from hyperpod_ft import sources, yaml_file
 from hyperpod_ft.config import RunConfig
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.yaml_file import Kind, did_you_mean
+from hyperpod_ft.errors import UserError, did_you_mean
+from hyperpod_ft.shipped import PACKAGE
+from hyperpod_ft.yaml_file import Kind
 
-RECIPES = Path(__file__).resolve().parent / "recipes"
+RECIPES = PACKAGE / "recipes"
 RUN_FILE = Kind(RunConfig, "docs/run-file.md", "hyperpod-ft init")
 
 

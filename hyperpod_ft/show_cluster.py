@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from hyperpod_ft.amount import amount
 from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # what they import is for commands that ask AWS
     from hyperpod_ft.aws.stack import Remains
@@ -141,7 +141,7 @@ def _costs(remains: "Remains") -> list[str]:
         lines.append(f"file system {remains.filesystem.id}: {remains.filesystem.gib} GiB, billed by the hour")
     if remains.bucket:
         lines.append(
-            f"bucket {remains.bucket.name}: {amount(remains.bucket.bytes)} in {remains.bucket.objects} objects"
+            f"bucket {remains.bucket.name}: {format_bytes(remains.bucket.bytes)} in {remains.bucket.objects} objects"
         )
     if remains.nat_gateway_id:
         lines.append(f"NAT gateway {remains.nat_gateway_id}, billed by the hour")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.publish import files_below, sha256
+from hyperpod_ft.shipped import shipped
 
 Kind = Literal["hub", "s3", "local"]
 
@@ -88,13 +89,6 @@ def _example(where: str, source: str) -> Path:
     if name not in EXAMPLES:
         raise UserError(f"{where}: the kit ships no example {name!r}", f"known: {', '.join(sorted(EXAMPLES))}")
     return shipped("examples") / EXAMPLES[name]
-
-
-def shipped(folder: str) -> Path:
-    """A folder of the repository that the wheel carries inside the package (`templates`, `examples`)."""
-    package = Path(__file__).resolve().parent
-    inside = package / folder
-    return inside if inside.is_dir() else package.parent / folder
 
 
 def _digest(path: Path) -> str:

@@ -22,7 +22,7 @@ from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now
 from hyperpod_ft.selection import Selection, choose
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import PACKAGE, shipped
 
 
 def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) -> tuple[Job, ...]:
@@ -122,8 +122,7 @@ def _make(directory: Path) -> None:
 
 def snapshot(root: Path) -> Path:
     """A copy of the kit's code on the shared volume, by content: jobs run what was submitted."""
-    package = Path(__file__).resolve().parent
-    sources = {file: Path("hyperpod_ft") / file.relative_to(package) for file in _code(package)}
+    sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code(PACKAGE)}
     templates = shipped("templates")
     sources |= {
         file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in publish.files_below(templates)

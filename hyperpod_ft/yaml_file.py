@@ -1,6 +1,5 @@
 """YAML files that users write: parse, override keys, validate against a pydantic model, every problem in one line."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.errors import ConfigError, UserError, did_you_mean
 from hyperpod_ft.fields import holds_secret
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -162,9 +161,3 @@ def _keys_at(model: type[BaseModel], location: Iterable[str]) -> list[str]:
             return []
         model = below
     return list(model.model_fields)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown word: the known one closest to it, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""

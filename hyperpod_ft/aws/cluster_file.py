@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft import yaml_file
 from hyperpod_ft.fields import PositiveInt, Section, matches
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 from hyperpod_ft.yaml_file import Kind
 
 # botocore's patterns of ClusterName, ClusterInstanceGroupName and ClusterPartitionName

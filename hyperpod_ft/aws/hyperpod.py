@@ -6,8 +6,7 @@ from typing import Any
 from hyperpod_ft.aws.nodes import Node
 from hyperpod_ft.aws.requests import group_specification
 from hyperpod_ft.aws.session import error_code
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.yaml_file import did_you_mean
+from hyperpod_ft.errors import UserError, did_you_mean
 
 IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
 _MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList

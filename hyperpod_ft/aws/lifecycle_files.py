@@ -10,7 +10,7 @@ from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.requests import ENTRY
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 
 PREFIX = "lifecycle"
 

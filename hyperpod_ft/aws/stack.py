@@ -27,7 +27,7 @@ from hyperpod_ft.aws.stack_data import (
 )
 from hyperpod_ft.aws.stack_events import Progress, StackEvent, describe, last_event, require, settle
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 
 POLL_SECONDS = 5.0
 # A creation that failed: CloudFormation can only delete such a stack. Nobody has stored anything in what may be left.

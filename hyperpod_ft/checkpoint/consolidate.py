@@ -13,13 +13,13 @@ from hyperpod_ft.checkpoint.crc32 import Ledger
 from hyperpod_ft.checkpoint.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.integrity import refuse_damage
 from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 # PEFT's name of the adapter whose files lie at the top; others get a directory each (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
@@ -56,7 +56,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
                 publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
                 named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
                 files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
-            with Progress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
+            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
                 written = write_files(directory, files, progress)
             refuse_damage(tensors, checkpoint.archives, ledger)
     return Consolidated(written.tensors, written.nbytes)
@@ -101,7 +101,7 @@ def consolidate_model(
             raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
         with new_directory(target, identity) as directory:
             outgoing = [checked_copy(noting, tensor, written_as[name], where) for name, tensor in tensors.items()]
-            with Progress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
+            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
             refuse_damage(checkpoint.model, checkpoint.archives, ledger)
             _write_beside(directory, beside, set(written_as.values()), card)

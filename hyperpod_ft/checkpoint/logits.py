@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 from hyperpod_ft.checkpoint.contents import read_tensors
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.peft_names import saved_name
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.streaming import Change, Find, Weights, skeleton, stream
 from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.progress import ByteProgress
 
 _TOKENS = 48
 # Of the logits' root mean square; sums in another order differ by 1e-6 of it in small models, by 1e-5 in deep ones.
@@ -192,7 +192,7 @@ def _run(
     """Logits, (tokens, vocabulary), fp32."""
     with Reader() as reader, Weights(reader, change) as weights:
         total = stream(model, find, weights, _users(model))
-        with Progress(f"logits {what}", total) as weights.progress, torch.inference_mode():
+        with ByteProgress(f"logits {what}", total) as weights.progress, torch.inference_mode():
             try:
                 logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
             except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:

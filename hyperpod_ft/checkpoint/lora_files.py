@@ -11,10 +11,10 @@ from hyperpod_ft.checkpoint.elements import Stored, nonfinite
 from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import WEIGHTS
 from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.safetensors_file import read_file
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 _PICKLE = "adapter_model.bin"
 
@@ -74,5 +74,5 @@ class _Values:
 
 def _scan(file: Path, tensors: tuple[LogicalTensor, ...]) -> tuple[str, _Values]:
     values = _Values()
-    with Progress("adapter", file.stat().st_size) as progress, Scanner(progress) as scanner:
+    with ByteProgress("adapter", file.stat().st_size) as progress, Scanner(progress) as scanner:
         return scanner.scan(file, tensors, values.inspect), values

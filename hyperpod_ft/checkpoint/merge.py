@@ -24,13 +24,13 @@ from hyperpod_ft.checkpoint.lora_files import AdapterFiles, read_adapter
 from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.merge_card import merge_card
 from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
 from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.model_files import TOKENIZER
+from hyperpod_ft.progress import ByteProgress
 
 # Values that are converted together.
 _BLOCK_ELEMENTS = 1 << 17
@@ -93,7 +93,7 @@ def merge(
         ]
         identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
         with new_directory(target, identity) as directory:
-            with Progress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
+            with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
             unchanged = _unchanged(reader, model, plan, directory)
             if unchanged == len(plan.touched):

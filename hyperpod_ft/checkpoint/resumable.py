@@ -14,9 +14,9 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import checksums
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 JOURNAL = ".finished.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -86,7 +86,7 @@ def _clear(partial: Path, identity: str) -> None:
 def _whole(partial: Path, before: Mapping[str, str]) -> dict[str, str]:
     present = {name: digest for name, digest in before.items() if (partial / name).is_file()}
     total = sum((partial / name).stat().st_size for name in present)
-    with Progress("check what is finished", total) as progress, Scanner(progress) as scanner:
+    with ByteProgress("check what is finished", total) as progress, Scanner(progress) as scanner:
         return {name: digest for name, digest in present.items() if scanner.scan(partial / name) == digest}
 
 

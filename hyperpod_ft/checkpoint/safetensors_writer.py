@@ -26,9 +26,9 @@ from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
 from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import DTYPE_BYTES
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.resumable import NoSpaceError
 from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
+from hyperpod_ft.progress import ByteProgress
 
 # What a tensor's entry in the header takes at most, besides its name.
 _ENTRY_BYTES = 200
@@ -63,7 +63,7 @@ class Written:
     nbytes: int
 
 
-def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: Progress) -> Written:
+def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress) -> Written:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
     `directory` is one of `resumable.new_directory`.
@@ -83,7 +83,7 @@ def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: i
     return written
 
 
-def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: Progress) -> Written:
+def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: ByteProgress) -> Written:
     """Write safetensors files, by name, into a `resumable.new_directory`. Raises as `write_model` does."""
     before = resumable.finished(directory)
     left = {name: tensors for name, tensors in files.items() if name not in before}
@@ -121,7 +121,7 @@ def _shards(tensors: Sequence[Outgoing], max_bytes: int) -> Iterator[list[Outgoi
     yield shard
 
 
-def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecutor, progress: Progress) -> str:
+def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecutor, progress: ByteProgress) -> str:
     """Write one file under another name, sync it, rename it. Returns its XXH3 (128 bits) as hex."""
     # widest dtype first, as safetensors itself does, so that every tensor starts at a multiple of its element size
     ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])

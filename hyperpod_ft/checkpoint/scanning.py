@@ -10,7 +10,7 @@ from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.direct import Source
 from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
+from hyperpod_ft.progress import ByteProgress
 
 # Half of what a transfer may be: each thread holds a block up to three times.
 _BLOCK_BYTES = direct.BLOCK_BYTES // 2
@@ -25,7 +25,7 @@ Inspect = Callable[[LogicalTensor, int, Stored], None]
 class Scanner:
     """Threads that read files whole, one file after another."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: ByteProgress) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "scanner")
         self._progress = progress
 

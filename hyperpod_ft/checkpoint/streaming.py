@@ -19,9 +19,9 @@ from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, widen
 from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.progress import ByteProgress
 
 _BLOCK_BYTES = 16 << 20  # in fp32
 
@@ -62,7 +62,7 @@ class Weights:
         self._change = change
         # one for all layers: every thread that torch computes in keeps memory and threads of its own
         self._ahead = ThreadPoolExecutor(1, "weights")
-        self.progress: Progress | None = None
+        self.progress: ByteProgress | None = None
 
     def __enter__(self) -> "Weights":
         return self

@@ -17,11 +17,11 @@ from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.checkpoint.values import Difference, Values
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.logits import Logits
@@ -139,7 +139,7 @@ def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], value
     """Show `values` all that the files hold, and tell those whose content is not the recorded one."""
     there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
     total = sum((directory / name).stat().st_size for name in there)
-    with Progress("verify", total) as progress, Scanner(progress) as scanner:
+    with ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
         for name in there:
             failed: list[str] = []
             scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.amount import GB, amount
 from hyperpod_ft.download.listing import Choice, Listing, Source, refuse_unsafe
 from hyperpod_ft.download.local import Local
-from hyperpod_ft.download.progress import bytes_below, reported
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
 from hyperpod_ft.sources import Asset
 
 MANIFEST = ".hyperpod-ft.json"
@@ -102,11 +101,11 @@ def _fetch(
         _check_free_disk(where, source, listing, partial)
         at = f" at {listing.commit}" if listing.commit else ""
         print(
-            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {amount(listing.size)}; if this is"
+            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if this is"
             " killed, running the stage again goes on with what is here",
             flush=True,
         )
-        with reported(what, partial, listing.size), _disk_full_explained(where, partial):
+        with report_growth(what, partial, listing.size), _disk_full_explained(where, partial):
             source.fetch(listing, partial)
         publish.remove(partial / _HUB_STATE)
         _check_complete(where, manifest, partial)

@@ -18,7 +18,7 @@ from hyperpod_ft.aws.validation import addresses, offline_checks, regions
 from hyperpod_ft.aws.validation.handwritten import validate_handwritten
 from hyperpod_ft.aws.validation.validate import Checked, validate_offline
 from hyperpod_ft.errors import ConfigError
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 from hyperpod_ft.yaml_file import validate
 
 WORKERS = {"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2}

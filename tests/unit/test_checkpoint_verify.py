@@ -18,7 +18,6 @@ from hyperpod_ft.checkpoint import scanning
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.elements import STORED
 from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_file
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
@@ -26,6 +25,7 @@ from hyperpod_ft.checkpoint.scanning import Scanner
 from hyperpod_ft.checkpoint.values import difference
 from hyperpod_ft.checkpoint.verify import Verification, verify
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 INDEX = "model.safetensors.index.json"
 Arrays = Mapping[str, NDArray[Any]]
@@ -53,7 +53,7 @@ def write(
             Outgoing(name, stored_as, array.shape, lambda b, e, out, array=array: fill(array, b, e, out))  # type: ignore[misc]
             for name, array in tensors.items()
         ]
-        with Progress("write", 0) as progress:
+        with ByteProgress("write", 0) as progress:
             write_model(partial, outgoing, max_shard_bytes, progress)
         (partial / "config.json").write_text(json.dumps(config))
     return directory
@@ -377,7 +377,7 @@ def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, mon
         if first > 50_000:
             raise UserError("the disk is broken")
 
-    with Progress("scan", 0) as progress, Scanner(progress) as scanner:
+    with ByteProgress("scan", 0) as progress, Scanner(progress) as scanner:
         for _ in range(20):
             with pytest.raises(UserError, match="the disk is broken"):
                 scanner.scan(shard(directory), [tensor], inspect)

@@ -24,12 +24,12 @@ from hyperpod_ft.checkpoint import direct, safetensors_writer
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.elements import STORED, Stored
 from hyperpod_ft.checkpoint.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
-from hyperpod_ft.checkpoint.progress import Progress
 from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.resumable import JOURNAL, new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 from tests.unit.small_volume import small_volume
 
 
@@ -58,7 +58,7 @@ def some_values(seed: int = 0) -> dict[str, tuple[str, Stored]]:
 def write(target: Path, values: dict[str, tuple[str, Stored]], max_shard_bytes: int = 1 << 40, **identity: Any) -> None:
     tensors = [outgoing(name, dtype, array) for name, (dtype, array) in values.items()]
     with new_directory(target, identity) as directory:
-        write_model(directory, tensors, max_shard_bytes, Progress("test", 1))
+        write_model(directory, tensors, max_shard_bytes, ByteProgress("test", 1))
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -230,7 +230,7 @@ def test_a_finished_shard_that_is_not_what_it_was_is_written_again(tmp_path: Pat
     write(tmp_path / "expected", some_values(), 3_000_000)
     with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "model", {}) as directory:
         tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values().items()]
-        write_model(directory, tensors, 3_000_000, Progress("test", 1))
+        write_model(directory, tensors, 3_000_000, ByteProgress("test", 1))
         raise KeyboardInterrupt
     partial = tmp_path / ".model.partial"
     shard = next(file for file in sorted(partial.glob("*.safetensors")) if file.stat().st_size > 1_000_000)
@@ -260,7 +260,7 @@ def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monke
         out[:] = 0
 
     with pytest.raises(UserError, match="holds NaN"), new_directory(tmp_path / "model", {}) as directory:
-        write_model(directory, [Outgoing("broken", "U8", (20_000_000,), fill)], 1 << 40, Progress("test", 1))
+        write_model(directory, [Outgoing("broken", "U8", (20_000_000,), fill)], 1 << 40, ByteProgress("test", 1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,7 +315,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
 def test_what_another_input_left_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "model", {"seed": 0}) as directory:
         tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values(0).items()]
-        write_model(directory, tensors, 3_000_000, Progress("test", 1))
+        write_model(directory, tensors, 3_000_000, ByteProgress("test", 1))
         raise KeyboardInterrupt
     assert (tmp_path / ".model.partial" / JOURNAL).exists()
     write(tmp_path / "model", some_values(1), 3_000_000, seed=1)

@@ -10,7 +10,7 @@ from hyperpod_ft.aws import cluster_file, requests
 from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.errors import ConfigError
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 
 FOUNDATION = Foundation(
     subnet_id="subnet-0123456789abcdef0",

@@ -19,7 +19,7 @@ from hyperpod_ft.model_fit import check_memory, check_model_directory
 from hyperpod_ft.model_shape import ModelShape, model_shape
 from hyperpod_ft.parallelism import check_model, degrees
 from hyperpod_ft.run import Run
-from hyperpod_ft.sources import shipped
+from hyperpod_ft.shipped import shipped
 from hyperpod_ft.stages import download, train
 from hyperpod_ft.stages.stage import perform
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B

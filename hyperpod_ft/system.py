@@ -1,4 +1,4 @@
-"""How many CPUs this job may use."""
+"""What this process may use of the machine."""
 
 import os
 
