@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_checkpoint, cli_cluster, cli_local, figures, publish, runfile, show
+from hyperpod_ft import __version__, cli_checkpoint, cli_cluster, cli_local, figures, publish, show
 from hyperpod_ft import submit as submission
+from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.last_run import last_run, remember
 from hyperpod_ft.launcher import Launcher

@@ -22,8 +22,8 @@ from importlib import metadata
 from pathlib import Path
 
 from hyperpod_ft import neuron_devices, publish
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.instances import CATALOGUE, Instance
 from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.run import Run
 from hyperpod_ft.slurm import Slurm

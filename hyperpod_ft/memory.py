@@ -11,8 +11,8 @@ s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides what lies 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hyperpod_ft.config import RunConfig
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.model_shape import COLUMN_PARALLEL, ModelShape
 from hyperpod_ft.parallelism import Degrees, kv_size_multiplier
 

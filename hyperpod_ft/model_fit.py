@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hyperpod_ft.config import RunConfig, Training
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.memory import GIB, Memory, available, estimate
 from hyperpod_ft.model_shape import ModelShape, model_shape
 from hyperpod_ft.parallelism import Degrees, check_family, check_model, degrees

@@ -5,8 +5,8 @@ The values are those of Hugging Face's and AWS's fine-tuning scripts for optimum
 
 from pathlib import Path
 
-from hyperpod_ft.config import RunConfig
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyperpod_ft.config import RunConfig, Stage
-from hyperpod_ft.fields import time_limit_seconds
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig, Stage
 from hyperpod_ft.neuron_environment import graph_settings
 from hyperpod_ft.parallelism import Degrees, degrees
 from hyperpod_ft.requirements import environment_name, requirements

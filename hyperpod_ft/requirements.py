@@ -4,7 +4,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.shipped import PACKAGE
 
 _DIRECTORY = PACKAGE / "pins"

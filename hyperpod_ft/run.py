@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish, runfile, yaml_file
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft import publish
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.plan import Plan, plan
-from hyperpod_ft.sources import Asset
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -95,7 +96,7 @@ class Run:
         frozen = directory / "run.yaml"
         if not frozen.is_file():
             raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
-        config = runfile.open_frozen(frozen)
+        config = run_file.open_frozen(frozen)
         try:
             run = cls(config, Plan.from_dict(json.loads((directory / "plan.json").read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError) as error:

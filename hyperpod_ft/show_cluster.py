@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hyperpod_ft.aws import hyperpod
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # what they import is for commands that ask AWS

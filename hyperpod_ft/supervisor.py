@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft import publish, restarts
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
 from hyperpod_ft.run import Run
 from hyperpod_ft.slurm import Slurm

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.run import Run, utc_now
 
 _EVERY_SECONDS = 15.0

@@ -14,10 +14,10 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hyperpod_ft import runfile
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.cli import app
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config import run_file as runfile
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.config.run_config import RunConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

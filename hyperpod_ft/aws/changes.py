@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.request_fields import group_keys, key_of_group
 from hyperpod_ft.aws.requests import group_specification
+from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _ENTRIES = ("OnCreate", "OnInitComplete")
 _OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws import cluster_logs, hyperpod
-from hyperpod_ft.aws.cluster_file import ClusterConfig, stack_name
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.hyperpod import Cluster
 from hyperpod_ft.aws.nodes import Node, list_nodes
@@ -25,6 +24,7 @@ from hyperpod_ft.aws.stack_events import describe
 from hyperpod_ft.aws.target import Target
 from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
 from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch
+from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]

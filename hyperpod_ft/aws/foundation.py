@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.cluster_file import Existing
 from hyperpod_ft.aws.session import Session
+from hyperpod_ft.config.cluster_config import Existing
 from hyperpod_ft.errors import UserError
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig, InstanceGroup
+from hyperpod_ft.config.cluster_config import ClusterConfig, InstanceGroup
 
 _CLUSTER = (
     ("ClusterName", "name"),

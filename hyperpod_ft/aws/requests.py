@@ -7,8 +7,8 @@ provisioning_parameters.json.
 
 from typing import Any
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig, Controller, InstanceGroup, Login, Workers
 from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.config.cluster_config import ClusterConfig, Controller, InstanceGroup, Login, Workers
 
 ENTRY = "provision.sh"  # lifecycle/provision.sh
 _NODE_TYPES: dict[type[InstanceGroup], str] = {Controller: "Controller", Login: "Login", Workers: "Compute"}

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from hyperpod_ft import __version__
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.run import Run
-from hyperpod_ft.sources import Asset
 
 # What of the training's record a reader of the model wants to know, by the card's words for it.
 _TRAINING_FACTS = {

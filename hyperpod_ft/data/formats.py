@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hyperpod_ft.config import Dataset
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import chat
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.data.tokenizer import Tokenizer

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import Choice, Listing, Source, refuse_unsafe
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
-from hyperpod_ft.sources import Asset
 
 MANIFEST = ".hyperpod-ft.json"
 _HUB_STATE = ".cache"  # where huggingface_hub keeps half files and etags in local_dir mode

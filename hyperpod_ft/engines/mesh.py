@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.parallelism import Degrees
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.run import Run
 
 _NO_BOUND = 1e30

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyperpod_ft.config import Training
+from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.tensor_parallel import local, replicas_over_tp
 
 

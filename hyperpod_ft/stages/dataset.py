@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import Dataset
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import formats, packing, prepared, reading, workers
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import pretrained
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
@@ -23,7 +24,6 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
-from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages.stage import Result, main
 

@@ -8,9 +8,10 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_file, cluster_logs, hyperpod, stack
+from hyperpod_ft.aws import cluster_logs, hyperpod, stack
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.session import Session
+from hyperpod_ft.config import cluster_config
 from tests.aws.kit import NAME, Kit
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
@@ -132,7 +133,7 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
 
 def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its look and its request; also when botocore asks again because an answer got lost."""
-    config, session = cluster_file.load(kit.file), Session("us-west-2")
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
     describe, settled = hyperpod.describe, stack._settled
     clusters: list[None] = [None, None]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import runfile
+from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def refused(*arguments: str, cwd: Path, **environment: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("recipe", runfile.recipes())
+@pytest.mark.parametrize("recipe", run_file.recipes())
 def test_init_then_plan(tmp_path: Path, recipe: str) -> None:
     assert call("init", recipe, cwd=tmp_path).returncode == 0
     plan = call("plan", "run.yaml", "--json", cwd=tmp_path)
@@ -48,7 +48,7 @@ def test_flagship_layout(tmp_path: Path) -> None:
     plan = json.loads(call("plan", "llama3-8b-dolly-lora-trn1", "--json", cwd=tmp_path).stdout)
     degrees = plan["degrees"]
     assert (degrees["tensor_parallel"], degrees["data_parallel"], degrees["world_size"]) == (8, 4, 32)
-    config = runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))
+    config = run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))
     assert (config.lora.r, config.training.gradient_accumulation_steps, config.training.epochs) == (16, 3, 3)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft.aws import cluster_file, requests
-from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.aws import requests
 from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.config import cluster_config
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
 
@@ -36,7 +37,7 @@ def values(**changes: Any) -> dict[str, Any]:
 def load(tmp_path: Path, **changes: Any) -> ClusterConfig:
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump(values(**changes)))
-    return cluster_file.load(path)
+    return cluster_config.load(path)
 
 
 def refused(tmp_path: Path, **changes: Any) -> str:
@@ -46,7 +47,7 @@ def refused(tmp_path: Path, **changes: Any) -> str:
 
 
 def test_the_packaged_file_is_the_flagships_cluster() -> None:
-    config = cluster_file.load(shipped("templates") / "cluster" / "cluster.yaml")
+    config = cluster_config.load(shipped("templates") / "cluster" / "cluster.yaml")
     assert config.controller.instance_type == "ml.c5.xlarge"
     assert [(group.instance_type, group.count) for group in config.workers] == [("ml.trn1.32xlarge", 1)]
 
@@ -132,8 +133,8 @@ def test_the_nodes_take_what_the_cluster_file_takes() -> None:
     """The scripts of a node are a program of their own; what they refuse must not get as far as a billed node."""
     from provision import settings
 
-    assert settings._MOUNT_PATH.pattern == cluster_file.MOUNT_PATH
-    assert settings._USER.pattern == cluster_file.LINUX_USER
+    assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
+    assert settings._USER.pattern == cluster_config.LINUX_USER
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hyperpod_ft import health, neuron_devices
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.health import Report, observe, problems, replacement
-from hyperpod_ft.instances import CATALOGUE
 from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, endings
 from hyperpod_ft.run import Run
 

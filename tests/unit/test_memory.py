@@ -10,8 +10,8 @@ import torch
 from torch.distributed import HashStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hyperpod_ft import runfile
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.memory import GIB, Memory, available, estimate, parts
@@ -236,7 +236,7 @@ def test_engine_torch_shards_over_dp_and_gathers_what_computes(make_run: MakeRun
     ],
 )
 def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:
-    config = runfile.load(runfile.find(recipe))
+    config = run_file.load(run_file.find(recipe))
     shape = shape_of(model_config)
     check_model(config, degrees(config), shape)
     memory = check_memory(config, degrees(config), shape)

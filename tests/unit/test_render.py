@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import runfile, yaml_file
-from hyperpod_ft.fields import time_limit_seconds
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Run
 
@@ -21,16 +21,16 @@ MakeRun = Callable[..., Run]
 
 
 def flagship() -> dict[str, str]:
-    return render(Run.of(runfile.load(runfile.find("llama3-8b-dolly-lora-trn1"))), KIT)
+    return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), KIT)
 
 
 def local_run() -> dict[str, str]:
-    values = yaml_file.parse(runfile.RUN_FILE, runfile.find("quickstart"))
+    values = yaml_file.parse(run_file.RUN_FILE, run_file.find("quickstart"))
     values["model"] = {"source": "org/model"}
     values["dataset"] |= {"source": "org/data"}
     values["cluster"]["root"] = "/shared"
     values["env"]["python"] = "/shared/venv/bin/python"
-    return render(Run.of(runfile.resolve(runfile.validate(values, "quickstart"), Path("/"))), KIT)
+    return render(Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/"))), KIT)
 
 
 GOLDEN = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft import runfile, yaml_file
+from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.errors import ConfigError, UserError
 from tests.conftest import run_file_values
 
@@ -18,8 +18,8 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def load(tmp_path: Path, *overrides: str, **values: object) -> runfile.RunConfig:
-    return runfile.load(write(tmp_path, yaml.safe_dump(run_file_values(tmp_path, **values))), overrides)
+def load(tmp_path: Path, *overrides: str, **values: object) -> run_file.RunConfig:
+    return run_file.load(write(tmp_path, yaml.safe_dump(run_file_values(tmp_path, **values))), overrides)
 
 
 def refused(tmp_path: Path, *overrides: str, **values: object) -> str:
@@ -29,9 +29,9 @@ def refused(tmp_path: Path, *overrides: str, **values: object) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", runfile.recipes())
+@pytest.mark.parametrize("name", run_file.recipes())
 def test_recipes_are_valid(name: str) -> None:
-    assert runfile.load(runfile.find(name)).name in name
+    assert run_file.load(run_file.find(name)).name in name
 
 
 def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
     once = load(tmp_path, dataset__source="./data.jsonl", dataset__revision=None)
     assert once.dataset.source == str(data)
     assert once.env.python == sys.executable
-    assert runfile.resolve(once, Path("/elsewhere")) == once
+    assert run_file.resolve(once, Path("/elsewhere")) == once
 
 
 def test_frozen_run_file_round_trips(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_frozen_run_file_round_trips(tmp_path: Path) -> None:
         cluster__environment={f"A{number}": value for number, value in enumerate(odd)},
         generate__prompts=[*odd, {"instruction": "1e5", "number": 1e5, "flag": True, "nothing": None}],
     )
-    config = runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path)
-    assert runfile.load(write(tmp_path, yaml_file.dump(config))) == config
+    config = run_file.resolve(run_file.validate(values, "run.yaml"), tmp_path)
+    assert run_file.load(write(tmp_path, yaml_file.dump(config))) == config
 
 
 def test_local_data_is_pinned_by_content(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 def test_missing_key_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "name: x\nengine: torch\nmodel: {source: a/b}\ndataset: {source: a/b}\n")
     with pytest.raises(ConfigError, match=r"dataset\.format: is missing"):
-        runfile.load(path)
+        run_file.load(path)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_malformed_override_is_refused(tmp_path: Path, override: str) -> None:
 
 def test_time_limits_stay_text(tmp_path: Path) -> None:
     text = yaml.safe_dump(run_file_values(tmp_path)).replace("cluster:\n", "cluster:\n  time_limit: 24:00:00\n")
-    assert runfile.load(write(tmp_path, text)).cluster.time_limit == "24:00:00"
+    assert run_file.load(write(tmp_path, text)).cluster.time_limit == "24:00:00"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_time_limits_stay_text(tmp_path: Path) -> None:
 )
 def test_bad_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError) as error:
-        runfile.load(write(tmp_path, text))
+        run_file.load(write(tmp_path, text))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -157,7 +157,7 @@ def test_yaml_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"name: \xff\n")
     with pytest.raises(UserError, match="run"):
-        runfile.load(path)
+        run_file.load(path)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
 
 def test_find_suggests_a_recipe() -> None:
     with pytest.raises(UserError, match="did you mean quickstart"):
-        runfile.find("quickstrat")
+        run_file.find("quickstrat")
 
 
 @pytest.mark.parametrize("given", ["https://user:s3cretpw@host/simple", ["https://user:s3cretpw@host/simple"]])
 def test_no_refusal_shows_a_password(tmp_path: Path, given: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        runfile.validate(run_file_values(tmp_path, env__package_repositories=given), "run.yaml")
+        run_file.validate(run_file_values(tmp_path, env__package_repositories=given), "run.yaml")
     assert "s3cretpw" not in str(refused.value)
     assert "package_repositories" in str(refused.value)

@@ -166,7 +166,9 @@ def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path
 def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
     code = snapshot(tmp_path)
     assert snapshot(tmp_path) == code
-    program = "import hyperpod_ft.render, hyperpod_ft.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
+    program = (
+        "import hyperpod_ft.render, hyperpod_ft.config.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(code)},

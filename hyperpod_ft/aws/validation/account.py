@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws import hyperpod, stack_events
-from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
 from hyperpod_ft.aws.session import told
 from hyperpod_ft.aws.validation.addresses import ec2_type
+from hyperpod_ft.config.cluster_config import ClusterConfig, Existing
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
 

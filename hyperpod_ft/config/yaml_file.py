@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hyperpod_ft.config.fields import holds_secret
 from hyperpod_ft.errors import ConfigError, UserError, did_you_mean
-from hyperpod_ft.fields import holds_secret
 
 Model = TypeVar("Model", bound=BaseModel)
 

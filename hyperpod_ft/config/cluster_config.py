@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft import yaml_file
-from hyperpod_ft.fields import PositiveInt, Section, matches
+from hyperpod_ft.config import yaml_file
+from hyperpod_ft.config.fields import PositiveInt, Section, matches
+from hyperpod_ft.config.yaml_file import Kind
 from hyperpod_ft.shipped import shipped
-from hyperpod_ft.yaml_file import Kind
 
 # botocore's patterns of ClusterName, ClusterInstanceGroupName and ClusterPartitionName
 Name = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.fields import (
+from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
     PackageRepository,
@@ -27,7 +27,7 @@ from hyperpod_ft.fields import (
     matches,
     no_control_characters,
 )
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE
 
 FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel takes multiples of it
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import sources, yaml_file
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.config import sources, yaml_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.yaml_file import Kind
 from hyperpod_ft.errors import UserError, did_you_mean
 from hyperpod_ft.shipped import PACKAGE
-from hyperpod_ft.yaml_file import Kind
 
 RECIPES = PACKAGE / "recipes"
 RUN_FILE = Kind(RunConfig, "docs/run-file.md", "hyperpod-ft init")
