@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.requirements import from_neuron_repositories, read_pins
+from hyperpod_ft.planning.pins import from_neuron_repositories, read_pins
 
 # Printed without importing torch, whose CUDA build would miss libraries that are not installed yet.
 _CUDA_OF_TORCH = """

@@ -13,9 +13,9 @@ from hyperpod_ft import restarts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.figures import Figures, figures
 from hyperpod_ft.launcher import JobState, Launcher
+from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.process import Process
 from hyperpod_ft.run import ISO_UTC, Job, Run
-from hyperpod_ft.schedule import rows_per_step, total_steps
 from hyperpod_ft.selection import choose
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import jinja2
 
-from hyperpod_ft import __version__, neuron_environment
+from hyperpod_ft import __version__
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.planning import neuron_environment
+from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.run import Run
 from hyperpod_ft.shipped import shell_templates
 

@@ -12,7 +12,7 @@ from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.plan import Plan, plan
+from hyperpod_ft.planning.plan import Plan, plan
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 

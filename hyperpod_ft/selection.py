@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.plan import StagePlan
+from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.run import Run
 
 

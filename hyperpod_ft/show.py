@@ -18,11 +18,11 @@ from hyperpod_ft import figures
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.figures import Figures
 from hyperpod_ft.launcher import Launcher
-from hyperpod_ft.memory import GIB, Memory, available
 from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
 from hyperpod_ft.monitor import status as status_of
+from hyperpod_ft.planning.memory import GIB, Memory, available
+from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.run import Job, Run
-from hyperpod_ft.schedule import rows_per_step
 from hyperpod_ft.selection import choose
 from hyperpod_ft.submit import check
 

@@ -14,10 +14,10 @@ from hyperpod_ft import __version__, publish
 from hyperpod_ft.data.formats import check_prompt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import Launcher
-from hyperpod_ft.memory import Memory
-from hyperpod_ft.model_fit import check_model_directory
 from hyperpod_ft.monitor import active_jobs
-from hyperpod_ft.plan import StagePlan, plan
+from hyperpod_ft.planning.memory import Memory
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
 from hyperpod_ft.run import Job, Run, utc_now

@@ -26,7 +26,7 @@ from hyperpod_ft.engines import Trained, engine
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.model_fit import check_model_directory
+from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.run import Run
 from hyperpod_ft.stages import stage
 

@@ -14,10 +14,10 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.memory import GIB, Memory, available, estimate, parts
-from hyperpod_ft.model_fit import check_memory, check_model_directory
-from hyperpod_ft.model_shape import ModelShape, model_shape
-from hyperpod_ft.parallelism import check_model, degrees
+from hyperpod_ft.planning.memory import GIB, Memory, available, estimate, parts
+from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import check_model, degrees
 from hyperpod_ft.run import Run
 from hyperpod_ft.shipped import shipped
 from hyperpod_ft.stages import download, train

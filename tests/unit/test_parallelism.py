@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.model_shape import model_shape
-from hyperpod_ft.parallelism import Degrees, check_model, degrees, kv_size_multiplier
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees, kv_size_multiplier
 from hyperpod_ft.run import Run
 
 MakeRun = Callable[..., Run]

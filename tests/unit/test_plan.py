@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.parallelism import Degrees
+from hyperpod_ft.planning.parallelism import Degrees
 from hyperpod_ft.run import Run
 
 MakeRun = Callable[..., Run]

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.memory import GIB, Memory, available, estimate
-from hyperpod_ft.model_shape import ModelShape, model_shape
-from hyperpod_ft.parallelism import Degrees, check_family, check_model, degrees
+from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees
 
 # a key of the run file to its new value
 Change = dict[str, Any]

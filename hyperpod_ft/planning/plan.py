@@ -9,9 +9,9 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
-from hyperpod_ft.neuron_environment import graph_settings
-from hyperpod_ft.parallelism import Degrees, degrees
-from hyperpod_ft.requirements import environment_name, requirements
+from hyperpod_ft.planning.neuron_environment import graph_settings
+from hyperpod_ft.planning.parallelism import Degrees, degrees
+from hyperpod_ft.planning.pins import environment_name, requirements
 
 _WARNING_SECONDS = 300
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.model_shape import COLUMN_PARALLEL, ModelShape
-from hyperpod_ft.parallelism import Degrees, kv_size_multiplier
+from hyperpod_ft.planning.model_shape import COLUMN_PARALLEL, ModelShape
+from hyperpod_ft.planning.parallelism import Degrees, kv_size_multiplier
 
 GIB = 2**30
 # Of a rank's memory, for the runtime, compiled programs, collectives' buffers and what a backward pass holds for a

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.model_shape import ModelShape
+from hyperpod_ft.planning.model_shape import ModelShape
 
 _NEURON_FAMILIES = ("llama", "qwen3", "granite")  # what optimum-neuron 0.4.5 trains; granite in no pipeline
 
