@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperpod_ft import restarts
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.figures import Figures, figures
 from hyperpod_ft.launcher import JobState, Launcher
 from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.process import Process
-from hyperpod_ft.run import ISO_UTC, Job, Run
-from hyperpod_ft.selection import choose
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.runs.run import ISO_UTC, Job, Run
+from hyperpod_ft.runs.selection import choose
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
 

@@ -13,7 +13,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.planning import neuron_environment
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shell_templates
 
 # Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.run import Job, Run, utc_now
+from hyperpod_ft.runs.run import Job, Run, utc_now
 
 _TIMEOUT_SECONDS = 60
 

@@ -20,8 +20,8 @@ from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.process import Process
 from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Job, Run, utc_now
-from hyperpod_ft.selection import Selection, choose
+from hyperpod_ft.runs.run import Job, Run, utc_now
+from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 

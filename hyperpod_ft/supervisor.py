@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hyperpod_ft import publish, restarts
+from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.slurm import Slurm
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)

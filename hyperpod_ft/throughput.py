@@ -8,7 +8,7 @@ from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tied import OUTPUT, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.flops import flops_per_token
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.config import run_file
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 @pytest.fixture(autouse=True)

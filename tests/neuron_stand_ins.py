@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.runs.run import Record, Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

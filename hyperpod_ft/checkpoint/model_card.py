@@ -7,7 +7,7 @@ import yaml
 
 from hyperpod_ft import __version__
 from hyperpod_ft.config.sources import Asset
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 # What of the training's record a reader of the model wants to know, by the card's words for it.
 _TRAINING_FACTS = {

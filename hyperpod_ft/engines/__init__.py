@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
     from hyperpod_ft.engines.processes import Processes

@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.dcp import INDEX
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path:

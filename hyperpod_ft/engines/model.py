@@ -14,7 +14,7 @@ from hyperpod_ft.checkpoint import pretrained
 from hyperpod_ft.engines import tensor_parallel
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import parallelism
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 # Layers of a rank smaller than this share their all-gathers and reduce-scatters.
 BUCKET_BYTES = 32 * 2**20

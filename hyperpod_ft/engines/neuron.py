@@ -33,7 +33,7 @@ from hyperpod_ft.engines.neuron_gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.throughput import throughput
 
 _LATE = 1e6

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 _NO_BOUND = 1e30
 

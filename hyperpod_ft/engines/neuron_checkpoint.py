@@ -35,7 +35,7 @@ from hyperpod_ft.engines.neuron_gradients import is_replicated
 from hyperpod_ft.engines.neuron_trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 class Checkpoints:

@@ -19,7 +19,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import neuron_arguments, neuron_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.parallelism import kv_size_multiplier
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
 

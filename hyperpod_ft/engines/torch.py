@@ -27,7 +27,7 @@ from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.tensor_parallel import check_replicas, sum_partial_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.throughput import throughput
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from hyperpod_ft.restarts import Ending
+from hyperpod_ft.runs.restarts import Ending
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, Row
 from hyperpod_ft.data.report import Account, Report
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 SAMPLES_PER_SPLIT = 256

@@ -18,7 +18,7 @@ from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _MODEL, _DATASET = "model.source", "dataset.source"

@@ -24,7 +24,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 # Bounds the time that both losses take; the report says how many of how many rows were used.

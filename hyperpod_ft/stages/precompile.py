@@ -15,7 +15,7 @@ from functools import partial
 
 from hyperpod_ft import neuron_cache, publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 

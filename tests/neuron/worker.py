@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from hyperpod_ft.engines.neuron import Attempt
 from hyperpod_ft.engines.processes import started
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 def main() -> None:

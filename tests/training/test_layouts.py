@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qw
 
 from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.planning.schedule import learning_rate
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training

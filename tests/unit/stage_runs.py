@@ -11,7 +11,7 @@ from safetensors.numpy import save
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
-from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft.runs.run import Record, Run, utc_now
 
 
 def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.checkpoint.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.runs.run import Record, Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.unit import tiny_checkpoints
 from tests.unit.tiny_checkpoints import add_checkpoint, run_on

@@ -15,7 +15,7 @@ import pytest
 from hyperpod_ft.data.prepared import Prepared
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
 from tests.unit.small_volume import small_volume

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
 from tests.unit.stage_runs import finished, make_run, start, tree, weights
 

@@ -12,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
 from tests.unit.stage_runs import make_run, tree, weights

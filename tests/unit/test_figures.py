@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import figures, publish, show, usage
+from hyperpod_ft import publish, show
 from hyperpod_ft.monitor import Progress, RunStatus, StageStatus, status
-from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft.runs import figures, usage
+from hyperpod_ft.runs.run import Record, Run, utc_now
 from hyperpod_ft.slurm import Slurm
 
 MakeRun = Callable[..., Run]
@@ -76,7 +77,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     run = make_run()
     run.freeze()
     program = (
-        "import sys, time; from pathlib import Path; from hyperpod_ft import usage; from hyperpod_ft.run import Run\n"
+        "import sys, time; from pathlib import Path; from hyperpod_ft import usage; from hyperpod_ft.runs.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
         "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )

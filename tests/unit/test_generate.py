@@ -17,7 +17,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import Compared, Report
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import mean_loss
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import generate
 from tests.unit import tiny_checkpoints
 

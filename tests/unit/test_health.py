@@ -17,8 +17,8 @@ from hyperpod_ft import health, neuron_devices
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.health import Report, observe, problems, replacement
-from hyperpod_ft.restarts import ATTEMPT_DIRECTORY, Ending, endings
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, endings
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 TRN1, TRN2 = CATALOGUE["trn1.32xlarge"], CATALOGUE["trn2.48xlarge"]

@@ -18,7 +18,7 @@ from hyperpod_ft.planning.memory import GIB, Memory, available, estimate, parts
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shipped
 from hyperpod_ft.stages import download, train
 from hyperpod_ft.stages.stage import perform

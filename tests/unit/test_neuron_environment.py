@@ -10,7 +10,7 @@ import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.neuron_environment import variables
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 CACHE = Path("/fsx/hyperpod-ft/neuron-cache/0123456789abcdef")

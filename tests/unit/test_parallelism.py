@@ -9,7 +9,7 @@ import pytest
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees, kv_size_multiplier
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 LLAMA = {

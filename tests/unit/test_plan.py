@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.parallelism import Degrees
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 

@@ -13,7 +13,7 @@ import pytest
 
 from hyperpod_ft import neuron_cache
 from hyperpod_ft.engines import engine
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import _counted_graphs
 from tests import neuron_stand_ins
 

@@ -12,8 +12,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.monitor import status
 from hyperpod_ft.process import Process
-from hyperpod_ft.run import Run
-from hyperpod_ft.selection import Selection
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.slurm import Slurm
 from hyperpod_ft.submit import prepare, submit
 

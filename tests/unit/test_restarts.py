@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import restarts
-from hyperpod_ft.restarts import Decision, Ending, Outcome, Restart, endings
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.restarts import Decision, Ending, Outcome, Restart, endings
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import publish, usage
+from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launcher import JobState
 from hyperpod_ft.monitor import all_runs, status
 from hyperpod_ft.process import Process
-from hyperpod_ft.run import Job, Record, Run
-from hyperpod_ft.selection import Selection, choose
+from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.run import Job, Record, Run
+from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.slurm import Slurm
 from hyperpod_ft.stages import stage
 from hyperpod_ft.submit import prepare, snapshot, submit

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import restarts
 from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.unit import tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -17,7 +17,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.run import Run, utc_now
+from hyperpod_ft.runs.run import Run, utc_now
 
 _EVERY_SECONDS = 15.0
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 def _pointer() -> Path:

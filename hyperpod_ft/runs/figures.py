@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft import usage
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.run import Record, Run
 
 
 @dataclass(frozen=True)
