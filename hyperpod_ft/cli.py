@@ -12,20 +12,20 @@ from typing import Annotated
 import typer
 
 from hyperpod_ft import __version__, cli_checkpoint, cli_cluster, cli_local, publish, show
-from hyperpod_ft import submit as submission
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.launcher import Launcher
+from hyperpod_ft.launch import submit as submission
+from hyperpod_ft.launch.launcher import Launcher
+from hyperpod_ft.launch.monitor import all_runs, latest_jobs, status
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.localcluster import LocalCluster, default_directory
-from hyperpod_ft.monitor import all_runs, latest_jobs, status
-from hyperpod_ft.process import Process
-from hyperpod_ft.render import Kit, render
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.references import last_run, remember
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.shipped import PACKAGE
-from hyperpod_ft.slurm import Slurm
 
 app = typer.Typer(
     name="hyperpod-ft",

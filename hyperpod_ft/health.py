@@ -24,9 +24,9 @@ from pathlib import Path
 from hyperpod_ft import neuron_devices, publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.slurm import Slurm
 
 HYPERPOD = Path("/opt/sagemaker_cluster")  # there on HyperPod's nodes only
 _EXIT_MISSING_REPORT = 1

@@ -15,16 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import Launcher
-from hyperpod_ft.monitor import RunStatus, StageStatus, steps, tail
-from hyperpod_ft.monitor import status as status_of
+from hyperpod_ft.launch.launcher import Launcher
+from hyperpod_ft.launch.monitor import RunStatus, StageStatus, steps, tail
+from hyperpod_ft.launch.monitor import status as status_of
+from hyperpod_ft.launch.submit import check
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.run import Job, Run
 from hyperpod_ft.runs.selection import choose
-from hyperpod_ft.submit import check
 
 # a local cluster is nobody else's; a shared slurmctld is spared
 _POLL_SECONDS = {True: 1.0, False: 10.0}

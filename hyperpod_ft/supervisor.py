@@ -22,10 +22,10 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.slurm import Slurm
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 # Of the time between the notice and the limit, what the ranks get to save in before the job is requeued under them.

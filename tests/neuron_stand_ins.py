@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.render import Kit, render
+from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs.run import Record, Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from hyperpod_ft import publish, show
-from hyperpod_ft.monitor import Progress, RunStatus, StageStatus, status
+from hyperpod_ft.launch.monitor import Progress, RunStatus, StageStatus, status
+from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs import figures, usage
 from hyperpod_ft.runs.run import Record, Run, utc_now
-from hyperpod_ft.slurm import Slurm
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import JobState
-from hyperpod_ft.monitor import status
-from hyperpod_ft.process import Process
+from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.monitor import status
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.slurm import Slurm
-from hyperpod_ft.submit import prepare, submit
 
 MakeRun = Callable[..., Run]
 

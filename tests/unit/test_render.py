@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.fields import time_limit_seconds
-from hyperpod_ft.render import Kit, render
+from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,15 +12,15 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import JobState
-from hyperpod_ft.monitor import all_runs, status
-from hyperpod_ft.process import Process
+from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.monitor import all_runs, status
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.submit import prepare, snapshot, submit
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.run import Job, Record, Run
 from hyperpod_ft.runs.selection import Selection, choose
-from hyperpod_ft.slurm import Slurm
 from hyperpod_ft.stages import stage
-from hyperpod_ft.submit import prepare, snapshot, submit
 
 MakeRun = Callable[..., Run]
 
@@ -167,9 +167,7 @@ def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path
 def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
     code = snapshot(tmp_path)
     assert snapshot(tmp_path) == code
-    program = (
-        "import hyperpod_ft.render, hyperpod_ft.config.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
-    )
+    program = "import hyperpod_ft.launch.render, hyperpod_ft.config.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(code)},

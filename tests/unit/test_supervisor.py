@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.render import Kit, render
+from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.run import Run
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import JobState, Launcher
+from hyperpod_ft.launch.launcher import JobState, Launcher
+from hyperpod_ft.launch.process import Process
 from hyperpod_ft.planning.schedule import rows_per_step, total_steps
-from hyperpod_ft.process import Process
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.run import ISO_UTC, Job, Run

@@ -13,13 +13,13 @@ from pathlib import Path
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.data.formats import check_prompt
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import Launcher
-from hyperpod_ft.monitor import active_jobs
+from hyperpod_ft.launch.launcher import Launcher
+from hyperpod_ft.launch.monitor import active_jobs
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.plan import StagePlan, plan
-from hyperpod_ft.process import Process
-from hyperpod_ft.render import Kit, render
 from hyperpod_ft.runs.run import Job, Run, utc_now
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.shipped import PACKAGE, shipped

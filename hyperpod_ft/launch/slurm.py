@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import JobState
+from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Job, Run, utc_now
 

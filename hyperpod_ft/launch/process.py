@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launcher import JobState
+from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Job, Run, utc_now
 
@@ -53,7 +53,7 @@ class Process:
         ready, tell = os.pipe()
         with os.fdopen(ready) as told:
             subprocess.Popen(
-                [sys.executable, "-m", "hyperpod_ft.process", str(run.directory), str(state_file), str(tell)],
+                [sys.executable, "-m", "hyperpod_ft.launch.process", str(run.directory), str(state_file), str(tell)],
                 stdin=subprocess.DEVNULL,
                 stdout=(state_file.with_suffix(".out")).open("a"),
                 stderr=subprocess.STDOUT,
