@@ -50,7 +50,7 @@ def environment(directory: Path) -> Path:
     python = programs / "python"
     python.write_text(
         # the health of this node, which has no Neuron devices, is not asked for
-        '#!/bin/bash\n[[ "$*" == "-m hyperpod_ft.health "* ]] && exit\n'
+        '#!/bin/bash\n[[ "$*" == "-m hyperpod_ft.job.health "* ]] && exit\n'
         f'export PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)

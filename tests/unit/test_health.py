@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import health, neuron_devices
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.health import Report, observe, problems, replacement
+from hyperpod_ft.job import health, neuron_devices
+from hyperpod_ft.job.health import Report, observe, problems, replacement
 from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, endings
 from hyperpod_ft.runs.run import Run
 
@@ -192,10 +192,10 @@ def test_by_hand_and_misused(make_run: MakeRun, tmp_path: Path) -> None:
     run.freeze()
 
     def check(*arguments: object) -> tuple[int, str]:
-        command = [sys.executable, "-m", "hyperpod_ft.health", *map(str, arguments)]
+        command = [sys.executable, "-m", "hyperpod_ft.job.health", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stderr
 
     assert check(run.directory) == (0, "")
-    assert check() == (2, f"error: health: {os.uname().nodename}: usage: python -m hyperpod_ft.health RUN_DIR\n")
+    assert check() == (2, f"error: health: {os.uname().nodename}: usage: python -m hyperpod_ft.job.health RUN_DIR\n")
     assert check(tmp_path)[0] == 2

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from hyperpod_ft import neuron_cache
+from hyperpod_ft.job import neuron_cache
 
 VERSION = "neuronxcc-2.21.33363.0+82129205"
 

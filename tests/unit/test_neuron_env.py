@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from wheels import wheel
 
-from hyperpod_ft import installation, interpreters, neuron_devices
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import installation, interpreters, neuron_devices
 from hyperpod_ft.planning.pins import environment_name, from_neuron_repositories, requirements
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.env import _neuron_devices, build, probe

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft import neuron_cache
 from hyperpod_ft.engines import engine
+from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import _counted_graphs
 from tests import neuron_stand_ins

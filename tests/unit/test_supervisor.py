@@ -28,7 +28,7 @@ def run(make_run: MakeRun) -> Run:
 
 def start(run: Run, command: str, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft.supervisor", "train", run.directory, "bash", "-c", command],
+        [sys.executable, "-m", "hyperpod_ft.job.supervisor", "train", run.directory, "bash", "-c", command],
         cwd=run.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,

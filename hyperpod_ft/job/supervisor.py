@@ -1,6 +1,6 @@
 """What the script of a job that trains becomes: it starts the ranks, and again when they crash, until they are done.
 
-    python -m hyperpod_ft.supervisor STAGE RUN_DIR COMMAND...
+    python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
 `restarts.decide` says what follows each attempt. SIGUSR1, Slurm's notice of the time limit, is handed on to the
 command (srun passes it to the nodes), so that the ranks save a checkpoint; then the job is requeued: what depends on

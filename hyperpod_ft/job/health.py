@@ -1,6 +1,6 @@
 """Whether the nodes of a job that trains are fit, before it starts: what is there against the catalogue.
 
-    python -m hyperpod_ft.health RUN_DIR        on every node of a job step, or on one node by hand
+    python -m hyperpod_ft.job.health RUN_DIR        on every node of a job step, or on one node by hand
 
 Each node looks at itself and writes a report to the shared volume; the first one waits for all of them, compares, and
 prints each problem in a line with the node's name and what to do about it. Exit status: 0 fit, 2 not, 1 when a node
@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hyperpod_ft import neuron_devices, publish
+from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.job import neuron_devices
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.runs.run import Run
@@ -246,7 +247,7 @@ def main() -> int:
     """Run the command line; returns the exit status."""
     try:
         if len(sys.argv) != 2:
-            raise UserError("usage: python -m hyperpod_ft.health RUN_DIR")
+            raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
         return _tell([f"{node_name()}: {error}"])
