@@ -108,7 +108,7 @@ def test_the_head_node_imports_nothing_heavy(tmp_path: Path, arguments: list[str
     program = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print('heavy:', [m for m in {HEAVY!r} if m in sys.modules]))\n"
-        "from hyperpod_ft.cli import main; main()\n"
+        "from hyperpod_ft.cli.main import main; main()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from hyperpod_ft import cli_checkpoint
 from hyperpod_ft.checkpoint.kinds import kind_of
-from hyperpod_ft.cli import app
+from hyperpod_ft.cli import checkpoint as cli_checkpoint
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError, first_sentence
 from tests.unit import tiny_checkpoints
 
@@ -178,9 +178,7 @@ def test_a_full_standard_output_and_an_interrupt_are_no_bugs(made: Path) -> None
             )
         assert done.returncode == 2
         assert done.stderr.startswith("error: standard output") and done.stderr.count("\n") == 1, done.stderr
-    script = (
-        "import hyperpod_ft.cli as cli\ndef stop(): raise KeyboardInterrupt\ncli.app = stop\ncli.main()"  # anywhere
-    )
+    script = "import hyperpod_ft.cli.main as cli\ndef stop(): raise KeyboardInterrupt\ncli.app = stop\ncli.main()"  # anywhere
     interrupted = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (interrupted.returncode, interrupted.stderr) == (130, "")
 

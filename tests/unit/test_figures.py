@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import publish, show
+from hyperpod_ft import publish
+from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.monitor import Progress, RunStatus, StageStatus, status
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs import figures, usage
@@ -77,7 +78,8 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     run = make_run()
     run.freeze()
     program = (
-        "import sys, time; from pathlib import Path; from hyperpod_ft import usage; from hyperpod_ft.runs.run import Run\n"
+        "import sys, time; from pathlib import Path\n"
+        "from hyperpod_ft.runs import usage; from hyperpod_ft.runs.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
         "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )
@@ -128,7 +130,7 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
     training = StageStatus("train", "running", "1:02 trn-1", "4")
     current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
     rates = Progress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
-    show.status(replace(current, progress=rates))
+    show_runs.status(replace(current, progress=rates))
     assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 samples/s  1:02 trn-1" in capsys.readouterr().out
 
 
@@ -137,7 +139,7 @@ def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureF
     assert status(run, Slurm({"PATH": ""})).figures is None
     finish(run, "train", FACTS)
     current = status(run, Slurm({"PATH": ""}))
-    show.status(current)
+    show_runs.status(current)
     assert "\ntrained: 3.554 samples/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
     assert current.figures is not None
     assert figures.line(current.figures) == (

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from hyperpod_ft.cli import app
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from tests.unit import genuine_checkpoints
 

@@ -167,7 +167,9 @@ def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path
 def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
     code = snapshot(tmp_path)
     assert snapshot(tmp_path) == code
-    program = "import hyperpod_ft.launch.render, hyperpod_ft.config.sources as s; print(s.__file__, s.shipped('templates').is_dir())"
+    program = (
+        "import hyperpod_ft.launch.render, hyperpod_ft.shipped as s; print(s.__file__, s.shipped('templates').is_dir())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(code)},
@@ -176,7 +178,7 @@ def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [str(code / "hyperpod_ft" / "sources.py"), "True"]
+    assert done.stdout.split() == [str(code / "hyperpod_ft" / "shipped.py"), "True"]
 
 
 def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: MakeRun) -> None:

@@ -11,7 +11,11 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft import __version__, cli_checkpoint, cli_cluster, cli_local, publish, show
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.cli import show_runs
+from hyperpod_ft.cli.checkpoint import app as checkpoint_app
+from hyperpod_ft.cli.cluster import app as cluster_app
+from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.launch import submit as submission
@@ -35,9 +39,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(cli_local.app, name="local", help="A real Slurm on this machine.")
-app.add_typer(cli_cluster.app, name="cluster", help="A HyperPod cluster: create it, prove it, reach it, remove it.")
-app.add_typer(cli_checkpoint.app)
+app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
+app.add_typer(cluster_app, name="cluster", help="A HyperPod cluster: create it, prove it, reach it, remove it.")
+app.add_typer(checkpoint_app)
 
 _EXIT_INTERRUPTED = 130  # what shells make of SIGINT
 
@@ -89,9 +93,9 @@ def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) 
     """Show the stages of a run: which will be skipped and why, ranks and degrees, steps per epoch."""
     run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
     if as_json:
-        print(json.dumps(show.plan_as_dict(run), indent=2))
+        print(json.dumps(show_runs.plan_as_dict(run), indent=2))
     else:
-        show.plan(run)
+        show_runs.plan(run)
 
 
 @app.command(name="render")
@@ -158,7 +162,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     if as_json:
         print(json.dumps(current.as_dict(), indent=2))
     else:
-        show.status(current)
+        show_runs.status(current)
     raise typer.Exit(1 if current.failed else 0)
 
 
@@ -170,7 +174,7 @@ def logs(
 ) -> None:
     """Print the log of a stage."""
     opened = _open(run, None)
-    show.log(opened, _slurm(opened), stage, follow)
+    show_runs.log(opened, _slurm(opened), stage, follow)
 
 
 @app.command()
@@ -195,7 +199,7 @@ def list_command(
     if as_json:
         print(json.dumps([current.as_dict() for current in statuses], indent=2))
     else:
-        show.runs(chosen, statuses)
+        show_runs.runs(chosen, statuses)
 
 
 @app.command()
@@ -210,7 +214,7 @@ def compare(
     if as_json:
         print(json.dumps([asdict(of) for of in compared], indent=2))
     else:
-        show.comparison(compared)
+        show_runs.comparison(compared)
 
 
 def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, origin: str = "") -> None:
@@ -219,8 +223,8 @@ def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, ori
     if origin:
         publish.write_text(run.origin, origin)
     remember(run)
-    show.submitted(run, jobs)
-    if watch and not show.watch(run, slurm):
+    show_runs.submitted(run, jobs)
+    if watch and not show_runs.watch(run, slurm):
         raise typer.Exit(1)
 
 

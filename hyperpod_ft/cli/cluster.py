@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft import show_cluster
 from hyperpod_ft.aws.target import Target, find
+from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.config import cluster_config as cluster_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError, UserError
