@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
-from hyperpod_ft.checkpoint.copying import same_values
 from hyperpod_ft.checkpoint.json_file import read_object
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
-from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.tensors.comparing import same_values
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 
 Tensors = Mapping[str, LogicalTensor]
 

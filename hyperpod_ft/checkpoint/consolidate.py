@@ -8,16 +8,16 @@ from typing import Any
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
-from hyperpod_ft.checkpoint.copying import checked_copy, refuse_divergence, same_values
-from hyperpod_ft.checkpoint.crc32 import Ledger
-from hyperpod_ft.checkpoint.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.integrity import refuse_damage
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
-from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
+from hyperpod_ft.checkpoint.tensors.comparing import checked_copy, refuse_divergence, same_values
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import safe_pickle, torch_file
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
 from hyperpod_ft.checkpoint.safe_pickle import Inert, inert
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
 from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 

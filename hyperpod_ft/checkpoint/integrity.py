@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from hyperpod_ft.checkpoint import direct, torch_file
-from hyperpod_ft.checkpoint.blocks import THREADS
-from hyperpod_ft.checkpoint.crc32 import Ledger
-from hyperpod_ft.checkpoint.direct import BLOCK_BYTES, Source
-from hyperpod_ft.checkpoint.layout import LogicalTensor
+from hyperpod_ft.checkpoint import torch_file
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.torch_file import Archive, Record
 from hyperpod_ft.errors import UserError
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from hyperpod_ft.checkpoint import checksums, lora_config
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.elements import Stored, nonfinite
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import WEIGHTS
 from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.safetensors_file import read_file
-from hyperpod_ft.checkpoint.scanning import Scanner
+from hyperpod_ft.checkpoint.tensors.elements import Stored, nonfinite
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 

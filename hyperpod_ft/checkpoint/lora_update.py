@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.direct import BLOCK_BYTES
-from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, narrow, widen
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import Update
-from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.checkpoint.scratch import scratch
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, widen
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.checkpoint.tensors.scratch import scratch
 from hyperpod_ft.errors import UserError
 
 # Elements that are computed together: an fp32 block of them stays in the core's own cache through all passes.

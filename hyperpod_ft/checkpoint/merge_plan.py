@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import model_directory, tied
-from hyperpod_ft.checkpoint.copying import same_values
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora import Adapter, Update
-from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.tensors.comparing import same_values
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 
 _WITH_PEFT = "merge it with PEFT"

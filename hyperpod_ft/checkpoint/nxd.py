@@ -27,10 +27,10 @@ from typing import Any
 
 from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata, peft_names
 from hyperpod_ft.checkpoint.json_file import read_object
-from hyperpod_ft.checkpoint.layout import LogicalTensor, check
 from hyperpod_ft.checkpoint.nxd_files import RankFile
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage
 from hyperpod_ft.checkpoint.nxd_transformations import logical
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, check
 from hyperpod_ft.errors import UserError
 
 SHARDS = "shards"

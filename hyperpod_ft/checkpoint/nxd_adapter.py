@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.json_file import read_object
-from hyperpod_ft.checkpoint.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 CONFIG = "adapter_config.json"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import safe_pickle, torch_file
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.checkpoint.safe_pickle import Inert
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.checkpoint.torch_file import StoredTensor
 from hyperpod_ft.errors import UserError
 

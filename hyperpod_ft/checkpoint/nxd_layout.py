@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.layout import DTYPE_BYTES, LogicalTensor, Piece
 from hyperpod_ft.checkpoint.nxd_files import Shard
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 
 

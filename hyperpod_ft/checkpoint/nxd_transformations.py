@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyperpod_ft.checkpoint import nxd_layout
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.nxd_files import Shard
 from hyperpod_ft.checkpoint.nxd_layout import Span, assemble, check_size, replicated
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 _NAME = re.compile(r"(?P<module>.+?)(?P<part>\.base_layer|\.lora_A|\.lora_B)?\.(?P<parameter>[^.]+)")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import checksums
-from hyperpod_ft.checkpoint.scanning import Scanner
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 

@@ -21,13 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import direct, resumable
-from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
-from hyperpod_ft.checkpoint.direct import ALIGNMENT, BLOCK_BYTES, Target
-from hyperpod_ft.checkpoint.elements import STORED, Stored
-from hyperpod_ft.checkpoint.layout import DTYPE_BYTES
+from hyperpod_ft.checkpoint import resumable
 from hyperpod_ft.checkpoint.resumable import NoSpaceError
 from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
+from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, Target
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
 from hyperpod_ft.progress import ByteProgress
 
 # What a tensor's entry in the header takes at most, besides its name.

@@ -12,8 +12,8 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter, peft_names
 from hyperpod_ft.checkpoint.json_file import read_object
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.lora_config import AdapterConfig
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 

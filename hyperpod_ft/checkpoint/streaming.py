@@ -17,9 +17,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, widen
-from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.progress import ByteProgress
 

@@ -6,7 +6,7 @@ transformers' `tie_word_embeddings`: the files then hold the embedding only, as 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 
 OUTPUT = "lm_head.weight"
 # What transformers' language models call their embedding: Llama and most others, GPT-2, GPT-NeoX, BLOOM.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint import direct
-from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, nonfinite, widen
-from hyperpod_ft.checkpoint.layout import FLOATING, LogicalTensor
-from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors.layout import FLOATING, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 
 _CACHED_ELEMENTS = 1 << 16  # a pass and its temporaries stay in the core's own cache
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
-from hyperpod_ft.checkpoint.layout import LogicalTensor
-from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.checkpoint.scanning import Scanner
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.values import Difference, Values
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.crc32 import Ledger, combine
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger, combine
 
 
 def test_parts_of_any_length() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint import dcp
-from hyperpod_ft.checkpoint.reading import Reader
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 from tests.unit.nxd_shards import TORCH_DTYPE, gather

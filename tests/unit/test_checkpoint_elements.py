@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hyperpod_ft.checkpoint.elements import STORED, convert, narrow, nonfinite, widen
-from hyperpod_ft.checkpoint.layout import TORCH_NAME_OF_DTYPE
+from hyperpod_ft.checkpoint.tensors.elements import STORED, convert, narrow, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from hyperpod_ft.checkpoint import scanning
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.elements import STORED
-from hyperpod_ft.checkpoint.layout import LogicalTensor
 from hyperpod_ft.checkpoint.resumable import new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_file
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
-from hyperpod_ft.checkpoint.scanning import Scanner
+from hyperpod_ft.checkpoint.tensors import scanning
+from hyperpod_ft.checkpoint.tensors.elements import STORED
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.values import difference
 from hyperpod_ft.checkpoint.verify import Verification, verify
 from hyperpod_ft.errors import UserError

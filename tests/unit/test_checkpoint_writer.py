@@ -20,14 +20,15 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hyperpod_ft.checkpoint import direct, safetensors_writer
+from hyperpod_ft.checkpoint import safetensors_writer
 from hyperpod_ft.checkpoint.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.elements import STORED, Stored
-from hyperpod_ft.checkpoint.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
-from hyperpod_ft.checkpoint.reading import Reader
 from hyperpod_ft.checkpoint.resumable import JOURNAL, new_directory
 from hyperpod_ft.checkpoint.safetensors_file import read_model
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
+from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 from tests.unit.small_volume import small_volume

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.direct import BLOCK_BYTES
-from hyperpod_ft.checkpoint.elements import ARITHMETIC, STORED, Stored, convert, nonfinite, widen
-from hyperpod_ft.checkpoint.layout import LogicalTensor, Piece
-from hyperpod_ft.checkpoint.reading import Reader, refuse_nonfinite
 from hyperpod_ft.checkpoint.safetensors_writer import Outgoing
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
 
 # Elements.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint.scratch import scratch
+from hyperpod_ft.checkpoint.tensors.scratch import scratch
 
 _BIAS = 112
 # The pattern of the smallest normal one as float32, without its sign.

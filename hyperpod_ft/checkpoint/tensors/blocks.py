@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 import xxhash
 
-from hyperpod_ft.checkpoint.elements import Stored
+from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.system import usable_cpus
 
 # More than the CPUs of this job: some wait for the disk while others compute.

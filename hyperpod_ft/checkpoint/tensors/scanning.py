@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hyperpod_ft.checkpoint import direct
-from hyperpod_ft.checkpoint.blocks import THREADS, Digest, for_each
-from hyperpod_ft.checkpoint.direct import Source
-from hyperpod_ft.checkpoint.elements import STORED, Stored
-from hyperpod_ft.checkpoint.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
+from hyperpod_ft.checkpoint.tensors.direct import Source
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.progress import ByteProgress
 
 # Half of what a transfer may be: each thread holds a block up to three times.

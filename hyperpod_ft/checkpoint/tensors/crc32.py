@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.elements import Stored
+from hyperpod_ft.checkpoint.tensors.elements import Stored
 
 _POLYNOMIAL = 0xEDB88320  # of zip and zlib, bits reversed
 

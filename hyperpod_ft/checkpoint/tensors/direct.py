@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.elements import Stored
+from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.errors import UserError
 
 BLOCK_BYTES = 8 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint import half
-from hyperpod_ft.checkpoint.scratch import scratch
+from hyperpod_ft.checkpoint.tensors import half
+from hyperpod_ft.checkpoint.tensors.scratch import scratch
 
 Stored = NDArray[Any]
 Floats = NDArray[np.floating[Any]]

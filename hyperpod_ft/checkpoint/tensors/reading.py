@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.crc32 import Ledger
-from hyperpod_ft.checkpoint.direct import BLOCK_BYTES, Source
-from hyperpod_ft.checkpoint.elements import STORED, Floats, Stored, nonfinite, widen
-from hyperpod_ft.checkpoint.layout import LogicalTensor, Piece, contiguous_strides
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
 # A checkpoint may be thousands of files; as many as these stay open between two reads.
