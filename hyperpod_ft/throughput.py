@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.model_directory import read_config
-from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.tied import OUTPUT, is_tied
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.tied import OUTPUT, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.flops import flops_per_token
 from hyperpod_ft.runs.run import Run

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint import lora, lora_config
+from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader

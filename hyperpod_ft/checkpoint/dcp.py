@@ -7,10 +7,10 @@ torch.save writes them, one a piece (torch/distributed/checkpoint/filesystem.py)
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint import safe_pickle, torch_file
-from hyperpod_ft.checkpoint.safe_pickle import Inert, inert
+from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
+from hyperpod_ft.checkpoint.formats.safe_pickle import Inert, inert
+from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
-from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 
 INDEX = ".metadata"

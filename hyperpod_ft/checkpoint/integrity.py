@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from hyperpod_ft.checkpoint import torch_file
+from hyperpod_ft.checkpoint.formats import torch_file
+from hyperpod_ft.checkpoint.formats.torch_file import Archive, Record
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.torch_file import Archive, Record
 from hyperpod_ft.errors import UserError
 
 

@@ -13,7 +13,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint import model_directory
+from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
+from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.lora import Adapter, modules, understand
 from hyperpod_ft.checkpoint.lora_config import CONFIG
@@ -21,15 +25,11 @@ from hyperpod_ft.checkpoint.lora_files import AdapterFiles, read_adapter
 from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.merge_card import merge_card
 from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies
-from hyperpod_ft.checkpoint.resumable import new_directory
-from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.model_files import TOKENIZER
 from hyperpod_ft.progress import ByteProgress
 
 # Values that are converted together.

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata, peft_names
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.nxd_files import RankFile
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage
 from hyperpod_ft.checkpoint.nxd_transformations import logical

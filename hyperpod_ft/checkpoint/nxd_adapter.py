@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint import safe_pickle, torch_file
-from hyperpod_ft.checkpoint.safe_pickle import Inert
+from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
+from hyperpod_ft.checkpoint.formats.safe_pickle import Inert
+from hyperpod_ft.checkpoint.formats.torch_file import StoredTensor
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
-from hyperpod_ft.checkpoint.torch_file import StoredTensor
 from hyperpod_ft.errors import UserError
 
 _INCOMPLETE = "the checkpoint is incomplete: use another"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.nxd_layout import Heads
 from hyperpod_ft.errors import UserError
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter, peft_names
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.torch_file import Archive
 from hyperpod_ft.errors import UserError
 
 # Written by engines/checkpoint_directory.py, whose docstring tells its keys and those of the tensors.

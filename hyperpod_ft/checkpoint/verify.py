@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.checkpoint import kinds
-from hyperpod_ft.checkpoint.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner

@@ -17,7 +17,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import (
     Trained,
     checkpoint_directory,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.checkpoint.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, metrics, optimization, sanity
 from hyperpod_ft.engines.batches import DataOrder, Rows

@@ -9,8 +9,8 @@ network. Runs on the kit's own interpreter: neither torch nor transformers is im
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperpod_ft.checkpoint.model_directory import read_config
-from hyperpod_ft.checkpoint.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.asset import Manifest, ensure
 from hyperpod_ft.download.listing import Source, dataset_files, model_files

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperpod_ft.checkpoint import safe_pickle, torch_file
+from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import nxd_shards

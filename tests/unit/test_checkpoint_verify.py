@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from hyperpod_ft.checkpoint.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.resumable import new_directory
-from hyperpod_ft.checkpoint.safetensors_file import read_file
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
+from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import scanning
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor

@@ -20,11 +20,11 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hyperpod_ft.checkpoint import safetensors_writer
-from hyperpod_ft.checkpoint.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.resumable import JOURNAL, new_directory
-from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_model
+from hyperpod_ft.checkpoint.formats import safetensors_writer
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
+from hyperpod_ft.checkpoint.formats.resumable import JOURNAL, new_directory
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece

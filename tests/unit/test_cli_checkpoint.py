@@ -178,7 +178,8 @@ def test_a_full_standard_output_and_an_interrupt_are_no_bugs(made: Path) -> None
             )
         assert done.returncode == 2
         assert done.stderr.startswith("error: standard output") and done.stderr.count("\n") == 1, done.stderr
-    script = "import hyperpod_ft.cli.main as cli\ndef stop(): raise KeyboardInterrupt\ncli.app = stop\ncli.main()"  # anywhere
+    # anywhere
+    script = "import hyperpod_ft.cli.main as cli\ndef stop(): raise KeyboardInterrupt\ncli.app = stop\ncli.main()"
     interrupted = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (interrupted.returncode, interrupted.stderr) == (130, "")
 

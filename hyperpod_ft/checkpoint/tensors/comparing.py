@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert, nonfinite, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from hyperpod_ft.checkpoint import safe_pickle
+from hyperpod_ft.checkpoint.formats import safe_pickle
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
 from hyperpod_ft.errors import UserError
 

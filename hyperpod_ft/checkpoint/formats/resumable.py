@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import checksums
+from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import resumable
-from hyperpod_ft.checkpoint.resumable import NoSpaceError
-from hyperpod_ft.checkpoint.safetensors_file import INDEX, SINGLE
+from hyperpod_ft.checkpoint.formats import resumable
+from hyperpod_ft.checkpoint.formats.resumable import NoSpaceError
+from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, Target

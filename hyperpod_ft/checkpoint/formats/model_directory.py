@@ -6,11 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.json_file import read_object
+from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.model_files import BESIDE_WEIGHTS
 
 CONFIG = "config.json"
+TOKENIZER = (
+    "tokenizer*.json",
+    "tokenizer.model*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+)
+# Configuration, tokenizer, chat template, licence. Not code (`*.py`): the kit never runs a model's own.
+BESIDE_WEIGHTS = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER,
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
 
 
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.json_file import parse_object, read_object
+from hyperpod_ft.checkpoint.formats.json_file import parse_object, read_object
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
