@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint import lora, lora_config
+from hyperpod_ft.checkpoint.adapters import config, lora
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
@@ -54,7 +54,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
             for adapter in checkpoint.adapters:
                 below = _place(adapter, alone=len(checkpoint.adapters) == 1)
                 (directory / below).mkdir(exist_ok=True)
-                publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
+                publish.write_json(directory / below / config.CONFIG, adapter.config)
                 named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
                 files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
             with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:

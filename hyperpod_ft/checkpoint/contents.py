@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hyperpod_ft.checkpoint import consistency, lora
+from hyperpod_ft.checkpoint import consistency
+from hyperpod_ft.checkpoint.adapters import lora
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError

@@ -4,13 +4,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hyperpod_ft.checkpoint import dcp, lora_config, nxd
-from hyperpod_ft.checkpoint.lora import WEIGHTS
+from hyperpod_ft.checkpoint import dcp, nxd
+from hyperpod_ft.checkpoint.adapters import config
+from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
 from hyperpod_ft.errors import UserError
 
 Kind = Literal["sharded checkpoint", "adapter", "model", "file", "missing", "other"]
 
-_ADAPTER_NAMES = (lora_config.CONFIG, WEIGHTS, "adapter_model.bin")
+_ADAPTER_NAMES = (config.CONFIG, WEIGHTS, "adapter_model.bin")
 _MODEL_PATTERNS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -85,7 +86,7 @@ def _looked_for(wanted: Collection[Kind]) -> str:
     names: dict[Kind, str] = {
         "sharded checkpoint": f"{nxd.SHARDS}/, adapter_*/{nxd.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
         " of torch.distributed.checkpoint",
-        "adapter": lora_config.CONFIG,
+        "adapter": config.CONFIG,
         "model": "model.safetensors or its index",
     }
     return "; ".join(names[kind] for kind in wanted)

@@ -19,8 +19,8 @@ from peft import PeftConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from hyperpod_ft.checkpoint.adapters.names import saved_name
 from hyperpod_ft.checkpoint.contents import read_tensors
-from hyperpod_ft.checkpoint.peft_names import saved_name
 from hyperpod_ft.checkpoint.streaming import Change, Find, Weights, skeleton, stream
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.lora import Update
+from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor

@@ -13,15 +13,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.checkpoint.adapters.config import CONFIG
+from hyperpod_ft.checkpoint.adapters.files import AdapterFiles, read_adapter
+from hyperpod_ft.checkpoint.adapters.lora import Adapter, modules, understand
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
 from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
-from hyperpod_ft.checkpoint.lora import Adapter, modules, understand
-from hyperpod_ft.checkpoint.lora_config import CONFIG
-from hyperpod_ft.checkpoint.lora_files import AdapterFiles, read_adapter
 from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.merge_card import merge_card
 from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies

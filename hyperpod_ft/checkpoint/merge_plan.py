@@ -7,9 +7,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.adapters.lora import Adapter, Update
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.lora import Adapter, Update
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader

@@ -25,7 +25,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata, peft_names
+from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata
+from hyperpod_ft.checkpoint.adapters import names as peft_names
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.nxd_files import RankFile
 from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage

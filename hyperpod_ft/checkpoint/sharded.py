@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter, peft_names
+from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter
+from hyperpod_ft.checkpoint.adapters import names
+from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
-from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -99,7 +100,7 @@ def _dcp(directory: Path) -> Sharded:
         return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
     # the scale of the update stands nowhere else
     config = nxd_adapter.read_config(directory / nxd_adapter.CONFIG)
-    return _with_adapter(directory, config, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
+    return _with_adapter(directory, config, [tensor for tensor in tensors if names.is_trained(tensor.name)])
 
 
 def _own(directory: Path) -> Sharded:
@@ -117,7 +118,7 @@ def _own(directory: Path) -> Sharded:
         values = config.as_peft(base["source"], base["revision"], lora["dropout"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: does not describe a checkpoint: {error!r}", "use another checkpoint") from error
-    if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
+    if other := [tensor.name for tensor in tensors if not names.is_trained(tensor.name)]:
         raise UserError(f"{directory}: tensor {other[0]} is no LoRA factor of the adapter `default`", "use another")
     return _with_adapter(directory, values, tensors)
 
@@ -125,7 +126,7 @@ def _own(directory: Path) -> Sharded:
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> Sharded:
     adapter = []
     for tensor in tensors:
-        name = peft_names.saved_name(tensor.name, "default")
+        name = names.saved_name(tensor.name, "default")
         if name is None:
             raise UserError(f"{directory}: tensor {tensor.name} is not of the adapter `default`", "save one adapter")
         adapter.append(tensor.renamed(name))

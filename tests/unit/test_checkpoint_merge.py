@@ -22,9 +22,9 @@ from threadpoolctl import threadpool_info
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint import merge as merge_module
+from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.merge import Merged, WeightedAdapter, merge
 from hyperpod_ft.errors import UserError

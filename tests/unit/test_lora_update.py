@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft.checkpoint import lora_update
+from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
-from hyperpod_ft.checkpoint.lora import Update
 from hyperpod_ft.checkpoint.lora_update import Updated
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint import lora_config
+from hyperpod_ft.checkpoint.adapters import config as lora_config
+from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
-from hyperpod_ft.checkpoint.lora import WEIGHTS
-from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.tensors.elements import Stored, nonfinite
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.formats.tied import with_tied_output
-from hyperpod_ft.checkpoint.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
