@@ -12,8 +12,8 @@ from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
-from hyperpod_ft.checkpoint.integrity import refuse_damage
-from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
+from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
+from hyperpod_ft.checkpoint.sharded.sharded import Adapter, Sharded
 from hyperpod_ft.checkpoint.tensors.comparing import checked_copy, refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC

@@ -18,7 +18,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:
-    from hyperpod_ft.checkpoint.sharded import Sharded
+    from hyperpod_ft.checkpoint.sharded.sharded import Sharded
     from hyperpod_ft.checkpoint.verify import Verification
 
 app = typer.Typer()
@@ -55,7 +55,7 @@ def consolidate(
     """
     from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - all of these: --help is quick without numpy
     from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.sharded import open_checkpoint  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint  # noqa: PLC0415
 
     clock = time.monotonic()
     written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)

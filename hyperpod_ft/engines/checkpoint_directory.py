@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import dcp
+from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.dcp import INDEX
+from hyperpod_ft.checkpoint.sharded.dcp import INDEX
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
 from hyperpod_ft.errors import UserError

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
 from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapters, consolidate_model
-from hyperpod_ft.checkpoint.sharded import open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 from tests.unit.tiny_checkpoints import ADAPTER, Sharding

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyperpod_ft.checkpoint import dcp
+from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
-from hyperpod_ft.checkpoint.sharded import open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import nxd_shards
 

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as torch_dcp
 from torch import Tensor
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.sharded import open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit.nxd_shards import gather
 

@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
-from hyperpod_ft.checkpoint.sharded import open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Record, Run
 from hyperpod_ft.stages import consolidate, merge

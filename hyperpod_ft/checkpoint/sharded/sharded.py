@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import dcp, nxd, nxd_adapter
 from hyperpod_ft.checkpoint.adapters import names
 from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
+from hyperpod_ft.checkpoint.sharded import dcp
+from hyperpod_ft.checkpoint.sharded.nxd import adapter as nxd_adapter
+from hyperpod_ft.checkpoint.sharded.nxd import reader
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -74,24 +76,24 @@ def _with_archives(checkpoint: Sharded, archives: Iterable[Archive]) -> Sharded:
 
 
 def _nxd(path: Path) -> Sharded:
-    model = nxd.model_directory(path)
-    adapters = nxd.adapter_directories(path)
+    model = reader.model_directory(path)
+    adapters = reader.adapter_directories(path)
     if model and adapters:
         raise UserError(f"{path}: holds both adapters and a whole model", "name the directory of one of them")
     if model:
-        return Sharded(model, (), tuple(nxd.read_model(model)), model if (model / "config.json").is_file() else None)
+        return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
         return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
     raise UserError(
-        f"{path}: is no sharded checkpoint: looked for {nxd.SHARDS}/, adapter_*/{nxd.ADAPTER_SHARDS}/ (optimum-neuron)"
+        f"{path}: is no sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/ (optimum-neuron)"
         f" and {dcp.INDEX} (torch.distributed.checkpoint)",
         "name the directory of a checkpoint",
     )
 
 
 def _nxd_adapter(directory: Path) -> Adapter:
-    config, tensors = nxd.read_adapter(directory)
-    return Adapter(nxd.adapter_name(directory), config, tuple(tensors))
+    config, tensors = reader.read_adapter(directory)
+    return Adapter(reader.adapter_name(directory), config, tuple(tensors))
 
 
 def _dcp(directory: Path) -> Sharded:

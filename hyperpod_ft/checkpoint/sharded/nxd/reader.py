@@ -25,12 +25,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint import nxd_adapter, nxd_files, nxd_metadata
 from hyperpod_ft.checkpoint.adapters import names as peft_names
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.nxd_files import RankFile
-from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedQueries, Stage
-from hyperpod_ft.checkpoint.nxd_transformations import logical
+from hyperpod_ft.checkpoint.sharded.nxd import adapter as nxd_adapter
+from hyperpod_ft.checkpoint.sharded.nxd import files as nxd_files
+from hyperpod_ft.checkpoint.sharded.nxd import metadata
+from hyperpod_ft.checkpoint.sharded.nxd.files import RankFile
+from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, Stage
+from hyperpod_ft.checkpoint.sharded.nxd.transformations import logical
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, check
 from hyperpod_ft.errors import UserError
 
@@ -120,7 +122,7 @@ def check_step(directory: Path) -> None:
 def _stages(shards: Path) -> tuple[list[Stage], int]:
     if not (shards / "done").is_file():
         raise UserError(f"{shards}: no file `done` in it: it was not written to the end", "use another checkpoint")
-    return nxd_metadata.read_stages(shards)
+    return metadata.read_stages(shards)
 
 
 def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> None:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hyperpod_ft.checkpoint import nxd_layout
-from hyperpod_ft.checkpoint.nxd_files import Shard
-from hyperpod_ft.checkpoint.nxd_layout import Span, assemble, check_size, replicated
-from hyperpod_ft.checkpoint.nxd_metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
+from hyperpod_ft.checkpoint.sharded.nxd import cuts
+from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, replicated
+from hyperpod_ft.checkpoint.sharded.nxd.files import Shard
+from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -40,7 +40,7 @@ def logical(
         sizes = [size // len(shards) for size in transformation.sizes]
         check_size(where, name, shards, 0, sum(sizes))
         return [
-            assemble(f"{linear}{part}.{parameter}", shards, 0, nxd_layout.fused(len(shards), sizes, index))
+            assemble(f"{linear}{part}.{parameter}", shards, 0, cuts.fused(len(shards), sizes, index))
             for index, linear in enumerate(transformation.linears)
         ]
     if isinstance(transformation, GroupedQueries):
@@ -50,12 +50,12 @@ def logical(
         columns = shards[0].tensor.shape[-1]
         if len(shards[0].tensor.shape) != 2 or columns % transformation.heads.queries_per_rank:
             check_size(where, name, shards, 1, transformation.heads.queries_per_rank)
-        return [assemble(name, shards, 1, nxd_layout.queries(transformation.heads, columns))]
+        return [assemble(name, shards, 1, cuts.queries(transformation.heads, columns))]
     if dim is None:
         return [replicated(name, shards)]
     if len(shards[0].tensor.shape) <= dim:
         raise UserError(f"{where}: {name} has no dimension {dim} to be cut along", "the checkpoint is damaged")
-    return [assemble(name, shards, dim, nxd_layout.whole(len(shards), shards[0].tensor.shape[dim]))]
+    return [assemble(name, shards, dim, cuts.whole(len(shards), shards[0].tensor.shape[dim]))]
 
 
 def _grouped(
@@ -65,8 +65,8 @@ def _grouped(
     if match is None:
         raise UserError(f"{where}: {name} is no part of fused queries, keys and values", "the checkpoint is damaged")
     query_rows, key_rows = grouped.query_rows, grouped.key_rows
-    queries: tuple[list[Span], list[Span]] = (nxd_layout.queries(grouped.heads, query_rows), [])
-    keys = nxd_layout.keys(grouped.heads, key_rows)
+    queries: tuple[list[Span], list[Span]] = (cuts.queries(grouped.heads, query_rows), [])
+    keys = cuts.keys(grouped.heads, key_rows)
     # linear, its spans and their copies, rows of a rank that stand before, rows in all
     held = {
         "q": [(grouped.query, queries, 0, query_rows)],
@@ -85,8 +85,8 @@ def _grouped(
             f"{linear}{part}.{match['parameter']}",
             shards,
             0,
-            nxd_layout.shifted(spans, begin),
-            nxd_layout.shifted(copies, begin),
+            cuts.shifted(spans, begin),
+            cuts.shifted(copies, begin),
         )
         for linear, (spans, copies), begin, _ in held
     ]

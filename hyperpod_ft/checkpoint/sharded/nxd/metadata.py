@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.nxd_layout import Heads
+from hyperpod_ft.checkpoint.sharded.nxd.cuts import Heads
 from hyperpod_ft.errors import UserError
 
 _DAMAGED = "the file is damaged: use another checkpoint"
