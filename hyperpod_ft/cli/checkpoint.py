@@ -95,8 +95,8 @@ def merge(
 ) -> None:
     """Merge LoRA adapters into their base model."""
     from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.merge import WeightedAdapter  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.merge import merge as merge_adapters  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.merge.merge import merge as merge_adapters  # noqa: PLC0415
 
     written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
     weights = weight or [1.0] * len(adapter)

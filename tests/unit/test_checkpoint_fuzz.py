@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
-from hyperpod_ft.checkpoint.merge import WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import nxd_shards, tiny_checkpoints

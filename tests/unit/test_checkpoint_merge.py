@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from threadpoolctl import threadpool_info
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from hyperpod_ft.checkpoint import merge as merge_module
 from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.lora_update import Updated
-from hyperpod_ft.checkpoint.merge import Merged, WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge import merge as merge_module
+from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge.update import Updated
 from hyperpod_ft.errors import UserError
 from tests.unit import blas, genuine_checkpoints, tiny_checkpoints
 from tests.unit.small_volume import small_volume
@@ -201,7 +201,7 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.modules["torch"] = sys.modules["transformers"] = sys.modules["peft"] = None
-from hyperpod_ft.checkpoint.merge import WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 root = Path({str(tmp_path)!r})
 merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged")
 """
@@ -444,7 +444,7 @@ SLOW_MERGE = """
 import sys, time
 from pathlib import Path
 from hyperpod_ft.checkpoint import direct
-from hyperpod_ft.checkpoint.merge import WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 
 write = direct.Target.write
 def slow(*arguments):

@@ -110,7 +110,7 @@ def test_merge_tells_mistakes(
         (tmp_path / ".out.partial").mkdir()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("hyperpod_ft.checkpoint.merge.merge", stopped)
+    monkeypatch.setattr("hyperpod_ft.checkpoint.merge.merge.merge", stopped)
     result = CliRunner().invoke(app, ["merge", f"--base={base}", f"--adapter={adapter}", f"-o{tmp_path / 'out'}"])
     assert result.exit_code == 143
     assert f"stopped; what is finished lies in {tmp_path / '.out.partial'}: the same command goes" in result.stderr

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 
-from hyperpod_ft.checkpoint import lora_update
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
-from hyperpod_ft.checkpoint.lora_update import Updated
+from hyperpod_ft.checkpoint.merge import update as lora_update
+from hyperpod_ft.checkpoint.merge.update import Updated
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader

@@ -21,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from hyperpod_ft.checkpoint.merge import Merged, WeightedAdapter, merge
+from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
 from hyperpod_ft.errors import UserError
 from tests.unit import blas
 

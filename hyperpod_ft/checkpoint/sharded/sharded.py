@@ -85,8 +85,8 @@ def _nxd(path: Path) -> Sharded:
     if adapters:
         return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
     raise UserError(
-        f"{path}: is no sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/ (optimum-neuron)"
-        f" and {dcp.INDEX} (torch.distributed.checkpoint)",
+        f"{path}: is no sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
+        f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
         "name the directory of a checkpoint",
     )
 

@@ -22,9 +22,9 @@ from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
-from hyperpod_ft.checkpoint.lora_update import Updated
-from hyperpod_ft.checkpoint.merge_card import merge_card
-from hyperpod_ft.checkpoint.merge_plan import Base, Change, Plan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.card import merge_card
+from hyperpod_ft.checkpoint.merge.plan import Base, Change, Plan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.update import Updated
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
