@@ -19,7 +19,7 @@ from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.sharded.sharded import Sharded
-    from hyperpod_ft.checkpoint.verify import Verification
+    from hyperpod_ft.checkpoint.verify.verify import Verification
 
 app = typer.Typer()
 
@@ -235,7 +235,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that a model or adapter is whole, finite, and what it should be; exit code 1 when it is not."""
-    from hyperpod_ft.checkpoint.verify import verify as verify_directory  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory  # noqa: PLC0415 - keeps --help quick
 
     found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from hyperpod_ft.checkpoint.verify import verify
+from hyperpod_ft.checkpoint.verify.verify import verify
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SHAPE = {"vocab_size": 512, "hidden_size": 64, "initializer_range": 0.05}
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from hyperpod_ft.checkpoint.verify import verify
+from hyperpod_ft.checkpoint.verify.verify import verify
 
 def peak():
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -151,7 +151,7 @@ def peak():
 
 with_logits = sys.argv[1] == "logits"
 if with_logits:
-    import hyperpod_ft.checkpoint.logits
+    import hyperpod_ft.checkpoint.verify.logits
 before = peak()
 directory = Path(sys.argv[2])
 others = {"adapter": directory / "adapter", "base": directory} if with_logits else {"against": directory}

@@ -22,8 +22,8 @@ from hyperpod_ft.checkpoint.tensors import scanning
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.checkpoint.values import difference
-from hyperpod_ft.checkpoint.verify import Verification, verify
+from hyperpod_ft.checkpoint.verify.values import difference
+from hyperpod_ft.checkpoint.verify.verify import Verification, verify
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
@@ -512,7 +512,7 @@ def test_without_torch_it_says_what_is_missing(tmp_path: Path) -> None:
     good = write(tmp_path / "good", arrays())
     script = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'peft')))\n"
-        "from pathlib import Path; from hyperpod_ft.checkpoint.verify import verify\n"
+        "from pathlib import Path; from hyperpod_ft.checkpoint.verify.verify import verify\n"
         f"good = Path({str(good)!r})\n"
         "assert verify(good, against=good).ok\n"
         f"verify(good, adapter=Path({str(adapter(tmp_path / 'adapter'))!r}), base=good)"

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hyperpod_ft.checkpoint import consistency
 from hyperpod_ft.checkpoint.adapters import lora
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.verify import consistency
 from hyperpod_ft.errors import UserError
 
 _Result = TypeVar("_Result")

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.checkpoint import kinds
-from hyperpod_ft.checkpoint.contents import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.checkpoint.values import Difference, Values
+from hyperpod_ft.checkpoint.verify.contents import Contents, attempt, read_contents, read_tensors
+from hyperpod_ft.checkpoint.verify.values import Difference, Values
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
 if TYPE_CHECKING:
-    from hyperpod_ft.checkpoint.logits import Logits
+    from hyperpod_ft.checkpoint.verify.logits import Logits
 
 # `compare(merged, adapter, base)`
 Compare = Callable[[Path, Path, Path], "Logits"]
@@ -220,7 +220,7 @@ def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path 
     kinds.expect("--base", base, "model")
     print("loading torch and peft", file=sys.stderr, flush=True)
     try:
-        from hyperpod_ft.checkpoint.logits import compare  # noqa: PLC0415 - all else runs without torch
+        from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - all else runs without torch
     except ImportError as error:
         raise UserError(
             f"--adapter and --base: {error.name} is not installed here", "pip install 'hyperpod-ft[torch]'"
