@@ -31,10 +31,10 @@ from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
 from hyperpod_ft.engines.neuron_gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.throughput import throughput
 
 _LATE = 1e6
 

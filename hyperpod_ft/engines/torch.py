@@ -25,10 +25,10 @@ from hyperpod_ft.engines.mesh import device_mesh, device_of, peak_memory_mb
 from hyperpod_ft.engines.model import ShardedModel, build
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.tensor_parallel import check_replicas, sum_partial_gradients
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.throughput import throughput
 
 
 def train(run: Run, processes: Processes) -> Trained:

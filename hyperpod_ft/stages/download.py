@@ -12,7 +12,7 @@ from typing import Any, Literal
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.sources import Asset
-from hyperpod_ft.download.asset import Manifest, ensure
+from hyperpod_ft.download.fetch import Manifest, ensure
 from hyperpod_ft.download.listing import Source, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import pretrained
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
 from hyperpod_ft.evaluation.greedy import Answer, answers

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, Pretrain
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
 from hyperpod_ft.engines.model import decoder_layers
+from hyperpod_ft.engines.throughput import base_parameters, throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.throughput import base_parameters, throughput
 from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 
 pytestmark = pytest.mark.training

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyperpod_ft.checkpoint.pretrained import load
+from hyperpod_ft.engines.pretrained import load
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.flops import flops_per_token
-from hyperpod_ft.throughput import Throughput
+from hyperpod_ft.engines.flops import flops_per_token
+from hyperpod_ft.engines.throughput import Throughput
 
 # meta-llama/Meta-Llama-3-8B's config.json
 LLAMA_3_8B: dict[str, Any] = {

@@ -7,7 +7,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.tied import OUTPUT, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.flops import flops_per_token
+from hyperpod_ft.engines.flops import flops_per_token
 from hyperpod_ft.runs.run import Run
 
 
