@@ -21,7 +21,7 @@ from pathlib import Path
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "hyperpod_ft.engines.neuron":
+        if name == "hyperpod_ft.engines.neuron.loop":
             return importlib.util.spec_from_file_location(name, Path(__file__).with_name("stand_in_engine.py"))
 
 sys.meta_path.insert(0, Patch())

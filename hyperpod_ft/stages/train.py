@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import Trained, engine
+from hyperpod_ft.engines import engine
+from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError

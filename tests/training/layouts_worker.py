@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hyperpod_ft.engines import model
-from hyperpod_ft.engines.mesh import device_mesh, device_of
 from hyperpod_ft.engines.processes import Processes, started
-from hyperpod_ft.engines.torch import Attempt
+from hyperpod_ft.engines.torch import model
+from hyperpod_ft.engines.torch.loop import Attempt
+from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.engines.neuron_arguments import arguments, attention
+from hyperpod_ft.engines.neuron.arguments import arguments, attention
 from hyperpod_ft.runs.run import Run
 
 SOURCES = Path(sys.prefix) / "neuron-sources"  # scripts/setup.sh puts them there

@@ -17,22 +17,24 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines import Trained, checkpoint_directory, checkpointing, metrics, optimization, sanity
+from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
-from hyperpod_ft.engines.mesh import device_mesh, device_of, peak_memory_mb
-from hyperpod_ft.engines.model import ShardedModel, build
-from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.engines.tensor_parallel import check_replicas, sum_partial_gradients
+from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
+from hyperpod_ft.engines.torch import checkpoints, optimizer
+from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.model import ShardedModel, build
+from hyperpod_ft.engines.torch.tensor_parallel import check_replicas, sum_partial_gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.runs.run import Run
 
 
 def train(run: Run, processes: Processes) -> Trained:
-    """Train to the last step; see `hyperpod_ft.engines.Engine`."""
+    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     with device_mesh(device, processes, run.plan.degrees) as mesh:
         return Attempt(run, processes, device, mesh).to_the_end()
@@ -71,7 +73,7 @@ class Attempt:
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
-        self.optimizer = optimization.ShardedAdamW(self.model.trainable, self.config)
+        self.optimizer = optimizer.ShardedAdamW(self.model.trainable, self.config)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
@@ -106,7 +108,7 @@ class Attempt:
             [
                 # equal on the ranks of a tp group: each contributes its share
                 loss / self.tensor_parallel,
-                optimization.squared_norm(trainable, self.tensor_parallel),
+                optimizer.squared_norm(trainable, self.tensor_parallel),
                 *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
             ]
         )
@@ -118,7 +120,7 @@ class Attempt:
                 f"step {number}: the loss is {mean_loss} and the gradient norm {norm}; nothing was saved",
                 "lower training.learning_rate, or look at the rows of this step",
             )
-        optimization.clip(trainable, norm, self.config.max_grad_norm)
+        optimizer.clip(trainable, norm, self.config.max_grad_norm)
         rate = learning_rate(self.config, number, self.steps)
         self.optimizer.step(rate)
         stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
@@ -158,27 +160,27 @@ class Attempt:
 
     def _save(self, progress: Progress) -> None:
         check_replicas(self.model.trainable, self.mesh.get_group("tp"), progress.step)
-        checkpointing.save(self.run, self._state(), progress, self.processes.rank)
+        checkpoints.save(self.run, self._state(), progress, self.processes.rank)
 
     def _state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, sharing memory with model and optimizer."""
         return {
             "model": {name: parameter.detach() for name, parameter in self.model.trainable.items()},
             "optimizer": self.optimizer.state(),
-            "random": checkpointing.random_state(self.processes.rank, self.device),
+            "random": checkpoints.random_state(self.processes.rank, self.device),
         }
 
     def _resume(self) -> Progress:
         """Load the newest complete checkpoint; no progress when there is none."""
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
-        progress = checkpointing.newest(self.run, self.processes.rank)
+        progress = checkpoints.newest(self.run, self.processes.rank)
         if progress is None:
             return Progress()
         state = self._state()
-        checkpointing.load(checkpoint_directory.directory_of(self.run, progress.step), state)
+        checkpoints.load(checkpoint_directory.directory_of(self.run, progress.step), state)
         self.optimizer.set_steps(progress.step)
-        checkpointing.restore_random_state(state["random"], self.processes.rank, self.device)
+        checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
         if progress.step == self.steps:
             return progress
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))

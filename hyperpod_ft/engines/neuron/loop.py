@@ -18,19 +18,13 @@ from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.engines import (
-    Trained,
-    checkpoint_directory,
-    mesh,
-    metrics,
-    neuron_checkpoint,
-    neuron_trainer,
-    sanity,
-)
+from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, Rows
+from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
-from hyperpod_ft.engines.neuron_gradients import sum_over_tensor_parallel
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.neuron import checkpoints, trainer
+from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
+from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
@@ -40,12 +34,12 @@ _LATE = 1e6
 
 
 def train(run: Run, processes: Processes) -> Trained:
-    """Train to the last step; see `hyperpod_ft.engines.Engine`."""
+    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     return Attempt(run, processes).to_the_end()
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
-    """Trace the graphs of training; see `hyperpod_ft.engines.Engine`."""
+    """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
     attempt = Attempt(run, processes)
     steps = min(run.config.neuron.precompile_steps, attempt.steps)
     for number in range(1, steps + 1):
@@ -77,7 +71,7 @@ class Attempt:
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.steps = total_steps(self.config, len(self.rows), of_step)
-        self.trainer = neuron_trainer.build(run, self.steps)
+        self.trainer = trainer.build(run, self.steps)
         self.pipeline = degrees.pipeline_parallel > 1
         # a pipeline takes all rows of a step at once and divides them itself
         accumulated = 1 if self.pipeline else self.config.gradient_accumulation_steps
@@ -95,7 +89,7 @@ class Attempt:
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
-        self.checkpoints = neuron_checkpoint.Checkpoints(run, self.trainer, processes)
+        self.checkpoints = checkpoints.Checkpoints(run, self.trainer, processes)
 
     def to_the_end(self) -> Trained:
         """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
@@ -238,4 +232,4 @@ class Attempt:
 
 def _peak_memory_mb() -> float:
     """Of this process on the host: XLA tells what is in use, not what was."""
-    return mesh.peak_memory_mb(torch.device("cpu"))
+    return peak_memory_mb(torch.device("cpu"))

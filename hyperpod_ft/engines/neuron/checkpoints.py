@@ -31,8 +31,8 @@ from safetensors.torch import save_file
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
-from hyperpod_ft.engines.neuron_gradients import is_replicated
-from hyperpod_ft.engines.neuron_trainer import Trainer
+from hyperpod_ft.engines.neuron.gradients import is_replicated
+from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run

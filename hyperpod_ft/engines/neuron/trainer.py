@@ -16,7 +16,8 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import neuron_arguments, neuron_gradients
+from hyperpod_ft.engines.neuron import arguments as neuron_arguments
+from hyperpod_ft.engines.neuron import gradients
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.parallelism import kv_size_multiplier
 from hyperpod_ft.runs.run import Run
@@ -75,12 +76,12 @@ def build(run: Run, steps: int) -> Trainer:
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
     repeated = kv_size_multiplier(heads[1], degree)
-    copies = {name: neuron_gradients.copies(name, p, repeated) for name, p in parameters.items()}
+    copies = {name: gradients.copies(name, p, repeated) for name, p in parameters.items()}
     trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
-    neuron_gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
+    gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled
-    trainer.partial = neuron_gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
-    neuron_gradients.leave_sums_to_the_kit()
+    trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
+    gradients.leave_sums_to_the_kit()
     return trainer
 
 
@@ -139,6 +140,6 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
 
 def _division(parameter: nn.Parameter) -> tuple[int, int]:
     """How many tensor-parallel ranks share the parameter, and along which dimension."""
-    if neuron_gradients.is_replicated(parameter):
+    if gradients.is_replicated(parameter):
         return 1, 0
     return parallel_state.get_tensor_model_parallel_size(), parameter.partition_dim

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from hyperpod_ft.engines import pretrained, tensor_parallel
+from hyperpod_ft.engines import pretrained
+from hyperpod_ft.engines.torch import tensor_parallel
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run

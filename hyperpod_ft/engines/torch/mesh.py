@@ -1,8 +1,6 @@
 """This rank's device, the process group, and the `dp x tp` device mesh. No device is named here: torch knows them."""
 
 import contextlib
-import resource
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -32,15 +30,6 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
         )
     torch.accelerator.set_device_index(local_rank)
     return torch.device(kind, local_rank)
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB (1e6 bytes): the accelerator's, or this process's resident set on CPU."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated() / 1e6
-    # ru_maxrss is in KiB on Linux, in bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 @contextlib.contextmanager

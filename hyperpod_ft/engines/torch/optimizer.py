@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hyperpod_ft.config.run_config import Training
-from hyperpod_ft.engines.tensor_parallel import local, replicas_over_tp
+from hyperpod_ft.engines.torch.tensor_parallel import local, replicas_over_tp
 
 
 class ShardedAdamW:
