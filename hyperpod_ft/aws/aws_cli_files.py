@@ -14,9 +14,10 @@ import json
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.aws import lifecycle_files, requests, stack
-from hyperpod_ft.aws.foundation import Foundation
-from hyperpod_ft.aws.stack import StackParameters
+from hyperpod_ft.aws import lifecycle_files, requests
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.stack import StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shell_templates

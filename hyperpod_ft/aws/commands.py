@@ -18,9 +18,9 @@ from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, Way
-from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
-from hyperpod_ft.aws.stack import Remains
-from hyperpod_ft.aws.stack_events import describe
+from hyperpod_ft.aws.stack.events import describe
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS as STACK_POLL_SECONDS
+from hyperpod_ft.aws.stack.stack import Remains
 from hyperpod_ft.aws.target import Target
 from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
 from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod, lifecycle_files, requests, stack
+from hyperpod_ft.aws import hyperpod, lifecycle_files, requests
 from hyperpod_ft.aws.changes import changes, provisioning_differs
-from hyperpod_ft.aws.foundation import Foundation, of_existing
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.aws.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.foundation import Foundation, of_existing
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from hyperpod_ft.aws import requests
 from hyperpod_ft.aws.findings import Finding, error
-from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.requests import ENTRY
+from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.shipped import shipped
 

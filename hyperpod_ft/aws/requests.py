@@ -7,7 +7,7 @@ provisioning_parameters.json.
 
 from typing import Any
 
-from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig, Controller, InstanceGroup, Login, Workers
 
 ENTRY = "provision.sh"  # lifecycle/provision.sh

@@ -20,7 +20,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # what they import is for commands that ask AWS
-    from hyperpod_ft.aws.stack import Remains
+    from hyperpod_ft.aws.stack.stack import Remains
     from hyperpod_ft.aws.validation.validate import Checked
 
 

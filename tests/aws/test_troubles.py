@@ -8,9 +8,10 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_logs, hyperpod, stack
+from hyperpod_ft.aws import cluster_logs, hyperpod
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.config import cluster_config
 from tests.aws.kit import NAME, Kit
 

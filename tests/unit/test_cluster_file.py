@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws import requests
-from hyperpod_ft.aws.foundation import Foundation
+from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config import cluster_config
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.session import Session
-from hyperpod_ft.aws.stack_events import DEADLINE_SECONDS
+from hyperpod_ft.aws.stack.events import DEADLINE_SECONDS
 from hyperpod_ft.errors import UserError
 
 

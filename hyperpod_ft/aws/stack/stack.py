@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws.foundation import Foundation
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.aws.stack_data import (
+from hyperpod_ft.aws.stack.data import (
     Bucket,
     FileSystem,
     delete_bucket,
@@ -24,7 +23,8 @@ from hyperpod_ft.aws.stack_data import (
     measure_bucket,
     measure_filesystem,
 )
-from hyperpod_ft.aws.stack_events import Progress, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.events import Progress, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
