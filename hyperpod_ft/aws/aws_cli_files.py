@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.aws import lifecycle_files, requests
+from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.aws.stack.stack import StackParameters

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.findings import Finding
-from hyperpod_ft.aws.hyperpod import Cluster
-from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.progress import format_bytes
 

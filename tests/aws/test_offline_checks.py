@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("botocore")
 
-from hyperpod_ft.aws import lifecycle_files
 from hyperpod_ft.aws.findings import Finding
-from hyperpod_ft.aws.request_fields import cluster_file_key
+from hyperpod_ft.aws.hyperpod import lifecycle_files
+from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
 from hyperpod_ft.aws.validation import addresses, offline_checks, regions
 from hyperpod_ft.aws.validation.handwritten import validate_handwritten
 from hyperpod_ft.aws.validation.validate import Checked, validate_offline

@@ -8,8 +8,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_logs, hyperpod
 from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import logs
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.config import cluster_config
@@ -208,7 +209,7 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
     cluster = hyperpod.Cluster(NAME, "arn:aws:sagemaker:us-west-2:123456789012:cluster/a", "Failed", "", (), (), False)
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = cluster_logs.lifecycle_streams(client, cluster)
+        newest, _ = logs.lifecycle_streams(client, cluster)
     assert newest == "LifecycleConfig/a/i-2"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_cluster_file import FOUNDATION, URI, load
 
-from hyperpod_ft.aws import requests
-from hyperpod_ft.aws.changes import changes, provisioning_differs
+from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 
 WORKER = {"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft.aws import requests
+from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config import cluster_config
 from hyperpod_ft.config.cluster_config import ClusterConfig

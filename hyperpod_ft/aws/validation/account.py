@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
 from hyperpod_ft.aws.session import told
 from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.validation.addresses import ec2_type

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from hyperpod_ft.aws import lifecycle_files, requests
 from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.request_fields import cluster_file_key, group_keys
+from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
+from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key, group_keys
 from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.aws.validation import addresses, regions
 from hyperpod_ft.aws.validation.service_model import Violation, check_request

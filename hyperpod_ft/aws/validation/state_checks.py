@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.account import Account

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws import cluster_logs, hyperpod
-from hyperpod_ft.aws.hyperpod import Cluster
-from hyperpod_ft.aws.nodes import RUNNING, Node, list_nodes
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import logs as cluster_logs
+from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 

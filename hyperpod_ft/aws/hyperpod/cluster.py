@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.nodes import Node
-from hyperpod_ft.aws.requests import group_specification
+from hyperpod_ft.aws.hyperpod.nodes import Node
+from hyperpod_ft.aws.hyperpod.requests import group_specification
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 

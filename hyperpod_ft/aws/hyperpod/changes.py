@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.request_fields import group_keys, key_of_group
-from hyperpod_ft.aws.requests import group_specification
+from hyperpod_ft.aws.hyperpod.request_fields import group_keys, key_of_group
+from hyperpod_ft.aws.hyperpod.requests import group_specification
 from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _ENTRIES = ("OnCreate", "OnInitComplete")

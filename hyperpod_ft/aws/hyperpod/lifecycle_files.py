@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws import requests
 from hyperpod_ft.aws.findings import Finding, error
-from hyperpod_ft.aws.requests import ENTRY
+from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.requests import ENTRY
 from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.shipped import shipped
