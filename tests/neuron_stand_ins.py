@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.runs.run import Record, Run
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -23,7 +23,8 @@ from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.figures import Figures
-from hyperpod_ft.runs.run import Job, Run
+from hyperpod_ft.runs.records import Job
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 
 # a local cluster is nobody else's; a shared slurmctld is spared

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hyperpod_ft.planning.plan import StagePlan
-    from hyperpod_ft.runs.run import Job, Run
+    from hyperpod_ft.runs.records import Job
+    from hyperpod_ft.runs.run import Run
 
 # Slurm's long names of the states that a job never leaves; any other, also one of a version to come, may still work.
 _TERMINAL = {

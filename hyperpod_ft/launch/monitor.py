@@ -15,7 +15,8 @@ from hyperpod_ft.launch.process import Process
 from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.figures import Figures, figures
-from hyperpod_ft.runs.run import ISO_UTC, Job, Run
+from hyperpod_ft.runs.records import ISO_UTC, Job
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]

@@ -21,7 +21,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.run import Job, Run, utc_now
+from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.run import Run
 
 _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.run import Job, Run, utc_now
+from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.run import Run
 
 _TIMEOUT_SECONDS = 60
 

@@ -20,7 +20,8 @@ from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.plan import StagePlan, plan
-from hyperpod_ft.runs.run import Job, Run, utc_now
+from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.shipped import PACKAGE, shipped
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import usage
-from hyperpod_ft.runs.run import Record, Run
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)

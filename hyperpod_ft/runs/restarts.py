@@ -17,7 +17,8 @@ from typing import Literal
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.runs.run import Run, utc_now
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.run import Run
 
 # Names the directory that the endings and node reports of one attempt lie in, made empty for each.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"

@@ -1,11 +1,9 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
 import json
-import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_file
@@ -13,66 +11,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
-
-ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
-
-
-@dataclass(frozen=True)
-class Output:
-    """One file a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
-
-    The digest is empty where nobody asks for it: reading a model again to make it takes longer than making the model.
-    """
-
-    path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a stage leaves when it has finished: the only proof that it did."""
-
-    stage: str
-    fingerprint: str
-    inputs: dict[str, str]  # fingerprints of the stages it needed
-    outputs: tuple[Output, ...]
-    facts: dict[str, Any]  # what the stage wants known: rows, tokens, losses
-    started: str  # ISO 8601, UTC
-    seconds: float
-    host: str
-    job_id: str
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> "Record | None":
-        """The record at `path`; None when there is none, or it cannot be one of ours."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            outputs = tuple(Output(**output) for output in values.pop("outputs"))
-            record = cls(outputs=outputs, **values)
-            return record if isinstance(record.facts, dict) else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
-
-    def write(self, path: Path) -> None:
-        publish.write_json(path, asdict(self))
-
-
-@dataclass(frozen=True)
-class Job:
-    """One submission of one stage."""
-
-    stage: str
-    job_id: str
-    launcher: str
-    submitted: str  # ISO 8601, UTC
-    slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
-
-    @property
-    def cluster_is_gone(self) -> bool:
-        """A local cluster's slurm.conf exists while the cluster does."""
-        return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
+from hyperpod_ft.runs.records import Job, Output, Record
 
 
 @dataclass(frozen=True)
@@ -313,8 +252,3 @@ class Run:
     def yaml(self) -> str:
         """The resolved run file."""
         return yaml_file.dump(self.config)
-
-
-def utc_now() -> str:
-    """The time as records give it: ISO 8601, UTC, whole seconds."""
-    return time.strftime(ISO_UTC, time.gmtime())

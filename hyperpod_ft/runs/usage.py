@@ -17,7 +17,8 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.runs.run import Run, utc_now
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.run import Run
 
 _EVERY_SECONDS = 15.0
 

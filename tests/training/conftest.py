@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.runs.run import Record, Run, utc_now
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 VOCABULARY = 128

@@ -11,7 +11,8 @@ from safetensors.numpy import save
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
-from hyperpod_ft.runs.run import Record, Run, utc_now
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 
 
 def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Record, Run
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.unit import tiny_checkpoints
 from tests.unit.tiny_checkpoints import add_checkpoint, run_on

@@ -17,7 +17,8 @@ from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.monitor import Progress, RunStatus, StageStatus, status
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs import figures, usage
-from hyperpod_ft.runs.run import Record, Run, utc_now
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}

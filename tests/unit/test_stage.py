@@ -18,7 +18,8 @@ from hyperpod_ft.launch.process import Process
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.launch.submit import prepare, snapshot, submit
 from hyperpod_ft.runs import usage
-from hyperpod_ft.runs.run import Job, Record, Run
+from hyperpod_ft.runs.records import Job, Record
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
 
