@@ -1,42 +1,19 @@
 """Tensors that are written as they were read, or rounded to another dtype; and the proof that their copies agree."""
 
 from collections.abc import Iterable
-from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
-from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, convert, nonfinite, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
-from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 
 # Elements.
 _FIRST_LOOK = 1 << 17
-_DIVERGED = "training diverged or the checkpoint is damaged: use an earlier one, or lower training.learning_rate"
-
-
-def checked_copy(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
-    """The tensor as `dtype`, rounded once. Writing it raises UserError at a NaN or an infinity."""
-    return Outgoing(tensor.name, dtype, tensor.shape, partial(_fill, reader, tensor, dtype, where))
-
-
-def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin: int, end: int, out: Stored) -> None:
-    if tensor.dtype == dtype:
-        reader.fill(tensor, begin, end, out)
-        refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
-        return
-    if not {tensor.dtype, dtype} <= ARITHMETIC:
-        raise UserError(f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot become {dtype}", "leave it so")
-    stored = np.empty(end - begin, STORED[tensor.dtype])
-    reader.fill(tensor, begin, end, stored)
-    refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)
-    convert(stored, tensor.dtype, dtype, out)
-    # what is too large for the narrower dtype
-    refuse_nonfinite(out, dtype, tensor.name, f"{where} as {dtype}", _DIVERGED)
 
 
 def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> bool:
