@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wheels import wheel
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import installation, interpreters, neuron_devices
 from hyperpod_ft.planning.pins import environment_name, from_neuron_repositories, requirements
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.env import _neuron_devices, build, probe
+from tests.unit.wheels import wheel
 
 MakeRun = Callable[..., Run]
 NEURON = {"torch": "2.8.0", "neuronx-cc": "2.21", "libneuronxla": "2.2", "torch-neuronx": "2.8", "nki": "0.2"}

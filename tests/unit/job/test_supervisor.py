@@ -16,7 +16,7 @@ from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

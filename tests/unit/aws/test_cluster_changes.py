@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cluster_file import FOUNDATION, URI, load
 
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
+from tests.unit.config.test_cluster_file import FOUNDATION, URI, load
 
 WORKER = {"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
 

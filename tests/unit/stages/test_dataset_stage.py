@@ -23,7 +23,7 @@ from tests.unit.stage_runs import finish, finished, make_run, start, tree
 from tests.unit.tiny_tokenizer import make, save
 
 TOKENIZER: Any = make()
-GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k-train.jsonl"
+GSM8K = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "gsm8k-train.jsonl"
 
 
 def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:

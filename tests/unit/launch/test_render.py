@@ -15,7 +15,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs.run import Run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
 MakeRun = Callable[..., Run]
 
@@ -35,13 +35,13 @@ def local_run() -> dict[str, str]:
 
 GOLDEN = {
     REPOSITORY / "slurm": flagship,
-    REPOSITORY / "tests" / "unit" / "golden": local_run,
+    REPOSITORY / "tests" / "unit" / "launch" / "golden": local_run,
 }
 
 
 @pytest.mark.parametrize("directory", GOLDEN, ids=lambda path: path.name)
 def test_scripts_equal_the_golden_ones(directory: Path) -> None:
-    """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/test_render.py writes them anew."""
+    """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/launch/test_render.py writes them anew."""
     scripts = GOLDEN[directory]()
     if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
         directory.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ import pytest
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
 
 

@@ -18,7 +18,7 @@ from hyperpod_ft.data.encoder import Encoder, LibraryBackend, RankedBackend
 from tests.unit.tiny_tokenizer import CHATML, make, save
 
 GPT2, LLAMA3, TINY = byte_level_bpe.PATTERNS
-TINY_LLAMA = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "tiny-llama"
+TINY_LLAMA = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "tiny-llama"
 BOS, EOS, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|turn|>"
 TEXT = [
     "The quick brown fox doesn't jump over 12345 lazy dogs; it's 3.14 o'clock.\n\n  Ünïcödé naïveté.\r\n",
