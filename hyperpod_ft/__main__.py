@@ -1,5 +1,5 @@
 """`python -m hyperpod_ft`: the same as `hyperpod-ft`."""
 
-from hyperpod_ft.cli import main
+from hyperpod_ft.cli.main import main
 
 main()

@@ -1,5 +1,8 @@
 """The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_USER_ERROR = 2
 _LONGEST = 200
 
@@ -37,3 +40,9 @@ def first_sentence(error: BaseException) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown word: the known one closest to it, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

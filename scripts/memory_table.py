@@ -6,10 +6,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hyperpod_ft.config import RunConfig
-from hyperpod_ft.memory import GIB, available, estimate
-from hyperpod_ft.model_shape import model_shape
-from hyperpod_ft.parallelism import check_model, degrees
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.memory import GIB, available, estimate
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.parallelism import check_model, degrees
 
 BEGIN, END = "<!-- made by `python scripts/reference.py` -->", "<!-- end -->"
 

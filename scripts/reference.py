@@ -14,10 +14,10 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hyperpod_ft import runfile
-from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.cli import app
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.config import run_file as runfile
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.config.run_config import RunConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -31,7 +31,7 @@ def run_file() -> str:
         "command line, the value in YAML. Relative paths start at the run file's directory. Recipes to start from:",
         *[f"`{name}`{',' if name != list(runfile.recipes())[-1] else '.'}" for name in runfile.recipes()],
         "",
-        "This page is generated from `hyperpod_ft/config.py` by `python scripts/reference.py`.",
+        "This page is generated from `hyperpod_ft/config/run_config.py` by `python scripts/reference.py`.",
         "",
     ]
     return "\n".join([*lines, *_sections(RunConfig)])
@@ -45,7 +45,7 @@ def cluster_file() -> str:
         "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from. Unknown keys",
         "are refused. `--set section.key=value` overrides a key on the command line, the value in YAML.",
         "",
-        "This page is generated from `hyperpod_ft/aws/cluster_file.py` by `python scripts/reference.py`.",
+        "This page is generated from `hyperpod_ft/config/cluster_config.py` by `python scripts/reference.py`.",
         "",
     ]
     return "\n".join([*lines, *_sections(ClusterConfig)])

@@ -15,9 +15,10 @@ setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the test
 export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 unset SLURM_CONF HF_TOKEN
 
-say "ruff, mypy, shellcheck"
+say "ruff, import-linter, mypy, shellcheck"
 ruff check .
 ruff format --check .
+lint-imports
 mypy
 shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import runfile
-from hyperpod_ft.run import Run
+from hyperpod_ft.config import run_file
+from hyperpod_ft.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,6 @@ def run_file_values(root: Path, **overrides: Any) -> dict[str, Any]:
 def make_run(tmp_path: Path) -> Callable[..., Run]:
     def make(**overrides: Any) -> Run:
         values = run_file_values(tmp_path / "root", **overrides)
-        return Run.of(runfile.resolve(runfile.validate(values, "run.yaml"), tmp_path))
+        return Run.of(run_file.resolve(run_file.validate(values, "run.yaml"), tmp_path))
 
     return make

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Record, Run
+from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -21,7 +22,7 @@ from pathlib import Path
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "hyperpod_ft.engines.neuron":
+        if name == "hyperpod_ft.engines.neuron.loop":
             return importlib.util.spec_from_file_location(name, Path(__file__).with_name("stand_in_engine.py"))
 
 sys.meta_path.insert(0, Patch())
@@ -50,7 +51,7 @@ def environment(directory: Path) -> Path:
     python = programs / "python"
     python.write_text(
         # the health of this node, which has no Neuron devices, is not asked for
-        '#!/bin/bash\n[[ "$*" == "-m hyperpod_ft.health "* ]] && exit\n'
+        '#!/bin/bash\n[[ "$*" == "-m hyperpod_ft.job.health "* ]] && exit\n'
         f'export PYTHONPATH="{modules}:$PYTHONPATH"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)

@@ -13,12 +13,14 @@ puts it in.
 import json
 from pathlib import Path
 
-from hyperpod_ft import __version__, publish, shell_template
-from hyperpod_ft.aws import lifecycle_files, requests, stack
-from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.foundation import Foundation
-from hyperpod_ft.aws.stack import StackParameters
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.stack import StackParameters
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import shell_templates
 
 # environment variable: output of the stack
 _OUTPUTS = {
@@ -65,7 +67,7 @@ def files(config: ClusterConfig) -> dict[str, str]:
         "folder": folder,
         "tags": json.dumps([{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]),
     }
-    environment = shell_template.environment()
+    environment = shell_templates()
     found = {
         "create.sh": environment.get_template("cluster/create.sh.j2").render(template),
         "env_vars": environment.get_template("cluster/env_vars.j2").render(template),

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws import cluster_logs, hyperpod
-from hyperpod_ft.aws.cluster_file import ClusterConfig, stack_name
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import Cluster
-from hyperpod_ft.aws.nodes import Node, list_nodes
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import logs as cluster_logs
+from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, Watch
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
@@ -19,12 +20,12 @@ from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, Way
-from hyperpod_ft.aws.stack import POLL_SECONDS as STACK_POLL_SECONDS
-from hyperpod_ft.aws.stack import Remains
-from hyperpod_ft.aws.stack_events import describe
+from hyperpod_ft.aws.stack.events import describe
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS as STACK_POLL_SECONDS
+from hyperpod_ft.aws.stack.stack import Remains
 from hyperpod_ft.aws.target import Target
 from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
-from hyperpod_ft.aws.waiting import POLL_SECONDS, Awaited, Watch
+from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]

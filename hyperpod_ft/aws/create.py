@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod, lifecycle_files, requests, stack
-from hyperpod_ft.aws.changes import changes, provisioning_differs
-from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.aws.foundation import Foundation, of_existing
+from hyperpod_ft.aws.hyperpod import cluster, lifecycle_files, requests
+from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.aws.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.foundation import Foundation, of_existing
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
 Say = Callable[[str], None]
@@ -42,10 +43,10 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
 
 def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
     """What DescribeCluster says. Raises UserError for a cluster that is not the cluster file's."""
-    described = hyperpod.describe(sagemaker, config.name)
+    described = cluster.describe(sagemaker, config.name)
     if described is None:
         return None
-    if problem := hyperpod.not_ours(hyperpod.of_description(described), subnet_id):
+    if problem := cluster.not_ours(cluster.of_description(described), subnet_id):
         raise UserError(problem, "choose another name in the cluster file")
     if provisioning_differs(config, described):
         other = {"api": "legacy", "legacy": "api"}[config.provisioning]
@@ -85,7 +86,7 @@ def _bring_up_to_date(
         say(f"cluster {name}: differs from the cluster file: {line}")
     if not found.groups:
         return {}
-    if status != hyperpod.IN_SERVICE:
+    if status != cluster.IN_SERVICE:
         say(f"cluster {name}: takes new groups and lifecycle scripts once it is InService: run this again then")
         return {}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))

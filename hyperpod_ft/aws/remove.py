@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from hyperpod_ft.aws import stack
+from hyperpod_ft.aws.hyperpod.waiting import Watch
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stack import POLL_SECONDS, Remains
-from hyperpod_ft.aws.waiting import Watch
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remains
 
 Say = Callable[[str], None]
 

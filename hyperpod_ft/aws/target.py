@@ -4,8 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.aws import cluster_file
-from hyperpod_ft.aws.cluster_file import ClusterConfig
+from hyperpod_ft.config import cluster_config
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
 
@@ -29,7 +29,7 @@ def find(reference: str, region: str | None) -> Target:
     """The cluster of a cluster file, or the one with this name. Raises UserError or ConfigError."""
     path = Path(reference)
     if path.is_file():
-        config = cluster_file.load(path)
+        config = cluster_config.load(path)
         if region not in (None, config.region):
             raise UserError(f"--region {region}: {path} says {config.region}", "leave --region out, or give a name")
         return Target(config.name, config.region, config, reference)

@@ -2,24 +2,33 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint import lora, lora_config, model_directory, tied
-from hyperpod_ft.checkpoint.copying import checked_copy, refuse_divergence, same_values
-from hyperpod_ft.checkpoint.crc32 import Ledger
-from hyperpod_ft.checkpoint.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.integrity import refuse_damage
-from hyperpod_ft.checkpoint.layout import DTYPE_OF_TORCH_NAME, FLOATING, TORCH_NAME_OF_DTYPE, LogicalTensor
-from hyperpod_ft.checkpoint.progress import Progress
-from hyperpod_ft.checkpoint.reading import Reader
-from hyperpod_ft.checkpoint.resumable import new_directory
-from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.checkpoint.safetensors_writer import Outgoing, write_files, write_model
-from hyperpod_ft.checkpoint.sharded import Adapter, Sharded
+from hyperpod_ft.checkpoint.adapters import config, lora
+from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
+from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
+from hyperpod_ft.checkpoint.sharded.sharded import Adapter, Sharded
+from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
+from hyperpod_ft.checkpoint.tensors.layout import (
+    DTYPE_OF_TORCH_NAME,
+    FLOATING,
+    TORCH_NAME_OF_DTYPE,
+    LogicalTensor,
+)
+from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 # PEFT's name of the adapter whose files lie at the top; others get a directory each (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
@@ -53,10 +62,10 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
             for adapter in checkpoint.adapters:
                 below = _place(adapter, alone=len(checkpoint.adapters) == 1)
                 (directory / below).mkdir(exist_ok=True)
-                publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
+                publish.write_json(directory / below / config.CONFIG, adapter.config)
                 named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
                 files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
-            with Progress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
+            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
                 written = write_files(directory, files, progress)
             refuse_damage(tensors, checkpoint.archives, ledger)
     return Consolidated(written.tensors, written.nbytes)
@@ -101,7 +110,7 @@ def consolidate_model(
             raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
         with new_directory(target, identity) as directory:
             outgoing = [checked_copy(noting, tensor, written_as[name], where) for name, tensor in tensors.items()]
-            with Progress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
+            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
             refuse_damage(checkpoint.model, checkpoint.archives, ledger)
             _write_beside(directory, beside, set(written_as.values()), card)
@@ -162,3 +171,26 @@ def _write_beside(directory: Path, source: Path, dtypes: set[str], card: str | N
         model_directory.set_dtype(directory, TORCH_NAME_OF_DTYPE[floating.pop()])
     if card is not None:
         publish.write_text(directory / "README.md", card)
+
+
+_DIVERGED = "training diverged or the checkpoint is damaged: use an earlier one, or lower training.learning_rate"
+
+
+def checked_copy(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
+    """The tensor as `dtype`, rounded once. Writing it raises UserError at a NaN or an infinity."""
+    return Outgoing(tensor.name, dtype, tensor.shape, partial(_fill, reader, tensor, dtype, where))
+
+
+def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin: int, end: int, out: Stored) -> None:
+    if tensor.dtype == dtype:
+        reader.fill(tensor, begin, end, out)
+        refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
+        return
+    if not {tensor.dtype, dtype} <= ARITHMETIC:
+        raise UserError(f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot become {dtype}", "leave it so")
+    stored = np.empty(end - begin, STORED[tensor.dtype])
+    reader.fill(tensor, begin, end, stored)
+    refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)
+    convert(stored, tensor.dtype, dtype, out)
+    # what is too large for the narrower dtype
+    refuse_nonfinite(out, dtype, tensor.name, f"{where} as {dtype}", _DIVERGED)

@@ -4,13 +4,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hyperpod_ft.checkpoint import dcp, lora_config, nxd
-from hyperpod_ft.checkpoint.lora import WEIGHTS
+from hyperpod_ft.checkpoint.adapters import config
+from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
+from hyperpod_ft.checkpoint.sharded import dcp
+from hyperpod_ft.checkpoint.sharded.nxd import reader
 from hyperpod_ft.errors import UserError
 
 Kind = Literal["sharded checkpoint", "adapter", "model", "file", "missing", "other"]
 
-_ADAPTER_NAMES = (lora_config.CONFIG, WEIGHTS, "adapter_model.bin")
+_ADAPTER_NAMES = (config.CONFIG, WEIGHTS, "adapter_model.bin")
 _MODEL_PATTERNS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -61,12 +63,12 @@ def refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
 
 
 def _is_sharded(path: Path) -> bool:
-    if path.name == nxd.ADAPTER_SHARDS or (path.name == nxd.SHARDS and (path / "model").is_dir()):
+    if path.name == reader.ADAPTER_SHARDS or (path.name == reader.SHARDS and (path / "model").is_dir()):
         return True
     return (
         (path / dcp.INDEX).is_file()
-        or any((path / name).is_dir() for name in (nxd.SHARDS, nxd.ADAPTER_SHARDS))
-        or any(True for _ in path.glob(f"adapter_*/{nxd.ADAPTER_SHARDS}"))
+        or any((path / name).is_dir() for name in (reader.SHARDS, reader.ADAPTER_SHARDS))
+        or any(True for _ in path.glob(f"adapter_*/{reader.ADAPTER_SHARDS}"))
     )
 
 
@@ -83,9 +85,9 @@ def _download(path: Path) -> str:
 
 def _looked_for(wanted: Collection[Kind]) -> str:
     names: dict[Kind, str] = {
-        "sharded checkpoint": f"{nxd.SHARDS}/, adapter_*/{nxd.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
+        "sharded checkpoint": f"{reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
         " of torch.distributed.checkpoint",
-        "adapter": lora_config.CONFIG,
+        "adapter": config.CONFIG,
         "model": "model.safetensors or its index",
     }
     return "; ".join(names[kind] for kind in wanted)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.merges import merges_follow_ranks
+from hyperpod_ft.data.merge_order import merges_follow_ranks
 
 # How text is split before the merges. These use nothing that regex engines read differently; a test holds the engines
 # of `tokenizers` and tiktoken against each other, over all of Unicode.

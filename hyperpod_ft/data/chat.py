@@ -1,13 +1,17 @@
 """Messages to text through the tokenizer's chat template, with the assistant's turns marked."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.data.example import Example, RowError, Segment
-from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.data.tokenizer import Tokenizer
 
 _MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # transformers asks the same of a template
 

@@ -1,13 +1,17 @@
 """Rows to text: each dataset format's prompt and completion, and which parts of the text the loss is on."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from hyperpod_ft.config import Dataset
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import chat
 from hyperpod_ft.data.example import Example, RowError, Segment
-from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.data.tokenizer import Tokenizer
 
 # The two templates of Stanford Alpaca, with the line break after "Response:" that alpaca-lora and axolotl write.
 _ALPACA = (

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hyperpod_ft.config import Dataset
-from hyperpod_ft.cpus import usable_cpus
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.system import usable_cpus
 
 # 4 MB of text: less is tokenized in the time that a process takes to start and to hand over what it made.
 _CHUNKS_WORTH_A_PROCESS = 16

@@ -23,9 +23,9 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sources import Asset
 
 _PARALLEL_FILES = 8
 

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.model_files import BESIDE_WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft import sources
+from hyperpod_ft.config import sources
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.publish import files_below, remove
-from hyperpod_ft.sources import Asset
 
 # What link() answers where it cannot: another file system, too many links, no links there, another owner's file.
 _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EPERM, errno.EACCES)

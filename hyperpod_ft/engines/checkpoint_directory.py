@@ -42,9 +42,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import dcp
+from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 FORMAT = 2
 DESCRIPTION = "checkpoint.json"

@@ -15,8 +15,8 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.run import Run
-from hyperpod_ft.throughput import Throughput
+from hyperpod_ft.engines.throughput import Throughput
+from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 import json
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hyperpod_ft.errors import UserError
@@ -58,3 +61,12 @@ def started(world_size: int) -> Processes:
         return Processes(0, 1, 0, dist.HashStore())
     store, rank, _ = next(dist.rendezvous("env://"))
     return Processes(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak memory in MB (1e6 bytes): the accelerator's, or this process's resident set on CPU."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated() / 1e6
+    # ru_maxrss is in KiB on Linux, in bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
-from hyperpod_ft.checkpoint.model_card import model_card
-from hyperpod_ft.checkpoint.sharded import open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
 
 _REMEDY = "restore it, or remove it and run stage train again, which goes on from the one before"

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import Dataset
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import formats, packing, prepared, reading, workers
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example
@@ -35,7 +35,7 @@ from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, Row
 from hyperpod_ft.data.report import Account, Report
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 SAMPLES_PER_SPLIT = 256

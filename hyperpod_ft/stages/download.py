@@ -9,16 +9,16 @@ network. Runs on the kit's own interpreter: neither torch nor transformers is im
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperpod_ft.checkpoint.model_directory import read_config
-from hyperpod_ft.checkpoint.safetensors_file import read_model
-from hyperpod_ft.download.asset import Manifest, ensure
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.download.fetch import Manifest, ensure
 from hyperpod_ft.download.listing import Source, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.model_fit import check_model_directory
-from hyperpod_ft.run import Run
-from hyperpod_ft.sources import Asset
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _MODEL, _DATASET = "model.source", "dataset.source"

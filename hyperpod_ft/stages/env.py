@@ -12,11 +12,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import interpreters, neuron_devices, publish
+from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.installation import install, install_neuron
-from hyperpod_ft.requirements import environment_name, pins_file
-from hyperpod_ft.run import Run
+from hyperpod_ft.job import interpreters, neuron_devices
+from hyperpod_ft.job.installation import install, install_neuron
+from hyperpod_ft.planning.pins import environment_name, pins_file
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 # What the kit's own code imports in the jobs.

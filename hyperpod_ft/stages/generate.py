@@ -14,17 +14,17 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint import pretrained
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
-from hyperpod_ft.instances import CATALOGUE
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 # Bounds the time that both losses take; the report says how many of how many rows were used.

@@ -5,9 +5,9 @@ python -m hyperpod_ft.stages.merge RUN_DIR
 
 from dataclasses import asdict
 
-from hyperpod_ft.checkpoint.merge import WeightedAdapter, merge
-from hyperpod_ft.checkpoint.model_card import model_card
-from hyperpod_ft.run import Run
+from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
 
 

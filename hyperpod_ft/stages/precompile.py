@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from hyperpod_ft import neuron_cache, publish
+from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
+from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 

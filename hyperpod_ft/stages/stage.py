@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 
 # long enough for the last attempt of a requeued job to end
 _TRAINING_PATIENCE_SECONDS = 120

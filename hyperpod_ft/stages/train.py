@@ -21,13 +21,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hyperpod_ft import neuron_cache, publish, restarts, usage
-from hyperpod_ft.engines import Trained, engine
+from hyperpod_ft import publish
+from hyperpod_ft.engines import engine
+from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.model_fit import check_model_directory
-from hyperpod_ft.run import Run
+from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.runs import restarts, usage
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 _VERDICT = "hyperpod_ft/train/verdict"  # store key: what rank 0 decided, `train` or `leave`

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hyperpod_ft.aws import cluster_file
+from hyperpod_ft.config import cluster_config
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -57,5 +57,5 @@ class Kit:
         return [node["instance_id"] for node in self.json("nodes") if node["group"] == "worker-group-1"]
 
     def configure(self, **changes: Any) -> None:
-        values = yaml.safe_load(cluster_file.example().read_text())
+        values = yaml.safe_load(cluster_config.example().read_text())
         self.file.write_text(yaml.safe_dump({**values, **changes}))

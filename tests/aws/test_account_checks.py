@@ -13,11 +13,11 @@ from typing import Any
 import boto3
 import pytest
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.session import Session
-from hyperpod_ft.aws.stack import StackParameters, deploy
+from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import Checked, account_checks, validate_account
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT

@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("botocore")
 
-from hyperpod_ft.aws import lifecycle_files
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding
-from hyperpod_ft.aws.request_fields import cluster_file_key
+from hyperpod_ft.aws.hyperpod import lifecycle_files
+from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
 from hyperpod_ft.aws.validation import addresses, offline_checks, regions
 from hyperpod_ft.aws.validation.handwritten import validate_handwritten
 from hyperpod_ft.aws.validation.validate import Checked, validate_offline
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.config.yaml_file import validate
 from hyperpod_ft.errors import ConfigError
-from hyperpod_ft.sources import shipped
-from hyperpod_ft.yaml_file import validate
+from hyperpod_ft.shipped import shipped
 
 WORKERS = {"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/plan-1"
@@ -197,7 +197,7 @@ def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
     ],
 )
 def test_what_no_account_can_hold_is_refused_before(changes, said):
-    from hyperpod_ft.aws.cluster_file import CLUSTER_FILE
+    from hyperpod_ft.config.cluster_config import CLUSTER_FILE
 
     values = {
         "name": "demo",

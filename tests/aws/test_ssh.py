@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws import hyperpod
-from hyperpod_ft.aws.hyperpod import Cluster, Group
-from hyperpod_ft.aws.nodes import Node, list_nodes
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod.cluster import Cluster, Group
+from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import choice as reach
 from hyperpod_ft.aws.ssh import config as ssh_config
 from hyperpod_ft.aws.ssh import connect as ssh

@@ -7,10 +7,10 @@ from typing import Any
 import cfnlint.api
 import pytest
 
-from hyperpod_ft.aws import stack, stack_events
 from hyperpod_ft.aws.session import Session
-from hyperpod_ft.aws.stack import Remains, StackParameters, delete, deploy, remains
-from hyperpod_ft.aws.stack_events import StackEvent
+from hyperpod_ft.aws.stack import events, stack
+from hyperpod_ft.aws.stack.events import StackEvent
+from hyperpod_ft.aws.stack.stack import Remains, StackParameters, delete, deploy, remains
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import ZONE_ID, Aws
 
@@ -164,8 +164,8 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
 def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     deploy(SESSION, HP, poll_seconds=POLL)
     aws.scenario(seconds={"stack.resource": 0.05})
-    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, stack_events.describe
-    monkeypatch.setattr(stack_events, "describe", lambda *a: stale.pop() if stale else describe(*a))
+    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, events.describe
+    monkeypatch.setattr(events, "describe", lambda *a: stale.pop() if stale else describe(*a))
     assert delete(SESSION, "hp", poll_seconds=POLL).nat_gateway_id == ""
 
 
@@ -197,11 +197,9 @@ def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -
     """Why `delete` updates: AWS cannot delete the network of a file system that it has to keep."""
     deploy(SESSION, HP, poll_seconds=POLL)
     stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
-    before = stack_events.last_event(aws.client("cloudformation"), stack_id)
+    before = events.last_event(aws.client("cloudformation"), stack_id)
     aws.client("cloudformation").delete_stack(StackName="hp")
-    status = stack_events.settle(
-        aws.client("cloudformation"), stack_id, lambda _: None, after=before, poll_seconds=POLL
-    )
+    status = events.settle(aws.client("cloudformation"), stack_id, lambda _: None, after=before, poll_seconds=POLL)
     assert status == "DELETE_FAILED"
     with pytest.raises(UserError, match=r"DELETE_FAILED: .*(has dependencies|dependent object)"):
         deploy(SESSION, HP, poll_seconds=POLL)

@@ -8,9 +8,12 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_file, cluster_logs, hyperpod, stack
 from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import logs
 from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.config import cluster_config
 from tests.aws.kit import NAME, Kit
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
@@ -132,7 +135,7 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
 
 def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its look and its request; also when botocore asks again because an answer got lost."""
-    config, session = cluster_file.load(kit.file), Session("us-west-2")
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
     describe, settled = hyperpod.describe, stack._settled
     clusters: list[None] = [None, None]
@@ -206,7 +209,7 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
     cluster = hyperpod.Cluster(NAME, "arn:aws:sagemaker:us-west-2:123456789012:cluster/a", "Failed", "", (), (), False)
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = cluster_logs.lifecycle_streams(client, cluster)
+        newest, _ = logs.lifecycle_streams(client, cluster)
     assert newest == "LifecycleConfig/a/i-2"
 
 

@@ -488,6 +488,6 @@ def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -
 
 
 def test_the_package_is_shipped_with_the_wheel() -> None:
-    from hyperpod_ft.sources import shipped
+    from hyperpod_ft.shipped import shipped
 
     assert (shipped("lifecycle") / "provision.sh").is_file()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, Launched, jobs, tiny_llama
 from tests.training.conftest import make_run as make_training_run
 from tests.unit import tiny_tokenizer

@@ -8,9 +8,9 @@ SUFFIX: how the names of those parameters end.
 import sys
 from pathlib import Path
 
-from hyperpod_ft.engines.neuron import Attempt
+from hyperpod_ft.engines.neuron.loop import Attempt
 from hyperpod_ft.engines.processes import started
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 class Diverging(Attempt):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.neuron
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INTERPRETER = """#!/bin/bash
-if [[ "$*" == "-m hyperpod_ft.health "* ]]; then echo "stand-in: nodes are not looked at"; exit; fi
+if [[ "$*" == "-m hyperpod_ft.job.health "* ]]; then echo "stand-in: nodes are not looked at"; exit; fi
 # stage env tries to import AWS's packages
 if [[ "$1" == -c ]]; then export PYTHONPATH={modules}:$PYTHONPATH; fi
 {exports}

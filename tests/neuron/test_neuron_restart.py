@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.neuron.conftest import MakeRun
 from tests.training.conftest import Jobs, curve, metrics
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge, stage
 from tests.neuron.conftest import PATIENCE_S, MakeRun, llama
 from tests.neuron.probe import probe

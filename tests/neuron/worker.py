@@ -14,9 +14,9 @@ from neuronx_distributed.parallel_layers import parallel_state
 from probe import probe
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.neuron import Attempt
+from hyperpod_ft.engines.neuron.loop import Attempt
 from hyperpod_ft.engines.processes import started
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.monitor import active_jobs, status
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.submit import submit
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.monitor import active_jobs, status
-from hyperpod_ft.run import Run
-from hyperpod_ft.selection import Selection
-from hyperpod_ft.slurm import Slurm
-from hyperpod_ft.submit import submit
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 
 pytestmark = pytest.mark.slurm
 MakeRun = Callable[..., Run]
@@ -57,8 +57,8 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     run.freeze()
     program = (
-        "import pathlib, sys; from hyperpod_ft.run import Run; from hyperpod_ft.slurm import Slurm\n"
-        "from hyperpod_ft.submit import submit; from hyperpod_ft.selection import Selection\n"
+        "import pathlib, sys; from hyperpod_ft.runs.run import Run; from hyperpod_ft.launch.slurm import Slurm\n"
+        "from hyperpod_ft.launch.submit import submit; from hyperpod_ft.runs.selection import Selection\n"
         "submit(Run.open(pathlib.Path(sys.argv[1])), Slurm(), Slurm(), Selection())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, run.directory]) as submission:

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hyperpod_ft
-from hyperpod_ft import cli_local
+from hyperpod_ft.cli import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster, default_directory, programs
 from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
@@ -384,7 +384,7 @@ def test_ordinary_user(slurm_installed: None, open_directory: Path) -> None:
 
 def test_commands(own: LocalCluster) -> None:
     def invoke(*arguments: str) -> str:
-        result = CliRunner().invoke(cli_local.app, arguments, env={"HYPERPOD_FT_LOCAL": str(own.directory)})
+        result = CliRunner().invoke(local.app, arguments, env={"HYPERPOD_FT_LOCAL": str(own.directory)})
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.output

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests import neuron_stand_ins
 
 pytestmark = pytest.mark.slurm

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import restarts
+from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.submit import snapshot
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.render import Kit, render
-from hyperpod_ft.run import Run
-from hyperpod_ft.submit import snapshot
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.run import Run
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
 MakeRun = Callable[..., Run]

@@ -16,10 +16,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from hyperpod_ft import runfile
+from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 VOCABULARY = 128
@@ -222,7 +223,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         for key, value in (settings or {}).items():
             section, _, last = key.rpartition(".")
             (values.setdefault(section, {}) if section else values)[last] = value
-        run = Run.of(runfile.resolve(runfile.validate(values, name), tmp_path))
+        run = Run.of(run_file.resolve(run_file.validate(values, name), tmp_path))
         run.directory.mkdir(parents=True, exist_ok=True)
         run.freeze()
         if not run.base_model.exists():

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hyperpod_ft.engines import model
-from hyperpod_ft.engines.mesh import device_mesh, device_of
 from hyperpod_ft.engines.processes import Processes, started
-from hyperpod_ft.engines.torch import Attempt
-from hyperpod_ft.run import Run
+from hyperpod_ft.engines.torch import model
+from hyperpod_ft.engines.torch.loop import Attempt
+from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.runs.run import Run
 
 
 def fill_lora_b(peft_model: nn.Module) -> nn.Module:

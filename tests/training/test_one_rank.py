@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, PretrainedConfig
 
-from hyperpod_ft import publish, usage
-from hyperpod_ft.engines import checkpoint_directory, tensor_parallel
-from hyperpod_ft.engines.model import decoder_layers
+from hyperpod_ft import publish
+from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.throughput import base_parameters, throughput
+from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch.model import decoder_layers
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.run import Run
-from hyperpod_ft.throughput import base_parameters, throughput
+from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 
 pytestmark = pytest.mark.training

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ft.config import Training
+from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.batches import DataOrder, Rows
 from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.schedule import learning_rate, total_steps
+from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from tests.training.conftest import write_rows
 
 pytestmark = pytest.mark.training

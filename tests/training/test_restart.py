@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from hyperpod_ft import usage
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve, metrics
 from tests.unit.small_volume import small_volume
 

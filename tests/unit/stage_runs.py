@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from hyperpod_ft import publish, runfile
-from hyperpod_ft.run import Record, Run, utc_now
+from hyperpod_ft import publish
+from hyperpod_ft.config import run_file
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 
 
 def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:
@@ -24,7 +26,7 @@ def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | No
         "model": {"source": model, "revision": revision},
         "dataset": dataset,
     }
-    run = Run.of(runfile.resolve(runfile.validate(values, "test"), base))
+    run = Run.of(run_file.resolve(run_file.validate(values, "test"), base))
     run.freeze()
     finish(run, "env")
     return run

@@ -16,11 +16,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft import publish, runfile
-from hyperpod_ft.checkpoint.lora_config import AdapterConfig
-from hyperpod_ft.config import RunConfig
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.run import Run
+from hyperpod_ft.runs.run import Run
 from tests.unit import tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -174,7 +175,7 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
     }
     for section, given in changes.items():
         values[section] = values.get(section, {}) | given
-    run = Run.of(runfile.resolve(RunConfig.model_validate(values), root))
+    run = Run.of(run_file.resolve(RunConfig.model_validate(values), root))
     shutil.copytree(base, run.base_model)
     return run
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from hyperpod_ft.aws.hyperpod import Cluster, pick
-from hyperpod_ft.aws.nodes import Node, tally
+from hyperpod_ft.aws.hyperpod.cluster import Cluster, pick
+from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.errors import UserError
 
 # what AWS's own scripts and this kit call them; HyperPod tells roles only of clusters whose Slurm it set up

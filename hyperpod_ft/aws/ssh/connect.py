@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.hyperpod import Cluster
-from hyperpod_ft.aws.nodes import Node, ssm_target
+from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, by_name, in_group, login_group

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.aws.cluster_file import LINUX_USER
 from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.config.cluster_config import LINUX_USER
 from hyperpod_ft.errors import UserError
 
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")

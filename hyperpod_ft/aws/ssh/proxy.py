@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft.aws import hyperpod
-from hyperpod_ft.aws.nodes import list_nodes, ssm_target
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod.nodes import list_nodes, ssm_target
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import by_name, in_group

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod, stack_events
-from hyperpod_ft.aws.cluster_file import ClusterConfig, Existing
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
 from hyperpod_ft.aws.session import told
+from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.validation.addresses import ec2_type
+from hyperpod_ft.config.cluster_config import ClusterConfig, Existing
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
 
@@ -37,7 +38,7 @@ class Account:
 
     def stack(self) -> dict[str, Any] | None:
         """What CloudFormation says of the cluster's stack; None where there is none."""
-        return stack_events.describe(self.clients["cloudformation"], self.config.stack_name)
+        return events.describe(self.clients["cloudformation"], self.config.stack_name)
 
     def instance_types(self) -> dict[str, dict[str, Any]]:
         """What EC2 says of the cluster's instance types, by SageMaker's name; those that it knows in this region."""

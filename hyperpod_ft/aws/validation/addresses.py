@@ -6,8 +6,8 @@ the SageMaker developer guide, which gives 81 for the other orchestrator, EKS).
 
 import ipaddress
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.config.instances import CATALOGUE
 
 RESERVED_BY_AWS = 5  # of every subnet: the first four addresses and the last ("Subnet CIDR blocks", VPC user guide)
 

@@ -13,7 +13,7 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.validation.offline_checks import BUCKET_START
 from hyperpod_ft.aws.validation.service_model import check_request
-from hyperpod_ft.yaml_file import did_you_mean
+from hyperpod_ft.errors import did_you_mean
 
 # What lifecycle_script.py of AWS's samples and HyperPod's agent read.
 _KEYS = (

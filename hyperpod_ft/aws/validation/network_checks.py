@@ -5,7 +5,7 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.account import Account
-from hyperpod_ft.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE
 
 SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"
 EVERYWHERE = "0.0.0.0/0"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.request_fields import keyed_groups
+from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.account import Account
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hyperpod_ft.aws.validation.java_patterns import compile_java
-from hyperpod_ft.yaml_file import did_you_mean
+from hyperpod_ft.errors import did_you_mean
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "string": (str, "a text"),

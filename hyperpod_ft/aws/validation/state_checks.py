@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from hyperpod_ft.aws import hyperpod
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.hyperpod import cluster as hyperpod
 from hyperpod_ft.aws.session import error_code
-from hyperpod_ft.aws.stack import require_deployable, subnet_id
+from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
 BUCKET = "existing.bucket"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.cluster_file import ClusterConfig
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
@@ -23,6 +22,7 @@ from hyperpod_ft.aws.validation import (
     state_checks,
 )
 from hyperpod_ft.aws.validation.account import SERVICES, Account, why_not_checked
+from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _PARALLEL = 8
 _OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (

@@ -1,0 +1,1 @@
+"""HyperPod's API: requests, nodes, logs, waiting."""

@@ -1,0 +1,80 @@
+"""What a cluster file asks for that a cluster which is there has otherwise (pure)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.hyperpod.request_fields import group_keys, key_of_group
+from hyperpod_ft.aws.hyperpod.requests import group_specification
+from hyperpod_ft.config.cluster_config import ClusterConfig
+
+_ENTRIES = ("OnCreate", "OnInitComplete")
+_OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """`groups`: instance groups as `UpdateCluster` takes them, of those that are added or get new lifecycle scripts.
+
+    `added`: how many instances each new group is to have. `other`: what stays as it is, one line each.
+    """
+
+    groups: tuple[dict[str, Any], ...]
+    added: dict[str, int]
+    other: tuple[str, ...]
+
+
+def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str, Any]) -> Changes:
+    """From the request of `CreateCluster` and what `DescribeCluster` says.
+
+    New groups and new lifecycle scripts are changes that `create` makes. All else is told: HyperPod keeps a group as it
+    was made, counts are changed by `scale`.
+    """
+    there = {group["InstanceGroupName"]: group for group in described["InstanceGroups"]}
+    keys = dict(zip((group.name for group in config.groups), group_keys(config), strict=True))
+    groups, added, other = [], {}, []
+    for wanted in request["InstanceGroups"]:
+        name = wanted["InstanceGroupName"]
+        group = there.pop(name, None)
+        if group is None:
+            groups.append(wanted)
+            added[name] = wanted["InstanceCount"]
+            continue
+        now = group_specification(group)
+        if now.get("LifeCycleConfig") != wanted["LifeCycleConfig"]:
+            groups.append({**now, "LifeCycleConfig": wanted["LifeCycleConfig"]})
+        other += [
+            _told(key_of_group(keys[name], part), now.get(part), wanted.get(part), config, name)
+            for part in (*wanted, *(part for part in _OPTIONAL if part in now and part not in wanted))
+            if part != "LifeCycleConfig" and not _covers(now.get(part), wanted.get(part))
+        ]
+    other += [f"instance group {name} is not in the cluster file" for name in there]
+    if described.get("NodeRecovery", request["NodeRecovery"]) != request["NodeRecovery"]:
+        other.append(f"node_recovery: is {described['NodeRecovery']}, not {request['NodeRecovery']}")
+    return Changes(tuple(groups), added, tuple(other))
+
+
+def provisioning_differs(config: ClusterConfig, described: dict[str, Any]) -> bool:
+    """Whether the cluster was made with the other kind of provisioning, which cannot be changed."""
+    entry = "OnInitComplete" if config.provisioning == "api" else "OnCreate"
+    scripts = [group.get("LifeCycleConfig", {}) for group in described["InstanceGroups"]]
+    return any(key in lifecycle for lifecycle in scripts for key in _ENTRIES if key != entry)
+
+
+def _covers(now: Any, wanted: Any) -> bool:
+    """Whether all that is wanted is so; HyperPod may tell more (defaults), and lists in another order."""
+    if isinstance(wanted, dict):
+        return isinstance(now, dict) and all(_covers(now.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(now, list) and all(any(_covers(one, value) for one in now) for value in wanted)
+    return bool(now == wanted)
+
+
+def _told(key: str, now: Any, wanted: Any, config: ClusterConfig, name: str) -> str:
+    if key.endswith(".count"):
+        command = f"hyperpod-ft cluster scale {config.name} {name} {wanted} --region {config.region}"
+        return f"{key}: {name} is to have {now} instances, not {wanted}: {command}"
+    return f"{key}: {name} has {_short(now)}, not {_short(wanted)}; a group keeps what it was made with"
+
+
+def _short(value: Any) -> str:
+    return "none" if value in (None, [], {}) else str(value)

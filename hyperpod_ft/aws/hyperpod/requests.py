@@ -1,0 +1,127 @@
+"""A cluster file and the resources below it -> what HyperPod is asked for. Pure functions.
+
+API-driven: each group says its Slurm role and its storage, HyperPod sets up Slurm, and the lifecycle scripts run as
+`OnInitComplete`. Legacy: the scripts run as `OnCreate`, start Slurm themselves, and read the roles in
+provisioning_parameters.json.
+"""
+
+from typing import Any
+
+from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.config.cluster_config import ClusterConfig, Controller, InstanceGroup, Login, Workers
+
+ENTRY = "provision.sh"  # lifecycle/provision.sh
+_NODE_TYPES: dict[type[InstanceGroup], str] = {Controller: "Controller", Login: "Login", Workers: "Compute"}
+
+
+def create_cluster(config: ClusterConfig, foundation: Foundation, lifecycle_uri: str) -> dict[str, Any]:
+    """The request of `CreateCluster`. `lifecycle_uri` is the S3 folder that holds the lifecycle scripts."""
+    request: dict[str, Any] = {
+        "ClusterName": config.name,
+        "InstanceGroups": [_group(config, group, foundation, lifecycle_uri) for group in config.groups],
+        "VpcConfig": {
+            "SecurityGroupIds": list(foundation.security_group_ids),
+            "Subnets": [foundation.subnet_id],
+        },
+        "NodeRecovery": config.node_recovery,
+    }
+    if config.provisioning == "api":
+        request["Orchestrator"] = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+        if config.continuous_provisioning:
+            request["NodeProvisioningMode"] = "Continuous"
+    if config.tags:
+        request["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
+    return request
+
+
+def _group(config: ClusterConfig, group: InstanceGroup, foundation: Foundation, lifecycle_uri: str) -> dict[str, Any]:
+    api = config.provisioning == "api"
+    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb}}]
+    if api:
+        storage.append(
+            {
+                "FsxLustreConfig": {
+                    "DnsName": foundation.fsx_dns_name,
+                    "MountName": foundation.fsx_mount_name,
+                    "MountPath": config.fsx.mount_path,
+                }
+            }
+        )
+    request: dict[str, Any] = {
+        "InstanceGroupName": group.name,
+        "InstanceType": group.instance_type,
+        "InstanceCount": group.count,
+        "LifeCycleConfig": {"SourceS3Uri": lifecycle_uri, "OnInitComplete" if api else "OnCreate": ENTRY},
+        "ExecutionRole": foundation.role_arn,
+        "ThreadsPerCore": group.threads_per_core,
+        "InstanceStorageConfigs": storage,
+    }
+    if api:
+        request["SlurmConfig"] = {"NodeType": _NODE_TYPES[type(group)]}
+    if isinstance(group, Workers):
+        if api:
+            request["SlurmConfig"]["PartitionNames"] = [group.partition]
+        if group.deep_health_checks:
+            request["OnStartDeepHealthChecks"] = list(group.deep_health_checks)
+        if group.training_plan_arn:
+            request["TrainingPlanArn"] = group.training_plan_arn
+    return request
+
+
+def provisioning_parameters(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
+    """provisioning_parameters.json: how the legacy path tells HyperPod's agent, and the scripts, who is who."""
+    parameters: dict[str, Any] = {
+        "version": "1.0.0",
+        "workload_manager": "slurm",
+        "controller_group": config.controller.name,
+        "worker_groups": [
+            {"instance_group_name": group.name, "partition_name": group.partition} for group in config.workers
+        ],
+        "fsx_dns_name": foundation.fsx_dns_name,
+        "fsx_mountname": foundation.fsx_mount_name,
+    }
+    if config.login:
+        parameters["login_group"] = config.login.name
+    return parameters
+
+
+def settings(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
+    """settings.json: what the lifecycle scripts are told beside what HyperPod leaves on the node."""
+    return {
+        "version": 1,
+        "provisioning": config.provisioning,
+        "default_user": "ubuntu",
+        "fsx": {
+            "dns_name": foundation.fsx_dns_name,
+            "mount_name": foundation.fsx_mount_name,
+            "mount_path": config.fsx.mount_path,
+        },
+        "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},
+        "users": [{"name": user.name, "uid": user.uid, "gid": user.group_id} for user in config.users],
+        "accounting": config.accounting,
+        "metrics": config.metrics,
+    }
+
+
+def group_specification(described: dict[str, Any]) -> dict[str, Any]:
+    """What `DescribeCluster` says of an instance group, as `UpdateCluster` takes it: the group as it is now."""
+    kept = (
+        "InstanceGroupName",
+        "InstanceType",
+        "LifeCycleConfig",
+        "ExecutionRole",
+        "ThreadsPerCore",
+        "InstanceStorageConfigs",
+        "OnStartDeepHealthChecks",
+        "TrainingPlanArn",
+        "OverrideVpcConfig",
+        "ScheduledUpdateConfig",
+        "SlurmConfig",
+        "CapacityRequirements",
+        "NetworkInterface",
+    )
+    specification = {key: described[key] for key in kept if described.get(key)}
+    specification["InstanceCount"] = described["TargetCount"]
+    if described.get("MinCount"):
+        specification["MinInstanceCount"] = described["MinCount"]
+    return specification

@@ -1,0 +1,1 @@
+"""The CloudFormation stack that a cluster stands on."""

@@ -1,0 +1,295 @@
+"""The CloudFormation stack of a cluster (`templates/cluster/stack.yaml`): deployed, asked, emptied, deleted.
+
+Every function may be cut short anywhere and called again: CloudFormation goes on by itself, and the next call waits for
+it before it asks for anything.
+
+Deleting. A file system that outlives its stack cannot: its network interfaces keep AWS from deleting the subnet,
+security group and VPC that it lives in, and a later stack could not take it over. So what keeps data keeps the stack:
+`delete` without data is an update that removes the NAT gateway and its address, which is all that costs money besides
+the data; `deploy` under the same name brings them back and finds the data. Only `delete` with data deletes the stack,
+after the file system and the bucket, which CloudFormation itself never deletes (DeletionPolicy of the template).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.stack.data import (
+    Bucket,
+    FileSystem,
+    delete_bucket,
+    delete_filesystem,
+    measure_bucket,
+    measure_filesystem,
+)
+from hyperpod_ft.aws.stack.events import Progress, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import shipped
+
+POLL_SECONDS = 5.0
+# A creation that failed: CloudFormation can only delete such a stack. Nobody has stored anything in what may be left.
+_NEVER_WAS = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
+
+
+@dataclass(frozen=True)
+class StackParameters:
+    """What differs between stacks. `zone_id`: of an availability zone; `fsx_throughput`: MB/s for each TiB."""
+
+    name: str
+    zone_id: str
+    fsx_gib: int = 1200
+    fsx_throughput: int = 250
+    fsx_compression: str = "LZ4"
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> "StackParameters":
+        return cls(
+            name=config.stack_name,
+            zone_id=config.availability_zone_id,
+            fsx_gib=config.fsx.size_gib,
+            fsx_throughput=config.fsx.throughput,
+            fsx_compression=config.fsx.compression,
+            tags=config.tags,
+        )
+
+    def for_cloudformation(self) -> dict[str, str]:
+        return {
+            "AvailabilityZoneId": self.zone_id,
+            "NatGateway": "true",
+            "FsxStorageGiB": str(self.fsx_gib),
+            "FsxThroughput": str(self.fsx_throughput),
+            "FsxCompression": self.fsx_compression,
+        }
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What is still there and costs money; empty and None for what is not."""
+
+    stack: str = ""
+    filesystem: FileSystem | None = None
+    bucket: Bucket | None = None
+    nat_gateway_id: str = ""
+    elastic_ip: str = ""
+
+
+def template() -> str:
+    """The text of the template, as the wheel and the repository have it."""
+    return (shipped("templates") / "cluster" / "stack.yaml").read_text()
+
+
+def _silent(_: StackEvent) -> None:
+    pass
+
+
+def deploy(
+    session: Session, parameters: StackParameters, progress: Progress = _silent, *, poll_seconds: float = POLL_SECONDS
+) -> Foundation:
+    """Create the stack, or bring it up to these parameters and this kit's template, and wait; no difference is success.
+
+    Raises UserError when AWS refuses, or when a resource fails: with the first one that did, and what to do.
+    """
+    with explained(f"stack {parameters.name}"):
+        client = session.client("cloudformation")
+        stack = _settled(client, parameters.name, progress, poll_seconds)
+        request = _request(parameters)
+        if stack is None and (stack_id := _create(client, request)):
+            status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+            require(client, stack_id, status)
+        else:
+            stack = stack or _settled(client, parameters.name, progress, poll_seconds)
+            assert stack is not None, "CloudFormation has just said that it exists"
+            stack_id = str(stack["StackId"])
+            _require_ours(stack)
+            _require_updatable(client, stack)
+            _update(client, stack_id, request, progress, poll_seconds)
+        found = describe(client, stack_id)
+        assert found is not None, "a stack that was there is found by its id"
+        volume = measure_filesystem(session, _outputs_by_key(found)["FsxId"])
+        if volume is None or volume.lifecycle == "DELETING":
+            raise UserError(
+                f"stack {parameters.name}: its file system is gone: deleted by hand, or by a delete that stopped",
+                "finish that with `hyperpod-ft cluster delete --delete-data`, then create it again",
+            )
+        return _foundation(found)
+
+
+def require_deployable(client: Any, name: str) -> None:
+    """Raise UserError where `deploy` would. `client`: CloudFormation's."""
+    stack = describe(client, name)
+    if stack is not None and not _at_work(stack):
+        _require_ours(stack)
+        _require_updatable(client, stack)
+
+
+def subnet_id(config: ClusterConfig, client: Any) -> str:
+    """The nodes' subnet as it is now; empty where the stack has not made it. `client`: CloudFormation's."""
+    if config.existing:
+        return config.existing.subnet_id
+    return _outputs_by_key(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
+
+
+def delete(
+    session: Session,
+    name: str,
+    progress: Progress = _silent,
+    *,
+    delete_data: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> Remains:
+    """Remove what costs money; with `delete_data` everything, and the data for ever. Returns what remains.
+
+    The caller has deleted the cluster: file system and bucket go first, under whatever still uses them. A creation that
+    failed goes as a whole. No stack is success.
+    """
+    with explained(f"stack {name}"):
+        client = session.client("cloudformation")
+        stack = _settled(client, name, progress, poll_seconds)
+        if stack is None:
+            return Remains()
+        _require_ours(stack)
+        if delete_data or stack["StackStatus"] in _NEVER_WAS:
+            resources = _resources(client, stack)
+            delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
+            delete_bucket(session, resources.get("Bucket", ""))
+            _delete_stack(client, str(stack["StackId"]), progress, poll_seconds)
+        else:
+            _keep_data_only(client, stack, progress, poll_seconds)
+    return remains(session, name)
+
+
+def remains(session: Session, name: str) -> Remains:
+    """What the stack of this name has that costs money, asked of each service itself."""
+    with explained(f"stack {name}"):
+        client = session.client("cloudformation")
+        stack = describe(client, name)
+        if stack is None:
+            return Remains()
+        resources = _resources(client, stack)
+        return Remains(
+            name,
+            measure_filesystem(session, resources.get("FileSystem", "")),
+            measure_bucket(session, resources.get("Bucket", "")),
+            resources.get("Nat", ""),
+            resources.get("ElasticIp", ""),
+        )
+
+
+def _at_work(stack: dict[str, Any]) -> bool:
+    # REVIEW_IN_PROGRESS is a change set's stack before it exists: nothing works on it.
+    status = str(stack["StackStatus"])
+    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
+
+
+def _settled(client: Any, name: str, progress: Progress, poll_seconds: float) -> dict[str, Any] | None:
+    """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
+    stack = describe(client, name)
+    if stack and _at_work(stack):
+        stack_id = str(stack["StackId"])
+        settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+        stack = describe(client, name)
+    return stack
+
+
+def _request(parameters: StackParameters) -> dict[str, Any]:
+    return {
+        "StackName": parameters.name,
+        "TemplateBody": template(),
+        "Parameters": [
+            {"ParameterKey": key, "ParameterValue": value} for key, value in parameters.for_cloudformation().items()
+        ],
+        "Capabilities": ["CAPABILITY_IAM"],  # the execution role
+        "Tags": [{"Key": key, "Value": value} for key, value in parameters.tags.items()],
+    }
+
+
+def _create(client: Any, request: dict[str, Any]) -> str:
+    """The id of a new stack; empty when somebody else was quicker, or this request's first answer got lost."""
+    try:
+        return str(client.create_stack(**request)["StackId"])
+    except client.exceptions.AlreadyExistsException:
+        return ""
+
+
+def _require_ours(stack: dict[str, Any]) -> None:
+    """Raise UserError for a stack that this template cannot have made: neither changed nor deleted by accident."""
+    if not {"NatGateway", "FsxStorageGiB"} <= {parameter["ParameterKey"] for parameter in stack.get("Parameters", [])}:
+        raise UserError(f"stack {stack['StackName']} is not of this kit", "choose another name for the cluster")
+
+
+def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
+    """Raise UserError for a stack that is not whole. One whose last update was rolled back is."""
+    if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
+        require(client, str(stack["StackId"]), str(stack["StackStatus"]))
+
+
+def _update(client: Any, stack_id: str, request: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+    """Update and wait; nothing to change is success."""
+    before = last_event(client, stack_id)
+    try:
+        client.update_stack(**request)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
+            return
+        raise
+    require(client, stack_id, settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds))
+
+
+def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
+    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+
+
+def _foundation(stack: dict[str, Any]) -> Foundation:
+    outputs = _outputs_by_key(stack)
+    return Foundation(
+        subnet_id=outputs["PrivateSubnetId"],
+        security_group_ids=(outputs["SecurityGroupId"],),
+        role_arn=outputs["RoleArn"],
+        bucket=outputs["Bucket"],
+        fsx_dns_name=outputs["FsxDnsName"],
+        fsx_mount_name=outputs["FsxMountName"],
+    )
+
+
+def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
+    """Physical ids by logical id, of resources that CloudFormation has not deleted.
+
+    It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
+    """
+    pages = client.get_paginator("list_stack_resources")
+    outputs = _outputs_by_key(stack)
+    kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
+    return kept | {
+        resource["LogicalResourceId"]: resource["PhysicalResourceId"]
+        for page in pages.paginate(StackName=stack["StackId"])
+        for resource in page["StackResourceSummaries"]
+        if resource.get("PhysicalResourceId") and resource["ResourceStatus"] != "DELETE_COMPLETE"
+    }
+
+
+def _keep_data_only(client: Any, stack: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+    stack_id = str(stack["StackId"])
+    _require_updatable(client, stack)
+    kept = [p["ParameterKey"] for p in stack["Parameters"] if p["ParameterKey"] != "NatGateway"]
+    request = {
+        "StackName": stack_id,
+        "UsePreviousTemplate": True,
+        "Parameters": [
+            {"ParameterKey": "NatGateway", "ParameterValue": "false"},
+            *({"ParameterKey": key, "UsePreviousValue": True} for key in kept),
+        ],
+        "Capabilities": ["CAPABILITY_IAM"],
+    }
+    _update(client, stack_id, request, progress, poll_seconds)
+
+
+def _delete_stack(client: Any, stack_id: str, progress: Progress, poll_seconds: float) -> None:
+    before = last_event(client, stack_id)
+    client.delete_stack(StackName=stack_id)
+    status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+    if status != "DELETE_COMPLETE":
+        require(client, stack_id, status)

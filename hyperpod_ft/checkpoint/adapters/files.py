@@ -1,0 +1,79 @@
+"""An adapter's directory as PEFT writes it, read once from end to end before anything is made of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyperpod_ft.checkpoint.adapters import config as lora_config
+from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
+from hyperpod_ft.checkpoint.formats import checksums
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
+from hyperpod_ft.checkpoint.tensors.elements import Stored, nonfinite
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
+
+_PICKLE = "adapter_model.bin"
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """`digest`: of the weights, XXH3 (128 bits) as hex. `zero`: names of tensors that hold nothing else."""
+
+    directory: Path
+    config: AdapterConfig
+    tensors: tuple[LogicalTensor, ...]
+    digest: str
+    zero: frozenset[str]
+
+
+def read_adapter(directory: Path) -> AdapterFiles:
+    """Raises UserError when it is no LoRA adapter that can be merged, differs from its recorded checksum, or holds NaN
+    or Inf.
+    """
+    file = directory / WEIGHTS
+    if not file.is_file() and (directory / _PICKLE).is_file():
+        raise UserError(
+            f"{directory / _PICKLE}: is a pickle, which can run any code when it is loaded",
+            f"where you trust it, load it with PEFT and save_pretrained, which writes {WEIGHTS}",
+        )
+    config = lora_config.read_config(directory / CONFIG)
+    if config.unsupported:
+        raise UserError(
+            f"{directory / CONFIG}: merge does not handle: {', '.join(config.unsupported)}", "merge it with PEFT"
+        )
+    tensors = tuple(read_file(file))
+    digest, values = _scan(file, tensors)
+    if checksums.recorded(directory).get(WEIGHTS, digest) != digest:
+        raise UserError(
+            f"{file}: is not what was written: its checksum differs from {CHECKSUMS}", "restore it, or make it again"
+        )
+    for name, kind in sorted(values.nonfinite.items()):
+        raise UserError(f"{file}: tensor {name} holds {kind}", "training diverged: use an earlier checkpoint")
+    zero = frozenset(tensor.name for tensor in tensors) - values.nonzero
+    return AdapterFiles(directory, config, tensors, digest, zero)
+
+
+class _Values:
+    """What an adapter's values show while they are read, by several threads."""
+
+    def __init__(self) -> None:
+        self.nonfinite: dict[str, str] = {}
+        self.nonzero: set[str] = set()
+
+    def inspect(self, tensor: LogicalTensor, first: int, stored: Stored) -> None:
+        del first
+        if kind := nonfinite(stored, tensor.dtype):
+            self.nonfinite[tensor.name] = kind
+        if tensor.name not in self.nonzero and np.any(stored):
+            self.nonzero.add(tensor.name)
+
+
+def _scan(file: Path, tensors: tuple[LogicalTensor, ...]) -> tuple[str, _Values]:
+    values = _Values()
+    with ByteProgress("adapter", file.stat().st_size) as progress, Scanner(progress) as scanner:
+        return scanner.scan(file, tensors, values.inspect), values

@@ -1,0 +1,205 @@
+"""The tensors of a LoRA adapter as PEFT saves them, and what each does to the base model.
+
+PEFT saves `base_model.model.<module>.lora_A.weight` with shape (r, in) and `.lora_B.weight` with (out, r) for the
+base's `<module>.weight` with (out, in), which transformers' Conv1D stores as (in, out); of an embedding with
+(vocabulary, width) `.lora_embedding_A` with (r, vocabulary) and `.lora_embedding_B` with (width, r); parameters that
+were trained whole (`modules_to_save`, biases, resized embeddings) under their own names (PEFT 0.17,
+utils/save_and_load.py, `get_peft_model_state_dict`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig, ends_with, parse_config
+from hyperpod_ft.checkpoint.formats.tied import with_tied_output
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.errors import UserError
+
+__all__ = ["CONFIG", "WEIGHTS", "Adapter", "Update", "check_fit", "modules", "understand"]
+
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PART = re.compile(
+    r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
+)
+_OTHER_BASE = "use the base it was trained on"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an adapter adds to a weight: scale * (b @ a), or of a bias scale * b.
+
+    `magnitude` is DoRA's (arXiv 2402.09353): the sum is then rescaled to it, per output of the module.
+    """
+
+    where: Path
+    a: LogicalTensor | None  # (r, in)
+    b: LogicalTensor  # (out, r); of a bias (out,)
+    scale: float
+    transposed: bool = False  # the weight is stored as (in, out)
+    magnitude: LogicalTensor | None = None  # (out,)
+    embedding: bool = False
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What an adapter does, by the base's names of tensors. A tensor may be replaced and updated as well."""
+
+    where: Path
+    updates: Mapping[str, Update]
+    replaced: Mapping[str, LogicalTensor]
+
+
+def understand(
+    where: Path,
+    config: AdapterConfig,
+    tensors: Sequence[LogicalTensor],
+    base: Mapping[str, LogicalTensor],
+    *,
+    conv1d: bool = False,
+) -> Adapter:
+    """Sort an adapter's tensors by what they do to `base`, whose tensors have the names of the live model.
+
+    `conv1d`: the base's linear layers are stored as (in, out) where their shape does not tell.
+
+    Raises UserError when a tensor has no meaning or no partner, does not fit the base, or one that the configuration
+    promises is missing: PEFT would invent it.
+    """
+    if not tensors:
+        raise UserError(f"{where}: the adapter holds no tensors", "train again")
+    parts: dict[str, dict[str, LogicalTensor]] = {}
+    replaced: dict[str, LogicalTensor] = {}
+    for tensor in tensors:
+        name = tensor.name.removeprefix(_PREFIX)
+        found = _PART.fullmatch(name)
+        if name == tensor.name or tensor.dtype not in ARITHMETIC:
+            raise UserError(f"{where}: tensor {tensor.name} ({tensor.dtype}) is none of LoRA", "merge it with PEFT")
+        if found:
+            parts.setdefault(found["module"], {})[found["part"]] = tensor
+        elif not _is_second_copy(name):
+            replaced[name.replace(".base_layer.", ".")] = tensor
+    _check_replaced(where, replaced, base)
+    updates: dict[str, Update] = {}
+    for module, named in parts.items():
+        updates |= dict(_updates(where, config, module, named, {**base, **replaced}, conv1d))
+    _refuse_gaps(where, config, set(parts), set(replaced), base)
+    return Adapter(where, updates, replaced)
+
+
+def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
+    """The modules of the live model that have factors among an adapter's tensors."""
+    return {tensor.name.removeprefix(_PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
+
+
+def check_fit(
+    where: Path, config: Any, tensors: Sequence[LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
+) -> None:
+    """Raise UserError unless an adapter fits the base; `config` is what adapter_config.json holds.
+
+    `tied`: the base's output layer is its embedding. Adapters that no merge here handles are not looked at.
+    """
+    parsed = parse_config(where / CONFIG, config)
+    if not parsed.unsupported:
+        understand(where, parsed, tensors, with_tied_output(base) if tied else base)
+
+
+def _is_second_copy(name: str) -> bool:
+    """PEFT saves an embedding under modules_to_save three times when the vocabulary was resized, once as itself."""
+    return ".modules_to_save." in name or ".original_module." in name
+
+
+def _check_replaced(where: Path, replaced: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> None:
+    for name, tensor in replaced.items():
+        if name not in base:
+            raise UserError(f"{where}: the adapter does not fit the base model: it has no {name}", _OTHER_BASE)
+        # rows are tokens where the vocabulary was resized
+        if tensor.shape[1:] != base[name].shape[1:] or (len(tensor.shape) == 1 and tensor.shape != base[name].shape):
+            raise UserError(
+                f"{where}: the adapter does not fit the base model at {name}: {list(tensor.shape)} for"
+                f" {list(base[name].shape)}",
+                _OTHER_BASE,
+            )
+
+
+def _updates(
+    where: Path,
+    config: AdapterConfig,
+    module: str,
+    parts: Mapping[str, LogicalTensor],
+    base: Mapping[str, LogicalTensor],
+    conv1d: bool,
+) -> Iterator[tuple[str, Update]]:
+    """What a module's tensors add, with the names of the base's tensors that they add it to."""
+    kind = "embedding_{}" if "embedding_A" in parts or "embedding_B" in parts else "{}.weight"
+    a, b = parts.get(kind.format("A")), parts.get(kind.format("B"))
+    if a is None or b is None:
+        raise UserError(f"{where}: {module} has no lora_{'B' if b is None else 'A'}", "the adapter is incomplete")
+    name, rank = f"{module}.weight", config.rank(module)
+    if name not in base:
+        raise UserError(f"{where}: the adapter does not fit the base model: it has no {name}", _OTHER_BASE)
+    weight = base[name]
+    if weight.dtype not in ARITHMETIC:
+        raise UserError(f"{where}: {name} of the base model is quantized ({weight.dtype})", "use another base")
+    embedding = "embedding" in kind
+    straight, flipped = (b.shape[:1] + a.shape[1:]), (a.shape[1:] + b.shape[:1])
+    wanted = {flipped} if embedding else {straight, flipped}
+    if len(weight.shape) != 2 or weight.shape not in wanted or (a.shape[:1], b.shape[1:]) != ((rank,), (rank,)):
+        raise UserError(
+            f"{where}: the adapter does not fit the base model at {name}: lora_B {list(b.shape)} x lora_A"
+            f" {list(a.shape)} of rank {rank} on a weight {list(weight.shape)}",
+            _OTHER_BASE,
+        )
+    transposed = weight.shape == flipped and (weight.shape != straight or conv1d or embedding)
+    magnitude = parts.get("magnitude_vector")
+    if (magnitude is not None) != config.dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
+        found = f"lora_magnitude_vector {list(magnitude.shape)}" if magnitude else "no lora_magnitude_vector"
+        raise UserError(f"{where}: use_dora is {config.dora}, {module} has {found}", "the adapter is damaged")
+    scale = config.scale(module)
+    yield name, Update(where, a, b, scale, transposed, magnitude, embedding)
+    bias = parts.get("B.bias")
+    if (bias is not None) != config.lora_bias and not embedding:
+        raise UserError(
+            f"{where}: lora_bias is {config.lora_bias}, {module} has {'a' if bias else 'no'} lora_B.bias",
+            "the adapter is damaged",
+        )
+    if bias is not None:
+        name = f"{module}.bias"
+        if name not in base or base[name].shape != bias.shape:
+            raise UserError(f"{where}: the base model has no {name} to add lora_B.bias to", _OTHER_BASE)
+        yield name, Update(where, None, bias, scale)
+
+
+def _refuse_gaps(
+    where: Path, config: AdapterConfig, have: set[str], replaced: set[str], base: Mapping[str, LogicalTensor]
+) -> None:
+    weights = [name for name in base if name.endswith(".weight") and len(base[name].shape) == 2]
+    matrices = [name.removesuffix(".weight") for name in weights]
+    if config.all_linear:
+        # what is no linear layer cannot be told by its shape: those are targets whose namesakes have factors
+        kinds = {module.rpartition(".")[2] for module in have}
+        targets = [module for module in matrices if module.rpartition(".")[2] in kinds]
+    else:
+        targets = [module for module in matrices if config.targets(module)]
+        if strange := sorted(have - set(targets)):
+            raise UserError(f"{where}: {CONFIG} does not target {strange[0]}, which has factors", "correct one of them")
+    if isinstance(config.target_modules, str) and not targets:
+        raise UserError(f"{where}: target module {config.target_modules} matches nothing", _OTHER_BASE)
+    for target in () if isinstance(config.target_modules, str) else config.target_modules:
+        if not any(ends_with(module, target) for module in matrices):
+            raise UserError(f"{where}: target module {target} matches nothing in the base model", _OTHER_BASE)
+    if missing := [module for module in targets if module not in have]:
+        raise UserError(f"{where}: the adapter has no factors for {missing[0]}.weight", "the adapter is incomplete")
+    for name in sorted(base.keys() - replaced):
+        module, _, parameter = name.rpartition(".")
+        if config.saves(module):
+            raise UserError(f"{where}: modules_to_save: the adapter has no {name}", "the adapter is incomplete")
+        trained = config.bias == "all" or (config.bias == "lora_only" and module in have)
+        if parameter == "bias" and len(base[name].shape) == 1 and trained:
+            raise UserError(
+                f"{where}: bias is {config.bias}, but the adapter has no {name}: PEFT did not save it",
+                f"set bias to none in {CONFIG} to go without the biases that were trained",
+            )

@@ -1,0 +1,71 @@
+"""The files of a Hugging Face model besides its weights: configuration, tokenizer, chat template, licence."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.errors import UserError
+
+CONFIG = "config.json"
+TOKENIZER = (
+    "tokenizer*.json",
+    "tokenizer.model*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+)
+# Configuration, tokenizer, chat template, licence. Not code (`*.py`): the kit never runs a model's own.
+BESIDE_WEIGHTS = (
+    "config.json",
+    "generation_config.json",
+    *TOKENIZER,
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+)
+
+
+def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
+    """Copy what is not weights; contents, not links, with modes by the umask. Returns the names.
+
+    Raises UserError when one is a link to nothing, as in a cache that was cleaned up.
+    """
+    found = {file for pattern in patterns for file in base.glob(pattern) if file.is_file() or file.is_symlink()}
+    if lost := sorted(file for file in found if not file.is_file()):
+        raise UserError(f"{lost[0]}: is a link to nothing", "download the model again")
+    names = sorted(file.relative_to(base).as_posix() for file in found)
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(base / name, target / name)
+    return names
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json. Raises UserError when it is missing or no JSON object."""
+    return read_object(directory / CONFIG, "download the model again")
+
+
+def set_dtype(directory: Path, torch_name: str) -> None:
+    """Make config.json tell the dtype of the weights, under the key that it uses.
+
+    transformers before 4.56 wrote `torch_dtype`, later ones `dtype`; both are read.
+    """
+    values = read_config(directory)
+    keys = [key for key in ("dtype", "torch_dtype") if key in values] or ["torch_dtype"]
+    update_config(directory, dict.fromkeys(keys, torch_name))
+
+
+def update_config(directory: Path, values: Mapping[str, Any]) -> None:
+    """Set values in config.json."""
+    publish.write_json(directory / CONFIG, read_config(directory) | dict(values))

@@ -1,0 +1,1 @@
+"""Base model plus adapters to a model."""

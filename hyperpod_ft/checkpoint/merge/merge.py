@@ -1,0 +1,184 @@
+"""Base model plus LoRA adapters: one Hugging Face model, streamed; memory does not grow with the model."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.checkpoint.adapters.config import CONFIG
+from hyperpod_ft.checkpoint.adapters.files import AdapterFiles, read_adapter
+from hyperpod_ft.checkpoint.adapters.lora import Adapter, modules, understand
+from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
+from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
+from hyperpod_ft.checkpoint.kinds import refuse_overlap
+from hyperpod_ft.checkpoint.merge.card import merge_card
+from hyperpod_ft.checkpoint.merge.plan import Base, Change, Plan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.update import Updated
+from hyperpod_ft.checkpoint.tensors.comparing import same_values
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
+
+# Values that are converted together.
+_BLOCK_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True)
+class WeightedAdapter:
+    """A PEFT adapter, and what its update is multiplied with."""
+
+    directory: Path
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did. `merged`: tensors that adapters change; `unchanged`: those whose update the rounding undid."""
+
+    tensors: int
+    merged: int
+    unchanged: int
+    adapters: int
+    nbytes: int
+    shards: int
+    seconds: float
+
+
+def merge(
+    base: Path,
+    adapters: Sequence[WeightedAdapter],
+    target: Path,
+    *,
+    dtype: str = "base",
+    max_shard_bytes: int = 5_000_000_000,
+    card: str | None = None,
+) -> Merged:
+    """Write base + adapters as the model directory `target`.
+
+    Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
+    DoRA rescales, tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
+    `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md; None: one that names what was merged.
+
+    A killed merge goes on where it was when it is called again with the same files.
+
+    Raises UserError when an adapter does not fit the base, is damaged, contradicts another, asks for what this merge
+    does not do, or has only updates of zero, and when the result is not finite; nothing is published then.
+    """
+    clock = time.monotonic()
+    refuse_overlap(target, [base, *(one.directory for one in adapters)])
+    files = [read_adapter(one.directory) for one in adapters]
+    model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
+    # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
+    with Reader() as reader, threadpool_limits(1, "blas"):
+        understood = [_understood(reader, one, model) for one in files]
+        weights = [one.weight for one in adapters]
+        plan = make_plan(reader, model, list(zip(understood, weights, strict=True)))
+        dtypes = {name: _written_as(model, name, dtype) for name in plan.changes}
+        outgoing = [
+            Outgoing(name, dtypes[name], change.source.shape, _fill(reader, change, dtypes[name], base))
+            for name, change in plan.changes.items()
+        ]
+        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
+        with new_directory(target, identity) as directory:
+            with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
+                written = write_model(directory, outgoing, max_shard_bytes, progress)
+            unchanged = _unchanged(reader, model, plan, directory)
+            if unchanged == len(plan.touched):
+                raise UserError(
+                    f"{adapters[0].directory}: nothing was learned: every update is lost in the rounding to the"
+                    " weights' dtype",
+                    "train longer or with a higher training.learning_rate, or merge to float32",
+                )
+            _write_beside(directory, model, files, plan, dtype)
+            text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card
+            publish.write_text(directory / "README.md", text)
+    return Merged(
+        tensors=written.tensors,
+        merged=len(plan.touched),
+        unchanged=unchanged,
+        adapters=len(adapters),
+        nbytes=written.nbytes,
+        shards=len(written.files),
+        seconds=round(time.monotonic() - clock, 3),
+    )
+
+
+def _understood(reader: Reader, files: AdapterFiles, model: Base) -> Adapter:
+    """Raises UserError when the adapter does not fit the base, or cannot change it."""
+    adapter = understand(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
+    adapter = without_copies(reader, adapter, model)
+    learned = adapter.replaced or any(
+        update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
+        for update in adapter.updates.values()
+    )
+    if not learned:
+        raise UserError(f"{files.directory}: nothing was learned: every lora_B is zero", "check the training log")
+    return adapter
+
+
+def _written_as(model: Base, name: str, dtype: str) -> str:
+    own = model.tensors[name].dtype
+    return own if dtype == "base" or own not in ARITHMETIC else DTYPE_OF_TORCH_NAME[dtype]
+
+
+def _fill(reader: Reader, change: Change, dtype: str, base: Path) -> Fill:
+    if change.updates:
+        return Updated(reader, change.source, change.updates, dtype).fill
+    return partial(_copy, reader, change.source, dtype, base)
+
+
+def _copy(reader: Reader, tensor: LogicalTensor, dtype: str, base: Path, begin: int, end: int, out: Stored) -> None:
+    if tensor.dtype == dtype:
+        reader.fill(tensor, begin, end, out)
+    else:
+        for low in range(begin, end, _BLOCK_ELEMENTS):
+            high = min(low + _BLOCK_ELEMENTS, end)
+            stored = np.empty(high - low, STORED[tensor.dtype])
+            reader.fill(tensor, low, high, stored)
+            convert(stored, tensor.dtype, dtype, out[low - begin : high - begin])
+    refuse_nonfinite(
+        out, dtype, tensor.name, f"{tensor.pieces[0].file}: as {dtype}", "restore the file, or take a wider dtype"
+    )
+
+
+def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[float]) -> dict[str, Any]:
+    """All that decides what is written, besides what is asked for."""
+    inputs = {piece.file for tensor in model.stored.values() for piece in tensor.pieces}
+    inputs |= {model.directory / model_directory.CONFIG}
+    states = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(inputs)]
+    adapters = [
+        (str(one.directory.absolute()), one.digest, publish.sha256(one.directory / CONFIG), weight)
+        for one, weight in zip(files, weights, strict=True)
+    ]
+    return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
+
+
+def _unchanged(reader: Reader, model: Base, plan: Plan, directory: Path) -> int:
+    """How many of the tensors that adapters target are the base's still, in the dtype that was written."""
+    written = {tensor.name: tensor for tensor in read_model(directory)}
+    return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)
+
+
+def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: Plan, dtype: str) -> None:
+    model_directory.copy_files(model.directory, directory)
+    if "vocab_size" in plan.config:
+        # the tokens that the base's tokenizer does not have
+        for one in files:
+            model_directory.copy_files(one.directory, directory, TOKENIZER)
+    if plan.config:
+        model_directory.update_config(directory, plan.config)
+    if dtype != "base":
+        model_directory.set_dtype(directory, dtype)

@@ -1,0 +1,174 @@
+"""What a merge writes: for every tensor of the result where it comes from, and what is added to it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.adapters.lora import Adapter, Update
+from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.tensors.comparing import same_values
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.errors import UserError
+
+_WITH_PEFT = "merge it with PEFT"
+# Architectures of transformers whose linear layers are Conv1D, which stores them as (in, out).
+_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model. `stored`: its tensors by the live model's names."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    stored: Mapping[str, LogicalTensor]
+
+    @property
+    def is_conv1d(self) -> bool:
+        return self.config.get("model_type") in _CONV1D
+
+    @property
+    def is_tied(self) -> bool:
+        return tied.is_tied(self.config, self.stored)
+
+    @property
+    def tensors(self) -> dict[str, LogicalTensor]:
+        """With the output layer, which may be stored as the embedding only."""
+        return tied.with_tied_output(self.stored) if self.is_tied else dict(self.stored)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A tensor of the result: `source` with the updates added."""
+
+    source: LogicalTensor
+    updates: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`changes`: by name, in the base's order. `config`: what config.json has to say in place of the base's."""
+
+    changes: Mapping[str, Change]
+    config: Mapping[str, Any]
+    touched: tuple[str, ...]  # tensors that an adapter changes
+
+
+def read_base(directory: Path, modules: Iterable[str]) -> Base:
+    """`modules`: names of some modules of the live model.
+
+    Raises UserError when the model cannot be read, or is quantized.
+    """
+    config = model_directory.read_config(directory)
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise UserError(f"{directory}: the base model is quantized ({method})", "merge into the original weights")
+    stored = {tensor.name: tensor for tensor in read_model(directory)}
+    if prefix := _missing_prefix(modules, stored):
+        stored = {prefix + name: tensor.renamed(prefix + name) for name, tensor in stored.items()}
+    return Base(directory, config, stored)
+
+
+def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]) -> str:
+    """What a model that was saved without its head lacks in front of every name; transformers puts it there again."""
+    for module in modules:
+        prefix, _, rest = module.partition(".")
+        if f"{rest}.weight" in tensors and not any(name.startswith(f"{prefix}.") for name in tensors):
+            return f"{prefix}."
+    return ""
+
+
+def without_copies(reader: Reader, adapter: Adapter, base: Base) -> Adapter:
+    """The adapter without those of its whole tensors that are the base's: PEFT saves some that nobody trained."""
+    tensors = base.tensors
+    replaced = {
+        name: tensor for name, tensor in adapter.replaced.items() if not same_values(reader, tensor, tensors[name])
+    }
+    return replace(adapter, replaced=replaced)
+
+
+def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[Adapter, float]]) -> Plan:
+    """`adapters`: each with the weight that its updates are multiplied with.
+
+    Raises UserError when adapters contradict one another, or the result would be no model.
+    """
+    _refuse_contradictions(adapters)
+    touched: dict[str, Change] = {}
+    for adapter, weight in adapters:
+        for name, tensor in adapter.replaced.items():
+            touched[name] = Change(tensor)
+        for name, update in adapter.updates.items():
+            before = touched.get(name, Change(base.tensors[name]))
+            weighted = replace(update, scale=update.scale * weight)
+            touched[name] = replace(before, updates=(*before.updates, weighted))
+    config = _settle_outer_layers(reader, base, touched)
+    return Plan({name: Change(tensor) for name, tensor in base.stored.items()} | touched, config, tuple(touched))
+
+
+def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change]) -> dict[str, Any]:
+    """Untie embedding and output layer where an adapter changes one of them, as it does in the live model.
+
+    Changes `touched`. Returns what config.json has to say anew.
+    """
+    tensors, embedding = base.tensors, tied.embedding(base.stored)
+    config: dict[str, Any] = {}
+    for name, change in touched.items():
+        if base.is_tied and embedding is None and change.source.shape[:1] == (base.config.get("vocab_size"),):
+            raise UserError(f"{base.directory}: it is not known whether {name} is its output layer too", _WITH_PEFT)
+        if change.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
+            raise UserError(
+                f"{change.source.pieces[0].file}: {name} has shape {list(change.source.shape)}, in the base model"
+                f" {list(tensors[name].shape)}",
+                "use the base it was trained on",
+            )
+    outer = {name: touched.get(name, Change(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors}
+    if embedding is None or not touched.keys() & outer.keys():
+        return config
+    if base.is_tied:
+        first, second = outer[embedding], outer[tied.OUTPUT]
+        touched |= outer
+        if not first.updates and not second.updates and same_values(reader, first.source, second.source):
+            if tied.OUTPUT not in base.stored:
+                del touched[tied.OUTPUT]
+        else:
+            config["tie_word_embeddings"] = False
+    rows = {change.source.shape[0] for change in outer.values()}
+    if len(rows) > 1:
+        raise UserError(
+            f"{base.directory}: the vocabulary would have {' and '.join(map(str, sorted(rows)))} tokens: the adapter"
+            f" resizes only one of {embedding} and {tied.OUTPUT}",
+            "save both with the adapter (modules_to_save)",
+        )
+    if rows != {tensors[embedding].shape[0]}:
+        config["vocab_size"] = rows.pop()
+    if config and "text_config" in base.config:
+        raise UserError(f"{base.directory}: is a model of several parts whose embedding would change", _WITH_PEFT)
+    return config
+
+
+def _refuse_contradictions(adapters: Sequence[tuple[Adapter, float]]) -> None:
+    for adapter, weight in adapters:
+        if not math.isfinite(weight) or weight == 0:
+            raise UserError(f"{adapter.where}: weight {weight}", "give a number other than 0, or leave the adapter out")
+        whole = [*adapter.replaced, *(name for name, update in adapter.updates.items() if update.magnitude)]
+        if whole and weight != 1:
+            raise UserError(
+                f"{adapter.where}: weight {weight}: {whole[0]} is no sum that could be weighted (modules_to_save,"
+                " bias or DoRA)",
+                "give it weight 1",
+            )
+    for (one, _), (other, _) in combinations(adapters, 2):
+        rescaled = {name for it in (one, other) for name, update in it.updates.items() if update.magnitude}
+        replaced = one.replaced.keys() | other.replaced.keys()
+        both = (one.updates.keys() | one.replaced.keys()) & (other.updates.keys() | other.replaced.keys())
+        if contradiction := sorted(both & (rescaled | replaced)):
+            raise UserError(
+                f"{one.where} and {other.where} both change {contradiction[0]}, one of them as a whole"
+                " (modules_to_save, bias or DoRA)",
+                "merge one of them",
+            )

@@ -1,0 +1,1 @@
+"""From what training wrote to logical tensors."""

@@ -1,0 +1,155 @@
+"""Reader of torch.distributed.checkpoint directories: what engine `torch` writes.
+
+`.metadata` is a pickle of torch.distributed.checkpoint.metadata.Metadata; each `.distcp` file is a row of archives as
+torch.save writes them, one a piece (torch/distributed/checkpoint/filesystem.py). Both are read as descriptions.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
+from hyperpod_ft.checkpoint.formats.safe_pickle import Inert, inert
+from hyperpod_ft.checkpoint.formats.torch_file import Archive
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
+from hyperpod_ft.errors import UserError
+
+INDEX = ".metadata"
+
+
+class _Metadata(Inert):
+    pass
+
+
+class _Tensor(Inert):
+    pass
+
+
+class _Chunk(Inert):
+    pass
+
+
+class _Place(Inert):
+    """Key of the storage table: name of the tensor and offset of the chunk."""
+
+
+class _Range(Inert):
+    pass
+
+
+class _Properties(Inert):
+    """Its state is (dtype, layout, requires_grad, memory format, pinned)."""
+
+
+def _strided(layout: str) -> str:
+    if layout != "torch.strided":
+        raise ValueError(f"layout {layout}")
+    return layout
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_NAMES: safe_pickle.Names = {
+    (_METADATA, "Metadata"): _Metadata,
+    (_METADATA, "TensorStorageMetadata"): _Tensor,
+    (_METADATA, "ChunkStorageMetadata"): _Chunk,
+    (_METADATA, "TensorProperties"): _Properties,
+    (_METADATA, "MetadataIndex"): _Place,
+    (_METADATA, "BytesStorageMetadata"): Inert,
+    (_METADATA, "StorageMeta"): Inert,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): Inert,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Range,
+    ("torch.serialization", "_get_layout"): _strided,
+    ("torch", "Size"): tuple,
+    # Python 3.11 pickles members of an enumeration as getattr(class, name); the member is not needed.
+    ("builtins", "getattr"): inert,
+    # The directory that the checkpoint was saved to; Python 3.13 names the module otherwise.
+    ("pathlib", "PosixPath"): inert,
+    ("pathlib._local", "PosixPath"): inert,
+    **{("torch", name): dtype for name, dtype in DTYPE_OF_TORCH_NAME.items()},
+}
+
+
+def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
+    """The tensors whose key begins with `prefix`, which is cut off their names; in the order of the index.
+
+    Raises UserError when the directory is no such checkpoint, or any wanted tensor lacks a piece, reaches past its
+    file, or is stored in a form that this reader does not know.
+    """
+    metadata = index(directory)
+    try:
+        tensors = _tensors(directory, metadata, prefix)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _damaged(directory, error) from error
+    check(tensors, directory)
+    return tensors
+
+
+def archives(directory: Path, prefix: str = "") -> list[Archive]:
+    """Where the pieces of tensors whose key begins with `prefix` are stored. Raises UserError as `read` does."""
+    try:
+        return [
+            Archive(_file(directory, stored.relative_path), stored.offset, stored.length)
+            for place, stored in index(directory).storage_data.items()
+            if place.fqn.startswith(prefix) and place.state.get("offset") is not None
+        ]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _damaged(directory, error) from error
+
+
+def _file(directory: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise UserError(f"{directory / INDEX}: names {name!r}, which lies outside the directory", "do not trust it")
+    if not (directory / name).is_file():
+        raise UserError(f"{directory / name}: is missing", "the checkpoint is incomplete: use another")
+    return directory / name
+
+
+def _damaged(directory: Path, error: Exception) -> UserError:
+    return UserError(f"{directory / INDEX}: does not describe a checkpoint: {error!r}", "the file is damaged")
+
+
+def index(directory: Path) -> Any:
+    """The index as inert stand-ins. Raises UserError when there is none, or it holds anything but an index."""
+    file = directory / INDEX
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{directory}: no {INDEX} in it: this is no complete torch.distributed.checkpoint", "use another"
+        ) from error
+    return safe_pickle.loads(content, _NAMES, file)
+
+
+def _tensors(directory: Path, metadata: Any, prefix: str) -> list[LogicalTensor]:
+    ranges: dict[tuple[str, tuple[int, ...]], Any] = {
+        (place.fqn, place.offset): stored
+        for place, stored in metadata.storage_data.items()
+        if place.state.get("offset") is not None
+    }
+    tensors = []
+    for key, described in metadata.state_dict_metadata.items():
+        if not key.startswith(prefix) or not isinstance(described, _Tensor):
+            continue
+        dtype = described.properties.state[0]
+        shape = tuple(described.size)
+        pieces = tuple(
+            _piece(directory, key, dtype, chunk, ranges.get((key, chunk.offsets)))
+            for chunk in described.chunks
+            # ranks beyond the tensor's size hold empty chunks
+            if 0 not in chunk.sizes
+        )
+        tensors.append(LogicalTensor(key.removeprefix(prefix), dtype, shape, pieces))
+    return tensors
+
+
+def _piece(directory: Path, key: str, dtype: str, chunk: Any, stored: Any) -> Piece:
+    where = f"tensor {key}, piece at {list(chunk.offsets)}"
+    if stored is None:
+        raise UserError(f"{directory}: {where}: is missing from the checkpoint", "use another")
+    if stored.state.get("transform_descriptors"):
+        raise UserError(f"{directory}: {where}: is compressed", "save checkpoints without transforms")
+    name = stored.relative_path
+    file = _file(directory, name)
+    found = torch_file.describe(file, stored.offset, stored.length)
+    if not isinstance(found, torch_file.StoredTensor) or found.dtype != dtype or found.shape != chunk.sizes:
+        raise UserError(f"{file}: {where}: holds something else than the index says", "the checkpoint is damaged")
+    return Piece(file, found.offset, chunk.offsets, found.shape, found.strides)

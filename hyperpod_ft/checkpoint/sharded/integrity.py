@@ -1,0 +1,67 @@
+"""Whether the bytes of a sharded checkpoint are those that were written.
+
+torch.save notes a CRC-32 of every record, which torch.load does not look at: a byte that flipped on the volume becomes
+a weight that nobody ordered. Whatever is read to be written is checked on the way, and the rest afterwards, so that
+nothing is read twice.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.formats import torch_file
+from hyperpod_ft.checkpoint.formats.torch_file import Archive, Record
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS
+from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.errors import UserError
+
+
+def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive], ledger: Ledger) -> None:
+    """Raise UserError when a record that any of the tensors lies in does not have the CRC-32 that was saved with it.
+
+    `archives` are where the tensors are stored, `ledger` knows what was read of them.
+    """
+    ledger.sort()
+    with ThreadPoolExecutor(THREADS, "integrity") as pool:
+        checks = [pool.submit(_check, file, record, ledger) for file, record in _needed(tensors, archives)]
+        try:
+            for check in checks:
+                check.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, Record]]:
+    """Of the archives the records that tensors lie in."""
+    wanted = sorted({(str(piece.file), piece.offset) for tensor in tensors for piece in tensor.stored})
+    offsets = {file: [offset for _, offset in group] for file, group in groupby(wanted, key=lambda place: place[0])}
+    for archive in archives:
+        inside = offsets.get(str(archive.file), [])
+        for record in torch_file.records(archive):
+            index = bisect_left(inside, record.offset)
+            if index < len(inside) and inside[index] < record.offset + record.size:
+                yield archive.file, record
+
+
+def _check(file: Path, record: Record, ledger: Ledger) -> None:
+    found = ledger.crc32(file, record.offset, record.size)
+    if found is None:
+        rest = Ledger()
+        with Source(file) as source:
+            for begin in range(record.offset, record.offset + record.size, BLOCK_BYTES):
+                block = direct.buffer("read ahead")[: min(BLOCK_BYTES, record.offset + record.size - begin)]
+                source.read(begin, block)
+                rest.note(file, begin, block)
+        rest.sort()
+        found = rest.crc32(file, record.offset, record.size)
+    if found != record.crc32:
+        raise UserError(
+            f"{file}: is damaged: bytes {record.offset} to {record.offset + record.size} do not match the checksum that"
+            " was saved with them",
+            "restore the file, or use another checkpoint",
+        )

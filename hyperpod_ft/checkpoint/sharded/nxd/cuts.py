@@ -1,0 +1,159 @@
+"""How optimum-neuron lays a tensor out over tensor parallel ranks: spans of ranks' parts that make logical tensors.
+
+Every layout cuts along one dimension only, so a span of rows (or columns) says all. Formulas after optimum-neuron
+0.4.5, optimum/neuron/models/training/transformations_utils.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.sharded.nxd.files import Shard
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece
+from hyperpod_ft.errors import UserError
+
+
+@dataclass(frozen=True)
+class Span:
+    """`length` rows of a rank's part, from `begin`, are the logical tensor's rows from `start`."""
+
+    rank: int
+    begin: int
+    length: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads over ranks when there are fewer key and value heads than ranks (GQAQKVColumnParallelLinearSpec).
+
+    The key and value heads stand `multiplier` times one after the other, and ranks take equal runs of that row. Each
+    copy of a key head serves an equal part of its query heads, so queries are permuted: slot t of the row, which is
+    copy t // kv_heads of key head t % kv_heads, has the query heads from (t % kv_heads) * group + (t // kv_heads) *
+    group / multiplier on, `group` being query heads per key head (compute_query_indices_for_rank).
+    """
+
+    queries: int
+    keys: int
+    multiplier: int
+    tensor_parallel: int
+
+    @property
+    def slots(self) -> int:
+        """Key heads of a rank, copies counted."""
+        return self.keys * self.multiplier // self.tensor_parallel
+
+    @property
+    def queries_per_rank(self) -> int:
+        return self.queries // self.tensor_parallel
+
+    def divide(self) -> bool:
+        """Whether heads go into ranks without a rest, which the formulas assume."""
+        return (
+            min(self.queries, self.keys, self.multiplier, self.tensor_parallel) > 0
+            and self.queries % (self.keys * self.multiplier) == 0
+            and self.queries % self.tensor_parallel == 0
+            and self.keys * self.multiplier % self.tensor_parallel == 0
+            and self.keys % self.slots == 0
+        )
+
+
+def whole(tensor_parallel: int, size: int) -> list[Span]:
+    """Ranks have equal parts of `size`, in order."""
+    return [Span(rank, 0, size, rank * size) for rank in range(tensor_parallel)]
+
+
+def fused(tensor_parallel: int, sizes: Sequence[int], index: int) -> list[Span]:
+    """Linear `index` of several of which each rank has its part of the first, then of the second, and so on.
+
+    `sizes` are of one rank's parts.
+    """
+    begin = sum(sizes[:index])
+    return [Span(rank, begin, sizes[index], rank * sizes[index]) for rank in range(tensor_parallel)]
+
+
+def queries(heads: Heads, rows: int) -> list[Span]:
+    """`rows` is what a rank has of the query projection, or has columns of the output projection."""
+    size = rows // heads.queries_per_rank
+    per_slot = heads.queries // (heads.keys * heads.multiplier)
+    spans = []
+    for rank in range(heads.tensor_parallel):
+        for slot in range(heads.slots):
+            copy, key = divmod(rank * heads.slots + slot, heads.keys)
+            first = key * per_slot * heads.multiplier + copy * per_slot
+            spans.append(Span(rank, slot * per_slot * size, per_slot * size, first * size))
+    return _joined(spans)
+
+
+def keys(heads: Heads, rows: int) -> tuple[list[Span], list[Span]]:
+    """The first copy of the key (or value) heads, and the others. `rows` is what a rank has of the projection."""
+    size = rows // heads.slots
+    spans: tuple[list[Span], list[Span]] = ([], [])
+    for rank in range(heads.tensor_parallel):
+        for slot in range(heads.slots):
+            copy, key = divmod(rank * heads.slots + slot, heads.keys)
+            spans[min(copy, 1)].append(Span(rank, slot * size, size, key * size))
+    return _joined(spans[0]), _joined(spans[1])
+
+
+def shifted(spans: Iterable[Span], begin: int) -> list[Span]:
+    """The same in parts that have other rows before."""
+    return [replace(span, begin=span.begin + begin) for span in spans]
+
+
+def assemble(
+    name: str, shards: Sequence[Shard], dim: int, spans: Sequence[Span], copies: Sequence[Span] = ()
+) -> LogicalTensor:
+    """The tensor that `spans` along `dim` make up; `copies` are of parts of it that ranks have once more."""
+    local = shards[0].tensor
+    length = sum(span.length for span in spans)
+    shape = (*local.shape[:dim], length, *local.shape[dim + 1 :])
+    return LogicalTensor(
+        name,
+        local.dtype,
+        shape,
+        tuple(_piece(shards[span.rank], dim, span) for span in spans),
+        tuple(_piece(shards[span.rank], dim, span) for span in copies),
+    )
+
+
+def replicated(name: str, shards: Sequence[Shard]) -> LogicalTensor:
+    """A tensor that every rank has all of."""
+    tensor = shards[0].tensor
+    first, *others = (
+        Piece(shard.file, shard.tensor.offset, (0,) * len(tensor.shape), tensor.shape, shard.tensor.strides)
+        for shard in shards
+    )
+    return LogicalTensor(name, tensor.dtype, tensor.shape, (first,), tuple(others))
+
+
+def check_size(where: Path, name: str, shards: Sequence[Shard], dim: int, size: int) -> None:
+    """Raise UserError unless each rank has `size` rows along `dim`."""
+    shape = shards[0].tensor.shape
+    if len(shape) <= dim or shape[dim] != size:
+        raise UserError(
+            f"{where}: {name} has shape {list(shape)} on each rank, by the metadata dimension {dim} has {size}",
+            "metadata and weights are of different checkpoints: use another",
+        )
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Neighbours in both the part and the logical tensor made one."""
+    runs = groupby(spans, key=lambda span: (span.rank, span.begin - span.start))
+    joined = []
+    for _, run in runs:
+        first, *others = run
+        joined.append(replace(first, length=first.length + sum(span.length for span in others)))
+    return joined
+
+
+def _piece(shard: Shard, dim: int, span: Span) -> Piece:
+    tensor = shard.tensor
+    return Piece(
+        shard.file,
+        tensor.offset + span.begin * tensor.strides[dim] * DTYPE_BYTES[tensor.dtype],
+        tuple(span.start if axis == dim else 0 for axis in range(len(tensor.shape))),
+        (*tensor.shape[:dim], span.length, *tensor.shape[dim + 1 :]),
+        tensor.strides,
+    )

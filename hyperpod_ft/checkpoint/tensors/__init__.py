@@ -1,0 +1,1 @@
+"""Descriptions of tensors, and their bytes."""

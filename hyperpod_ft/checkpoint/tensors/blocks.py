@@ -1,0 +1,66 @@
+"""Blocks of a file that threads handle in any order, and the digest of them in theirs."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+
+import xxhash
+
+from hyperpod_ft.checkpoint.tensors.elements import Stored
+from hyperpod_ft.system import usable_cpus
+
+# More than the CPUs of this job: some wait for the disk while others compute.
+THREADS = min(8, 2 + usable_cpus())
+
+
+def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
+    """Have `work(begin)` done for all, begun in this order. When one fails, those not begun are left out, and its
+    error is raised after the last has ended: none uses the file any more.
+    """
+    futures: list[Future[None]] = []
+    try:
+        futures.extend(pool.submit(work, begin) for begin in begins)
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        # the last first: of those that wait for their turn, none may lose the one before it
+        for future in reversed(futures):
+            future.cancel()
+        wait(futures)
+    for future in futures:
+        future.result()
+
+
+class Digest:
+    """The XXH3 (128 bits) of blocks that threads finish in any order; they have to be begun in order."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._position = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around all that is done for a block: when it fails, those who wait for it fail the same way."""
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            raise
+
+    def update(self, begin: int, block: Stored) -> None:
+        """Take in the bytes from position `begin`, after all those before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._position == begin)
+            if self._error is not None:
+                raise self._error
+        self._hash.update(block.data)
+        with self._changed:
+            self._position += block.size
+            self._changed.notify_all()
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()

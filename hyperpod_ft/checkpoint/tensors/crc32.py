@@ -1,0 +1,89 @@
+"""CRC-32 of a whole from those of its parts, so that a file can be checked while it is read in pieces, in any order."""
+
+import threading
+import zlib
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.tensors.elements import Stored
+
+_POLYNOMIAL = 0xEDB88320  # of zip and zlib, bits reversed
+
+
+def combine(parts: Iterable[tuple[int, int]]) -> int:
+    """The CRC-32 of parts end to end, each given as (its CRC-32, its bytes).
+
+    Appending n zero bytes to a message is linear in the CRC over GF(2): the n-th power of a 32 x 32 bit matrix, here by
+    its powers of two (Mark Adler's crc32_combine in zlib).
+    """
+    whole = 0
+    for crc, length in parts:
+        power = 0
+        while length >> power:
+            if length >> power & 1:
+                whole = _times(_ZEROS[power], whole)
+            power += 1
+        whole ^= crc
+    return whole
+
+
+def _times(matrix: list[int], vector: int) -> int:
+    product = 0
+    for column in matrix:
+        if not vector:
+            break
+        if vector & 1:
+            product ^= column
+        vector >>= 1
+    return product
+
+
+def _square(matrix: list[int]) -> list[int]:
+    return [_times(matrix, column) for column in matrix]
+
+
+def _powers() -> list[list[int]]:
+    """The matrices that append 1, 2, 4, ... zero bytes."""
+    matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]  # one zero bit
+    for _ in range(3):
+        matrix = _square(matrix)
+    powers = [matrix]
+    while len(powers) < 48:
+        powers.append(_square(powers[-1]))
+    return powers
+
+
+_ZEROS = _powers()
+
+
+class Ledger:
+    """The CRC-32 of every range of files that was read; from any thread."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)  # offset, bytes, CRC-32
+        self._lock = threading.Lock()
+
+    def note(self, file: Path, offset: int, content: Stored) -> None:
+        """`content`, contiguous, was read from bytes `offset` on."""
+        crc = zlib.crc32(content.data)
+        with self._lock:
+            self._ranges[file].append((offset, content.nbytes, crc))
+
+    def sort(self) -> None:
+        """Ready for questions, when all is read."""
+        for ranges in self._ranges.values():
+            ranges.sort()
+
+    def crc32(self, file: Path, offset: int, size: int) -> int | None:
+        """Of a range of the file; None unless what was read covers it exactly once."""
+        parts = []
+        position = offset
+        ranges = self._ranges.get(file, [])
+        for begin, length, crc in ranges[bisect_left(ranges, (offset,)) :]:
+            if position == offset + size or begin != position:
+                break
+            parts.append((crc, length))
+            position += length
+        return combine(parts) if position == offset + size else None

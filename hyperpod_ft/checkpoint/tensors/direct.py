@@ -1,0 +1,169 @@
+"""Direct I/O: reading and writing past the page cache, with a quiet way back to ordinary I/O where it is not to be had.
+
+Through the cache, tens of gigabytes that nobody reads again are copied once more by the CPU, push everything else out,
+and are written back in stalls. tmpfs of older kernels and some network file systems refuse direct I/O, at the opening
+or only at the transfer.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hyperpod_ft.checkpoint.tensors.elements import Stored
+from hyperpod_ft.errors import UserError
+
+BLOCK_BYTES = 8 << 20
+# What it asks of addresses, offsets and lengths: the largest logical block of any disk in use.
+ALIGNMENT = 4096
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
+# Below this the cache costs less than reading whole blocks around what is wanted.
+_LEAST_DIRECT_READ = 256 << 10
+
+_local = threading.local()
+
+
+def buffer(use: str) -> Stored:
+    """This thread's memory for one `use`: BLOCK_BYTES and two alignments more, uint8, on a page boundary."""
+    buffers: dict[str, Stored] = _local.__dict__.setdefault("buffers", {})
+    if use not in buffers:
+        buffers[use] = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES + 2 * ALIGNMENT), np.uint8)
+    return buffers[use]
+
+
+class _Descriptor:
+    """An open file that does direct I/O until the file system refuses."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._direct = bool(_O_DIRECT)
+        try:
+            self.number = os.open(path, flags | os.O_CLOEXEC | _O_DIRECT, 0o666)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = False
+            self.number = os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def transfer(self, operation: Callable[[int], int]) -> int:
+        """`operation(number)`; once more through the cache when it is invalid as direct I/O."""
+        while True:
+            direct = self._direct  # before the call: another thread may fall back meanwhile
+            try:
+                return operation(self.number)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not direct:
+                    raise
+                flags = fcntl.fcntl(self.number, fcntl.F_GETFL)
+                fcntl.fcntl(self.number, fcntl.F_SETFL, flags & ~_O_DIRECT)
+                self._direct = False
+
+
+class Source:
+    """A file to read ranges of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._direct = _Descriptor(path, os.O_RDONLY)
+            self._cached = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}", "restore the file") from error
+
+    def __enter__(self) -> "Source":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._direct.number)
+        os.close(self._cached)
+
+    def read(self, offset: int, out: Stored) -> None:
+        """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError when there are not enough."""
+        target = out.data.cast("B")
+        while len(target) >= _LEAST_DIRECT_READ:
+            found = self._read_directly(offset, min(len(target), BLOCK_BYTES))
+            target[: found.size] = found.data
+            target, offset = target[found.size :], offset + found.size
+        while target:
+            got = self._read(target, offset, direct=False)
+            if got <= 0:
+                raise self._ended(offset)
+            target, offset = target[got:], offset + got
+
+    def borrow(self, offset: int, size: int) -> Stored:
+        """`size` bytes from `offset` on, at most BLOCK_BYTES, without a copy: good until this thread reads again."""
+        if size >= _LEAST_DIRECT_READ:
+            found = self._read_directly(offset, size)
+            if found.size == size:
+                return found
+        copied = np.empty(size, np.uint8)
+        self.read(offset, copied)
+        return copied
+
+    def _read_directly(self, offset: int, size: int) -> Stored:
+        """Some bytes from `offset` on, at least one and at most `size`, in this thread's memory."""
+        aligned = buffer("read")
+        skipped = offset % ALIGNMENT
+        span = -(-(skipped + size) // ALIGNMENT) * ALIGNMENT
+        got = self._read(aligned.data[:span], offset - skipped, direct=True) - skipped
+        if got <= 0:
+            raise self._ended(offset)
+        return aligned[skipped : skipped + min(got, size)]
+
+    def _read(self, into: memoryview, offset: int, *, direct: bool) -> int:
+        try:
+            if direct:
+                return self._direct.transfer(lambda number: os.preadv(number, [into], offset))
+            return os.preadv(self._cached, [into], offset)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}", "restore the file") from error
+
+    def _ended(self, offset: int) -> UserError:
+        return UserError(f"{self.path}: ended early, at byte {offset}", "it is truncated: restore it")
+
+
+class Target:
+    """A new file to write blocks of, from any thread. Its mode is the umask's."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Reserve `size` bytes: blocks then come in any order at the disk's speed, and a full disk is told at once."""
+        self._size = size
+        self._descriptor = _Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._descriptor.number, 0, size)
+            except OSError as error:
+                # what a file system that cannot (older Lustre) says, or the C library that tries in its place
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    os.close(self._descriptor.number)
+                    raise
+
+    def __enter__(self) -> "Target":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor.number)
+
+    def write(self, block: Stored, offset: int) -> None:
+        """`block`, uint8, starts on a page and is whole pages long, as `offset` is."""
+        view = block.data
+        while view:
+            written = self._descriptor.transfer(partial(_write, view, offset))
+            view, offset = view[written:], offset + written
+
+    def finish(self) -> None:
+        """Cut off the last block's padding; all is on disk afterwards."""
+        os.ftruncate(self._descriptor.number, self._size)
+        os.fsync(self._descriptor.number)
+
+
+def _write(view: memoryview, offset: int, number: int) -> int:
+    return os.pwrite(number, view, offset)

@@ -1,0 +1,135 @@
+"""Elements as they are stored, and as numbers: what numpy lacks for bfloat16 and the 8-bit floats.
+
+A stored array has the dtype of the same width that numpy knows: BF16 is uint16, the F8 formats are uint8, all else is
+itself. Nothing here is larger than the caller's block; temporaries are as large as it.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft.checkpoint.tensors import half
+from hyperpod_ft.checkpoint.tensors.scratch import scratch
+
+Stored = NDArray[Any]
+Floats = NDArray[np.floating[Any]]
+
+STORED: dict[str, np.dtype[Any]] = {
+    name: np.dtype(code)
+    for name, code in {
+        "F64": "<f8",
+        "F32": "<f4",
+        "F16": "<f2",
+        "BF16": "<u2",
+        "F8_E4M3": "u1",
+        "F8_E5M2": "u1",
+        "I64": "<i8",
+        "I32": "<i4",
+        "I16": "<i2",
+        "I8": "i1",
+        "U64": "<u8",
+        "U32": "<u4",
+        "U16": "<u2",
+        "U8": "u1",
+        "BOOL": "?",
+    }.items()
+}
+# Those that arithmetic is done on. An 8-bit float only has a value together with a scale that is stored elsewhere.
+ARITHMETIC = frozenset({"F64", "F32", "F16", "BF16"})
+
+# By dtype: the width's integers, and the pattern of infinity, which every NaN of the same sign exceeds. E4M3 (the "fn"
+# kind) has no infinity, and NaN is all ones.
+_INFINITY: dict[str, tuple[str, str, int]] = {
+    "F64": ("<i8", "<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<i4", "<u4", 0x7F80_0000),
+    "F16": ("<i2", "<u2", 0x7C00),
+    "BF16": ("<i2", "<u2", 0x7F80),
+    "F8_E4M3": ("i1", "u1", 0x7F),
+    "F8_E5M2": ("i1", "u1", 0x7C),
+}
+# From here on values round to infinity: half a step beyond the largest number.
+_OVERFLOW = {"F64": math.inf, "F32": 2.0**128 - 2.0**103, "F16": 65520.0, "BF16": 2.0**128 - 2.0**119}
+_BLOCK_ELEMENTS = 1 << 16  # a pass and its temporaries stay in the core's own cache
+
+
+def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
+    """The values, exact: float32, or float64 of F64. In `out` when given, else maybe `stored` itself."""
+    if dtype in ("F32", "F64") and out is None:
+        return stored
+    if dtype not in ARITHMETIC:
+        raise ValueError(f"no arithmetic on {dtype}")
+    values: Floats = np.empty(stored.shape, np.float32) if out is None else out
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        np.copyto(bits, stored)
+        np.left_shift(bits, 16, out=bits)
+    elif dtype == "F16":
+        half.widen(stored, values)
+    else:
+        np.copyto(values, stored)
+    return values
+
+
+def narrow(values: Floats, dtype: str, out: Stored) -> str:
+    """Round values once, to nearest, ties to even, into `out` of the same shape.
+
+    From float64 to BF16 it is by way of float32, as in torch. Returns `NaN` or `Inf` when `out` then holds one, else
+    nothing.
+    """
+    kind = _rounds_to(values, dtype)
+    if dtype == "F16" and values.dtype == np.float32 and not kind:
+        half.narrow(values, out)
+        return kind
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            np.copyto(out, values, casting="same_kind")
+        return kind
+    # float32 to its upper half: adding 0x7FFF, and one more when the kept part is odd, carries where it rounds up, into
+    # the exponent too as it should.
+    bits = values.astype(np.float32, copy=False).view(np.uint32)
+    carry = scratch("carry", bits.shape, bits.dtype)
+    np.right_shift(bits, 16, out=carry)
+    np.bitwise_and(carry, 1, out=carry)
+    np.add(carry, 0x7FFF, out=carry)
+    np.add(carry, bits, out=carry)
+    np.right_shift(carry, 16, out=carry)
+    np.copyto(out, carry, casting="unsafe")
+    if kind == "NaN":
+        # the carry may have run through one, into the sign
+        np.copyto(out, 0x7FC0, where=np.isnan(values))
+    return kind
+
+
+def _rounds_to(values: Floats, dtype: str) -> str:
+    if not values.size:
+        return ""
+    largest, smallest = float(values.max()), float(values.min())
+    if math.isnan(largest):
+        return "NaN"
+    return "Inf" if max(largest, -smallest) >= _OVERFLOW[dtype] else ""
+
+
+def convert(stored: Stored, dtype: str, to: str, out: Stored) -> None:
+    """`stored` of `dtype` as `to`, rounded once; both 1-D."""
+    if dtype == to:
+        np.copyto(out, stored)
+        return
+    for first in range(0, stored.size, _BLOCK_ELEMENTS):
+        block = slice(first, first + _BLOCK_ELEMENTS)
+        narrow(widen(stored[block], dtype), to, out[block])
+
+
+def nonfinite(stored: Stored, dtype: str) -> str:
+    """`NaN` or `Inf` when there is one, else empty; always empty for integers."""
+    if dtype not in _INFINITY or not stored.size:
+        return ""
+    signed, unsigned, infinity = _INFINITY[dtype]
+    negative = 1 << (8 * stored.itemsize - 1)
+    bits = np.ascontiguousarray(stored)
+    # as integers the positive ones are the largest with a sign, the negative ones without
+    largest = max(int(bits.view(signed).max()), int(bits.view(unsigned).max()) - negative)
+    if largest < infinity:
+        return ""
+    return "NaN" if dtype == "F8_E4M3" or largest > infinity else "Inf"

@@ -1,0 +1,50 @@
+"""Half precision (F16) to float32 and back in steps over whole arrays, where numpy converts one by one.
+
+Half has 5 bits of exponent and 10 of mantissa, float32 8 and 23: a shift by 13 puts one's bits into the other's place,
+and the biases of their exponents differ by 112.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft.checkpoint.tensors.scratch import scratch
+
+_BIAS = 112
+# The pattern of the smallest normal one as float32, without its sign.
+_NORMAL = np.float32(2.0**-14).view(np.uint32) << 1
+
+
+def widen(stored: NDArray[np.float16], out: NDArray[Any]) -> None:
+    """The values, exact, into `out`, float32."""
+    bits = out.view(np.int32)
+    np.copyto(bits, stored.view(np.int16))  # the sign fills the upper half
+    np.left_shift(bits, 13, out=bits)
+    np.bitwise_and(bits, ~0x7000_0000, out=bits)
+    # subnormal ones too are what they should be but for the bias
+    np.multiply(out, np.float32(2.0**_BIAS), out=out)
+    if out.size and max(out.max(), -out.min()) >= 65536:  # what infinity and NaN look like
+        np.copyto(out, stored)
+
+
+def narrow(values: NDArray[Any], out: NDArray[np.float16]) -> None:
+    """Round float32 to nearest, ties to even; no value may be so large that it becomes infinity (65520)."""
+    bits = values.view(np.uint32)
+    carry = scratch("carry", bits.shape, bits.dtype)
+    # adding half of what is cut off, less one when the kept part is even, carries where it rounds up
+    np.right_shift(bits, 13, out=carry)
+    np.bitwise_and(carry, 1, out=carry)
+    np.add(carry, 0xFFF, out=carry)
+    np.add(carry, bits, out=carry)
+    sign = scratch("sign", bits.shape, bits.dtype)
+    np.bitwise_and(carry, 0x8000_0000, out=sign)
+    np.right_shift(sign, 16, out=sign)
+    np.right_shift(carry, 13, out=carry)
+    np.subtract(carry, _BIAS << 10, out=carry)
+    np.bitwise_and(carry, 0x7FFF, out=carry)
+    np.bitwise_or(carry, sign, out=carry)
+    np.copyto(out.view(np.uint16), carry, casting="unsafe")
+    np.left_shift(bits, 1, out=sign)
+    small = np.flatnonzero(sign < _NORMAL)
+    np.put(out, small, np.take(values, small).astype(np.float16))

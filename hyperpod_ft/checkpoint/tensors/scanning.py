@@ -1,0 +1,76 @@
+"""Whole files, read once by several threads in bounded memory: each has its digest made and its elements looked at."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
+from hyperpod_ft.checkpoint.tensors.direct import Source
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.progress import ByteProgress
+
+# Half of what a transfer may be: each thread holds a block up to three times.
+_BLOCK_BYTES = direct.BLOCK_BYTES // 2
+# An element that begins in one block may reach this far into the next: only ours begin every tensor on its own size.
+_OVERLAP = 7
+
+# `inspect(tensor, first, stored)`: elements from number `first` on, row-major, 1-D, of the stored dtype, valid during
+# the call only. It is called from several threads, in any order, once for each element.
+Inspect = Callable[[LogicalTensor, int, Stored], None]
+
+
+class Scanner:
+    """Threads that read files whole, one file after another."""
+
+    def __init__(self, progress: ByteProgress) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "scanner")
+        self._progress = progress
+
+    def __enter__(self) -> "Scanner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def scan(self, file: Path, tensors: Sequence[LogicalTensor] = (), inspect: Inspect | None = None) -> str:
+        """Show `inspect` every element of `tensors`, which lie in `file` whole and in this order.
+
+        Returns the file's XXH3 (128 bits) as hex. Raises UserError when it cannot be read to its end.
+        """
+        begins = [tensor.pieces[0].offset for tensor in tensors]
+        digest = Digest()
+        with Source(file) as source:
+            size = file.stat().st_size
+
+            def scan_block(begin: int) -> None:
+                with digest.turn():
+                    end = min(begin + _BLOCK_BYTES, size)
+                    block = direct.buffer("scan")[: min(end + _OVERLAP, size) - begin]
+                    source.read(begin, block)
+                    if inspect:
+                        for tensor, first, stored in _elements(tensors, begins, begin, end, block):
+                            inspect(tensor, first, stored)
+                    digest.update(begin, block[: end - begin])
+                self._progress.add(end - begin)
+
+            for_each(self._pool, range(0, size, _BLOCK_BYTES), scan_block)
+        return digest.hexdigest()
+
+
+def _elements(
+    tensors: Sequence[LogicalTensor], begins: Sequence[int], begin: int, end: int, block: Stored
+) -> Iterator[tuple[LogicalTensor, int, Stored]]:
+    """The elements that begin in bytes [begin, end) of the file; `block` holds these bytes and some that follow."""
+    for index in range(max(0, bisect_right(begins, begin) - 1), len(tensors)):
+        tensor, offset = tensors[index], begins[index]
+        if offset >= end:
+            return
+        width = STORED[tensor.dtype].itemsize
+        first = max(0, -(-(begin - offset) // width))
+        last = min(tensor.elements, -(-(end - offset) // width))
+        if first < last:
+            at = offset + first * width - begin
+            yield tensor, first, block[at : at + (last - first) * width].view(STORED[tensor.dtype])

@@ -1,0 +1,1 @@
+"""Checks of models, adapters and sharded checkpoints."""

@@ -1,0 +1,229 @@
+"""A merged model's logits against those of its adapter, live on its base, on a fixed prompt.
+
+How much may they differ? In fp32, by what the order of summation makes. A narrower merged model also differs by the
+rounding of its weights. What that does to logits depends on the model, so it is measured: the merged model's logits are
+computed again with each rounded weight moved at random, as far as rounding may have moved it.
+"""
+
+import math
+import re
+import time
+import warnings
+import zlib
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftConfig, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from hyperpod_ft.checkpoint.adapters.names import saved_name
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.checkpoint.verify.contents import read_tensors
+from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
+from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.progress import ByteProgress
+
+_TOKENS = 48
+# Of the logits' root mean square; sums in another order differ by 1e-6 of it in small models, by 1e-5 in deep ones.
+_ARITHMETIC_TOLERANCE = 1e-4
+# How many times the difference that random roundings make is still explained by rounding.
+_ROUNDING_FACTOR = 1.5
+# The distance of 1 to the next number.
+_EPSILON = {"BF16": 2.0**-7, "F16": 2.0**-10}
+# What a live PEFT model puts between the names of a module of the base and of its parameter.
+_WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
+
+_ADAPTER = "default"  # PEFT's name for the only one
+
+Tensors = Mapping[str, LogicalTensor]
+
+
+@dataclass(frozen=True)
+class Logits:
+    """A merged model's logits (M) against those of the adapter on its base (A): absolute differences.
+
+    `tolerance` is what the root of the mean square of M - A may be; `rounding` is what random roundings of the merged
+    weights make it. `effect`: what the adapter makes of it, None where M - A is too large already or A is zero.
+    """
+
+    tokens: int
+    scale: float  # root of the mean square of A
+    largest_difference: float
+    mean_difference: float
+    rms_difference: float
+    rounding: float
+    effect: float | None
+    tolerance: float
+    top1_agreement: float  # share of the positions with the same most likely token
+    seconds: float
+
+    def findings(self, directory: Path) -> tuple[str, ...]:
+        """A line when the difference is not explained, or the base alone would pass too."""
+        if self.effect is not None and self.effect > self.tolerance:
+            return ()
+        if self.scale == 0 or self.effect is not None:
+            return (
+                f"{directory}: the comparison cannot tell whether the adapter is in it: the adapter changes the base's"
+                f" logits by {self.effect or 0:.3g} (root mean square), the tolerance is {self.tolerance:.3g}",
+            )
+        return (
+            f"{directory}: its logits are not those of the adapter on the base: they differ by"
+            f" {self.rms_difference:.3g} (root mean square), rounding explains {self.tolerance:.3g}",
+        )
+
+
+def compare(merged: Path, adapter: Path, base: Path) -> Logits:
+    """Compute both models' logits, streaming their weights.
+
+    Raises UserError when one of the models cannot be built, or tensors do not fit it.
+    """
+    clock = time.monotonic()
+    merged_tensors, base_tensors, factors = read_tensors(merged), read_tensors(base), read_tensors(adapter)
+    bare, live = skeleton(merged), skeleton(base)
+    vocabulary = min(model.config.get_text_config().vocab_size for model in (bare, live))
+    tokens = torch.arange(_TOKENS).mul(7919).add(1).remainder(vocabulary).unsqueeze(0)
+
+    find_merged = _find_in(merged, merged_tensors, _tied(bare))
+    find_base = _find_in(base, base_tensors, _tied(live))
+    wrapped, touched = _with_adapter(live, adapter, factors)
+    rounded = {
+        name
+        for name, tensor in merged_tensors.items()
+        if tensor.dtype in _EPSILON
+        and (name in touched or name not in base_tensors or base_tensors[name].dtype != tensor.dtype)
+    }
+    passes = 4 if rounded else 3
+    merged_logits = _run(bare, find_merged, tokens, merged, f"1/{passes}: merged model")
+    live_logits = _run(wrapped, _find_live(factors, find_base), tokens, adapter, f"2/{passes}: adapter on base")
+    scale, rounding, effect = _rms(live_logits), 0.0, None
+    if rounded:
+        change = _round_at_random(rounded)
+        moved_logits = _run(skeleton(merged), find_merged, tokens, merged, f"3/{passes}: rounding", change)
+        rounding = _rms(moved_logits - merged_logits)
+    tolerance = _ARITHMETIC_TOLERANCE * scale + _ROUNDING_FACTOR * rounding
+    difference = (merged_logits - live_logits).abs()
+    if _rms(difference) <= tolerance and scale > 0:  # not so for NaN
+        base_logits = _run(skeleton(base), find_base, tokens, base, f"{passes}/{passes}: base")
+        effect = _rms(live_logits - base_logits)
+    return Logits(
+        tokens=len(live_logits),
+        scale=scale,
+        largest_difference=float(difference.max()),
+        mean_difference=float(difference.mean()),
+        rms_difference=_rms(difference),
+        rounding=rounding,
+        effect=effect,
+        tolerance=tolerance,
+        top1_agreement=float((merged_logits.argmax(-1) == live_logits.argmax(-1)).float().mean()),
+        seconds=round(time.monotonic() - clock, 3),
+    )
+
+
+def _tied(model: PreTrainedModel) -> dict[str, str]:
+    """The name of the output layer's weight to that of the embedding's, where they are one."""
+    names = {id(module): name for name, module in model.named_modules()}
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embedding = model.get_input_embeddings()
+    if output is None or not model.config.get_text_config().tie_word_embeddings:
+        return {}
+    return {f"{names[id(output)]}.weight": f"{names[id(embedding)]}.weight"}
+
+
+def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find:
+    def find(name: str) -> LogicalTensor:
+        name = tied.get(name, name)
+        # saved without its head, a model lacks the first part of its names
+        for known in (name, name.partition(".")[2]):
+            if known in tensors:
+                return tensors[known]
+        raise UserError(f"{directory}: tensor {name} is missing", "make or download it again")
+
+    return find
+
+
+def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tuple[nn.Module, set[str]]:
+    """The model with PEFT's layers in it, on the meta device too, and the names of the base's tensors that they change.
+
+    Raises UserError when PEFT does not know the adapter, or the model has no place for all its tensors.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = PeftConfig.from_pretrained(str(adapter))
+            config.inference_mode = True
+            wrapped = get_peft_model(live, config, low_cpu_mem_usage=True).eval()
+    except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+        raise UserError(
+            f"{adapter}: PEFT cannot apply it: {first_sentence(error)}", "compare logits with another program"
+        ) from error
+    names = [name for name, _ in wrapped.named_parameters(remove_duplicate=False)]
+    if unused := sorted(factors.keys() - {_saved_name(name) for name in names}):
+        raise UserError(f"{adapter}: does not fit the base model: no place for {unused[0]}", "use the right base")
+    touched = {_base_name(name) for name in names if ".base_layer." in name or ".modules_to_save." in name}
+    return wrapped, touched
+
+
+def _base_name(live: str) -> str:
+    return _WRAPPERS.sub("", live.removeprefix("base_model.model."))
+
+
+def _saved_name(live: str) -> str:
+    # PEFT leaves out that it is a module's weight (utils/save_and_load.py, get_peft_model_state_dict)
+    return (saved_name(live, _ADAPTER) or "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+
+
+def _find_live(factors: Tensors, find_base: Find) -> Find:
+    """PEFT's order: what the adapter's file holds replaces what the base has."""
+
+    def find(live: str) -> LogicalTensor:
+        saved = _saved_name(live)
+        return factors[saved] if saved in factors else find_base(_base_name(live))
+
+    return find
+
+
+def _run(
+    model: nn.Module, find: Find, tokens: torch.Tensor, where: Path, what: str, change: Change | None = None
+) -> torch.Tensor:
+    """Logits, (tokens, vocabulary), fp32."""
+    with Reader() as reader, Weights(reader, change) as weights:
+        total = stream(model, find, weights, _users(model))
+        with ByteProgress(f"logits {what}", total) as weights.progress, torch.inference_mode():
+            try:
+                logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+            except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{where}: its logits cannot be computed layer by layer: {first_sentence(error)}",
+                    "compare with another program",
+                ) from error
+    return logits.squeeze(0)
+
+
+def _users(model: nn.Module) -> dict[str, nn.Module]:
+    """PEFT's layers that do DoRA, by the names of the layers inside: they take the norm of what these hold."""
+    return {
+        f"{name}.{part}": module
+        for name, module in model.named_modules()
+        if any(getattr(module, "use_dora", {}).values())
+        for part in ("base_layer", f"lora_A.{_ADAPTER}", f"lora_B.{_ADAPTER}")
+    }
+
+
+def _round_at_random(names: Set[str]) -> Change:
+    """Move the elements of these tensors by what rounding to their dtype may move them: half its epsilon, relative."""
+
+    def change(tensor: LogicalTensor, first: int, rows: torch.Tensor) -> None:
+        if tensor.name in names:
+            random = torch.Generator().manual_seed(zlib.crc32(f"{tensor.name}:{first}".encode()))
+            noise = torch.rand(rows.shape, generator=random)
+            rows.addcmul_(rows, noise.sub_(0.5), value=_EPSILON[tensor.dtype])
+
+    return change
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(values.numel())

@@ -1,0 +1,153 @@
+"""A transformers model whose weights stay in their files: read, block by block, when a layer is called.
+
+The model is built on the meta device: structure without weights. A linear layer then computes its outputs block by
+block of its weight's rows, and an embedding reads the rows it is asked for, so that a block or two is all there is in
+memory. All other parameters (norms, biases) are small and loaded. Everything is computed in fp32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.progress import ByteProgress
+
+_BLOCK_BYTES = 16 << 20  # in fp32
+
+# `find(name)`: the stored tensor of a parameter, by its name in the model. Raises UserError when there is none.
+Find = Callable[[str], LogicalTensor]
+# `change(tensor, first, rows)`: alter rows from number `first` on in place, fp32.
+Change = Callable[[LogicalTensor, int, torch.Tensor], None]
+
+
+def skeleton(directory: Path) -> PreTrainedModel:
+    """The causal language model that config.json describes; its parameters are on the meta device, buffers are real.
+
+    Raises UserError when transformers does not know it, or its weights are quantized.
+    """
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            raise UserError(f"{directory}: its weights are quantized", "compare logits of models that are not")
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
+            )
+    except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{directory}: transformers cannot build the model: {first_sentence(error)}",
+            "correct config.json, or use its version",
+        ) from error
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+class Weights:
+    """Reads weights as fp32; `change` alters them on the way."""
+
+    def __init__(self, reader: Reader, change: Change | None = None) -> None:
+        self._reader = reader
+        self._change = change
+        # one for all layers: every thread that torch computes in keeps memory and threads of its own
+        self._ahead = ThreadPoolExecutor(1, "weights")
+        self.progress: ByteProgress | None = None
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.shutdown(cancel_futures=True)
+
+    def rows(self, tensor: LogicalTensor, first: int, last: int) -> torch.Tensor:
+        """Rows [first, last), (last - first, ...), fp32."""
+        if tensor.dtype not in ARITHMETIC:
+            raise UserError(f"tensor {tensor.name} is {tensor.dtype}: no arithmetic is done on it here", "use another")
+        row = tensor.elements // max(1, tensor.shape[0])
+        stored = np.empty((last - first) * row, STORED[tensor.dtype])
+        self._reader.fill(tensor, first * row, last * row, stored)
+        values = torch.from_numpy(widen(stored, tensor.dtype)).float().reshape(last - first, *tensor.shape[1:])
+        if self._change:
+            self._change(tensor, first, values)
+        return values
+
+    def blocks(self, tensor: LogicalTensor) -> Iterator[torch.Tensor]:
+        """All rows in order; the next block is read while one is used."""
+        step = max(1, _BLOCK_BYTES * tensor.shape[0] // (4 * tensor.elements))
+        coming = None
+        for first in range(0, tensor.shape[0], step):
+            ready = coming
+            coming = self._ahead.submit(self.rows, tensor, first, min(first + step, tensor.shape[0]))
+            if ready:
+                yield ready.result()
+        if coming:
+            yield coming.result()
+        if self.progress:
+            self.progress.add(tensor.nbytes)
+
+
+def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
+    """Have all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
+
+    `users`: by the names of layers, the modules that use the layer's weight themselves; it is there while they work.
+    Raises UserError when a parameter has no tensor, or one of another shape.
+    """
+    total = 0
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            tensor = find(f"{prefix}.{name}")
+            if tensor.shape != tuple(parameter.shape):
+                raise UserError(
+                    f"{tensor.pieces[0].file}: tensor {tensor.name} is {list(tensor.shape)}, config.json makes it"
+                    f" {list(parameter.shape)}",
+                    "they do not belong together",
+                )
+            if name == "weight" and prefix in users:
+                _load_for(users[prefix], module, weights, tensor)
+            # subclasses do more than look up and multiply
+            elif name == "weight" and type(module) is nn.Linear:
+                module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
+                total += tensor.nbytes
+            elif name == "weight" and type(module) is nn.Embedding:
+                module.forward = partial(_embedding, weights, tensor)  # type: ignore[method-assign]
+            else:
+                module.register_parameter(name, _loaded(weights, tensor))
+    return total
+
+
+def _loaded(weights: Weights, tensor: LogicalTensor) -> nn.Parameter:
+    return nn.Parameter(weights.rows(tensor, 0, tensor.shape[0]), requires_grad=False)
+
+
+def _load_for(user: nn.Module, module: nn.Module, weights: Weights, tensor: LogicalTensor) -> None:
+    missing = module.weight
+
+    def load(*_: object) -> None:
+        module.weight = _loaded(weights, tensor)
+
+    def drop(*_: object) -> None:
+        module.weight = missing
+
+    user.register_forward_pre_hook(load)
+    user.register_forward_hook(drop)
+
+
+def _linear(module: nn.Linear, weights: Weights, tensor: LogicalTensor, inputs: torch.Tensor) -> torch.Tensor:
+    outputs = torch.cat([inputs @ rows.T for rows in weights.blocks(tensor)], dim=-1)
+    return outputs if module.bias is None else outputs + module.bias
+
+
+def _embedding(weights: Weights, tensor: LogicalTensor, tokens: torch.Tensor) -> torch.Tensor:
+    rows = [weights.rows(tensor, token, token + 1) for token in tokens.flatten().tolist()]
+    return torch.cat(rows).reshape(*tokens.shape, -1)

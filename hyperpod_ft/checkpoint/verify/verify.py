@@ -1,0 +1,228 @@
+"""Whether a model or adapter directory is whole, holds what it should, and answers as it should.
+
+Its files are read once, by several threads, in bounded memory. Only the comparison of logits needs torch.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial, reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ft.checkpoint import kinds
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.checkpoint.tensors.scanning import Scanner
+from hyperpod_ft.checkpoint.verify.contents import Contents, attempt, read_contents, read_tensors
+from hyperpod_ft.checkpoint.verify.values import Difference, Values
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
+
+if TYPE_CHECKING:
+    from hyperpod_ft.checkpoint.verify.logits import Logits
+
+# `compare(merged, adapter, base)`
+Compare = Callable[[Path, Path, Path], "Logits"]
+
+_DIFFERENCES_SHOWN = 10
+
+Tensors = Mapping[str, LogicalTensor]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Against the expected tensors: how many have the same name, dtype, shape and values, and how many do not."""
+
+    against: str
+    tolerance: float
+    equal: int
+    different: int
+    largest_difference: float  # of all values, tolerated ones too; NaN where one is no number
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found. `findings`: one line for all that is wrong."""
+
+    directory: str
+    kind: str  # `model` or `adapter`
+    files: int
+    tensors: int
+    nbytes: int
+    checksums: str  # `match`, `differ` or `none recorded`
+    comparison: Comparison | None
+    logits: "Logits | None"
+    findings: tuple[str, ...]
+    seconds: float  # for the files; the logits have their own
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which knows no NaN and no infinity: null in their place."""
+        return {"ok": self.ok} | asdict(self, dict_factory=_finite)
+
+
+def _finite(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in items}
+
+
+def verify(
+    directory: Path,
+    *,
+    against: Path | None = None,
+    tolerance: float = 0.0,
+    adapter: Path | None = None,
+    base: Path | None = None,
+) -> Verification:
+    """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values, and configuration.
+
+    With `against`, also that it holds that directory's tensors, values within `tolerance` (absolute; 0: the same bits).
+    With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
+
+    Raises UserError, before any weights are read, when there is nothing to check, one of the others is not what it
+    should be or cannot be read, or the logits need a package that is not installed.
+    """
+    _check_tolerance(tolerance, against)
+    kind = kinds.expect("", directory, "model", "adapter")
+    if against:
+        kinds.expect("--against", against, kind)
+    compare = _logits(kind, directory, adapter, base)
+    clock = time.monotonic()
+    contents = read_contents(directory)
+    expected = read_tensors(against) if against else {}
+
+    findings = list(contents.findings)
+    digests = attempt(findings, partial(recorded, directory)) or {}
+    with Reader() as reader:
+        values = Values(reader, _of_same_shape(contents.tensors, expected), tolerance)
+        unequal = list(_scan(directory, contents, digests, values))
+    findings += unequal
+    findings += (f"{directory}: tensor {name} holds {kind}" for name, kind in values.nonfinite.items())
+    comparison = logits = None
+    if against:
+        differences = list(_differences(contents.tensors, expected, values.differences))
+        comparison = _comparison(against, tolerance, contents.tensors, expected, values, len(differences))
+        dtypes = _dtypes_only(contents.tensors, expected, values.differences)
+        findings += _shortened(f"{directory}, against {against}", dtypes or differences)
+    seconds = time.monotonic() - clock
+    if compare and adapter and base and contents.is_whole:
+        logits = attempt(findings, partial(compare, directory, adapter, base))
+        findings += logits.findings(directory) if logits else ()
+    return Verification(
+        directory=str(directory),
+        kind="adapter" if contents.is_adapter else "model",
+        files=len(contents.files),
+        tensors=len(contents.tensors),
+        nbytes=sum(tensor.nbytes for tensor in contents.tensors.values()),
+        checksums="none recorded" if not digests else "differ" if unequal else "match",
+        comparison=comparison,
+        logits=logits,
+        findings=tuple(findings),
+        seconds=round(seconds, 3),
+    )
+
+
+def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
+    return {
+        name: tensor for name, tensor in expected.items() if name in tensors and tensors[name].shape == tensor.shape
+    }
+
+
+def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: Values) -> Iterator[str]:
+    """Show `values` all that the files hold, and tell those whose content is not the recorded one."""
+    there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
+    total = sum((directory / name).stat().st_size for name in there)
+    with ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
+        for name in there:
+            failed: list[str] = []
+            scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)
+            digest = attempt(failed, scan)
+            yield from failed
+            if digests and name not in digests:
+                yield f"{directory / CHECKSUMS}: does not name {name}"
+            elif digests and digest is not None and digest != digests[name]:
+                yield f"{directory / name}: its checksum differs from {CHECKSUMS}: it is not what was written"
+    for name in sorted(digests.keys() - set(there)):
+        yield f"{directory / CHECKSUMS}: names {name}, which is missing"
+
+
+def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> Iterator[str]:
+    """A line for each tensor that is not as expected."""
+    for name in sorted(tensors.keys() | expected.keys()):
+        if name not in tensors or name not in expected:
+            yield f"tensor {name} is missing" if name in expected else f"tensor {name} should not be there"
+            continue
+        left, right = tensors[name], expected[name]
+        if left.shape != right.shape:
+            yield f"tensor {name} is {list(left.shape)}, should be {list(right.shape)}"
+            continue
+        parts = []
+        if left.dtype != right.dtype:
+            parts.append(f"is {left.dtype}, should be {right.dtype}")
+        if name in found and found[name].elements:
+            count, largest = found[name].elements, found[name].largest
+            parts.append(f"{count} of {left.elements} values differ, by {largest:.6g} at most")
+        if parts:
+            yield f"tensor {name}: {'; '.join(parts)}"
+
+
+def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> list[str]:
+    """A single line when all that differs is one dtype, which every tensor has in place of another; else none."""
+    pairs = {(tensors[name].dtype, expected[name].dtype) for name in tensors.keys() & expected.keys()}
+    same_names = tensors.keys() == expected.keys()
+    if len(pairs) != 1 or not same_names or any(found[name].elements for name in tensors if name in found):
+        return []
+    if any(tensor.shape != expected[name].shape for name, tensor in tensors.items()):
+        return []
+    is_now, should_be = pairs.pop()
+    return [] if is_now == should_be else [f"all {len(tensors)} tensors are {is_now}, should be {should_be}"]
+
+
+def _comparison(
+    against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: Values, different: int
+) -> Comparison:
+    largest = reduce(add, values.differences.values(), Difference()).largest
+    equal = len(tensors.keys() | expected.keys()) - different
+    return Comparison(str(against), tolerance, equal, different, largest)
+
+
+def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:
+    yield from (f"{where}: {line}" for line in lines[:_DIFFERENCES_SHOWN])
+    if len(lines) > _DIFFERENCES_SHOWN:
+        yield f"{where}: {len(lines) - _DIFFERENCES_SHOWN} more tensors differ"
+
+
+def _check_tolerance(tolerance: float, against: Path | None) -> None:
+    if not 0 <= tolerance < math.inf:
+        raise UserError(f"--tolerance {tolerance}: is no distance", "give a number from 0 on")
+    if tolerance and against is None:
+        raise UserError("--tolerance: is for --against only", "give --against, or leave it out")
+
+
+def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:
+    """What compares logits, if that is asked for. Raises UserError when it is not possible."""
+    if adapter is None and base is None:
+        return None
+    if adapter is None or base is None:
+        raise UserError("--adapter and --base: one is given without the other", "give both, or neither")
+    if kind == "adapter":
+        raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
+    if (kinds.kind_of(adapter), kinds.kind_of(base)) == ("model", "adapter"):
+        raise UserError("--adapter is a model and --base an adapter", "exchange them")
+    kinds.expect("--adapter", adapter, "adapter")
+    kinds.expect("--base", base, "model")
+    print("loading torch and peft", file=sys.stderr, flush=True)
+    try:
+        from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - all else runs without torch
+    except ImportError as error:
+        raise UserError(
+            f"--adapter and --base: {error.name} is not installed here", "pip install 'hyperpod-ft[torch]'"
+        ) from error
+    return compare

@@ -1,0 +1,272 @@
+"""The commands that work on checkpoints and models by themselves, outside any run."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_bytes
+
+if TYPE_CHECKING:
+    from hyperpod_ft.checkpoint.sharded.sharded import Sharded
+    from hyperpod_ft.checkpoint.verify.verify import Verification
+
+app = typer.Typer()
+
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The new directory.")]
+ShardSize = Annotated[
+    str | None,
+    typer.Option("--max-shard-size", metavar="GB", help="The largest file of a model's weights.", show_default="5"),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Of a model: float32, bfloat16, float16, or base: each tensor's own.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
+_ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)
+
+
+@app.command()
+def consolidate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="What training wrote: a directory of shards.")],
+    output: Output,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The model it was trained from; all has to fit it.", show_default=False),
+    ] = None,
+    dtype: Dtype = "base",
+    max_shard_size: ShardSize = None,
+    as_json: Json = False,
+) -> None:
+    """Make a PEFT adapter, or a Hugging Face model, from a sharded checkpoint.
+
+    CKPT is a checkpoint of optimum-neuron (neuronx-distributed) or of torch.distributed.checkpoint.
+    """
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - all of these: --help is quick without numpy
+    from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint  # noqa: PLC0415
+
+    clock = time.monotonic()
+    written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
+    kinds.expect("", checkpoint, "sharded checkpoint")
+    if base:
+        kinds.expect("--base", base, "model")
+    with _made(output, [checkpoint, *([base] if base else [])]):
+        opened = open_checkpoint(checkpoint)
+        if opened.adapters:
+            for option, given in (("--dtype", written_as != "base"), ("--max-shard-size", max_shard_size is not None)):
+                if given:
+                    raise UserError(f"{option}: an adapter is written as it is stored", "leave it out")
+            done = consolidate_adapters(opened, output.absolute(), base=base)
+        else:
+            done = consolidate_model(
+                opened, output.absolute(), base=base, dtype=written_as, max_shard_bytes=shard_bytes
+            )
+    seconds = time.monotonic() - clock
+    if as_json:
+        _print_json(output, "adapter" if opened.adapters else "model", done.tensors, done.nbytes, seconds)
+    else:
+        _print_consolidated(output, opened, done.nbytes, seconds)
+
+
+@app.command()
+def merge(
+    base: Annotated[Path, typer.Option(metavar="DIR", help="The model that the adapter was trained on.")],
+    adapter: Annotated[list[Path], typer.Option(metavar="DIR", help="A PEFT adapter; may be given several times.")],
+    output: Output,
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(metavar="X", help="What to multiply an adapter with, in their order.", show_default="1 each"),
+    ] = None,
+    dtype: Dtype = "base",
+    max_shard_size: ShardSize = None,
+    as_json: Json = False,
+) -> None:
+    """Merge LoRA adapters into their base model."""
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter  # noqa: PLC0415
+    from hyperpod_ft.checkpoint.merge.merge import merge as merge_adapters  # noqa: PLC0415
+
+    written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
+    weights = weight or [1.0] * len(adapter)
+    if len(weights) != len(adapter):
+        raise UserError(f"--weight: {len(weights)} for {_count(len(adapter), 'adapter')}", "give one for each, or none")
+    for one in adapter:
+        kinds.expect("--adapter", one, "adapter")
+    kinds.expect("--base", base, "model")
+    adapters = [WeightedAdapter(path, factor) for path, factor in zip(adapter, weights, strict=True)]
+    with _made(output, [base, *adapter]):
+        done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
+    if as_json:
+        counts = {"merged": done.merged, "unchanged": done.unchanged, "adapters": done.adapters}
+        _print_json(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
+        return
+    print(
+        f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
+        f" {_count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
+    )
+    if done.unchanged:
+        print(
+            f"{done.unchanged} of these are as they were: what is added is lost in the rounding to their dtype;"
+            " --dtype float32 would keep it"
+        )
+    print(f"next: hyperpod-ft verify {output}")
+
+
+def _dtype(name: str) -> str:
+    if name not in _ALIASES:
+        raise UserError(f"--dtype {name}: unknown", f"known: {', '.join(_DTYPES)}")
+    return _ALIASES[name]
+
+
+def _shard_bytes(size: str | None) -> int:
+    match = _SIZE.fullmatch(size or "5")
+    shard_bytes = int(float(match[1]) * (1e6 if (match[2] or "").upper() == "MB" else 1e9)) if match else 0
+    if shard_bytes < 1_000_000:
+        raise UserError(f"--max-shard-size {size}: is no size", "give GB, 0.001 at least, such as 5 or 5GB")
+    return shard_bytes
+
+
+@contextlib.contextmanager
+def _made(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
+    """Make `output` meanwhile, alone. Interrupted or terminated, tell where what is finished lies.
+
+    Raises UserError, before anything is written, when it cannot be made or is one of the inputs, in one or around one.
+    """
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
+
+    kinds.refuse_overlap(output, inputs)
+    final = output.absolute()
+    above = next(parent for parent in (final.parent, *final.parent.parents) if parent.exists())
+    if not above.is_dir():
+        raise UserError(f"{above}: is no directory", "give another -o")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{above}: may not be written to", "give another -o")
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with publish.sole_writer(final):
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        partial = final.with_name(f".{final.name}.partial")
+        if partial.is_dir():
+            print(
+                f"stopped; what is finished lies in {output.with_name(partial.name)}: the same command goes on, or"
+                " remove it",
+                file=sys.stderr,
+            )
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _print_json(output: Path, kind: str, tensors: int, nbytes: int, seconds: float, **more: int) -> None:
+    facts: dict[str, Any] = {
+        "output": str(output), "kind": kind, "tensors": tensors, "nbytes": nbytes, "files": _files(output),
+        "seconds": round(seconds, 3),
+    }  # fmt: skip
+    print(json.dumps(facts | more, indent=2))
+
+
+def _print_consolidated(output: Path, opened: "Sharded", nbytes: int, seconds: float) -> None:
+    for adapter in opened.adapters:
+        below = output / adapter.name
+        directory = below if len(opened.adapters) > 1 and below.is_dir() else output
+        size = sum(tensor.nbytes for tensor in adapter.tensors)
+        print(
+            f"adapter {adapter.name}: rank {adapter.config['r']}, {_count(len(adapter.tensors), 'tensor')},"
+            f" {format_bytes(size)} in 1 file -> {directory}, {seconds:.1f} s"
+        )
+    if opened.adapters:
+        print(f"next: hyperpod-ft merge --base BASE --adapter {output} -o merged")
+    else:
+        files = _count(_files(output), "file")
+        print(
+            f"model: {_count(len(opened.model), 'tensor')}, {format_bytes(nbytes)} in {files} -> {output},"
+            f" {_pace(nbytes, seconds)}"
+        )
+        print(f"next: hyperpod-ft verify {output}")
+
+
+def _files(output: Path) -> int:
+    return len(list(output.glob("**/*.safetensors")))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _pace(nbytes: int, seconds: float) -> str:
+    return f"{seconds:.1f} s ({nbytes / max(seconds, 1e-3) / 1e6:.0f} MB/s)"
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model, or a PEFT adapter.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What it should hold, sharded in any way.", show_default=False),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", help="How far a value may be from that of --against; 0: the same bits.")
+    ] = 0.0,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Compare logits: the adapter that was merged.", show_default=False),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Compare logits: the model it was merged into.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that a model or adapter is whole, finite, and what it should be; exit code 1 when it is not."""
+    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory  # noqa: PLC0415 - keeps --help quick
+
+    found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print_verification(found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _print_verification(found: "Verification") -> None:
+    print(
+        f"{found.directory}: {found.kind}, {_count(found.files, 'file')}, {_count(found.tensors, 'tensor')},"
+        f" {format_bytes(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
+    )
+    print(f"checksums  {found.checksums}")
+    if compared := found.comparison:
+        print(
+            f"against    {compared.against}: {compared.equal} tensors equal, {compared.different} different;"
+            f" largest difference {compared.largest_difference:.3g}"
+        )
+    if logits := found.logits:
+        effect = "" if logits.effect is None else f", the adapter makes {logits.effect:.3g}"
+        print(
+            f"logits     root mean square {logits.scale:.3g}; differences: {logits.rms_difference:.3g}"
+            f" (tolerance {logits.tolerance:.3g}{effect}), {logits.mean_difference:.3g} mean,"
+            f" {logits.largest_difference:.3g} largest;"
+            f" the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
+            f" {logits.seconds:.1f} s"
+        )
+    for line in found.findings:
+        # names of tensors may hold anything, sequences that control a terminal included
+        print("wrong: " + "".join(character if character.isprintable() else "?" for character in line))
+    if found.ok:
+        print("all is well")

@@ -1,0 +1,79 @@
+"""From YAML on disk to a resolved RunConfig: parse, override, validate, resolve."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config import sources, yaml_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.yaml_file import Kind
+from hyperpod_ft.errors import UserError, did_you_mean
+from hyperpod_ft.shipped import PACKAGE
+
+RECIPES = PACKAGE / "recipes"
+RUN_FILE = Kind(RunConfig, "docs/run-file.md", "hyperpod-ft init")
+
+
+def recipes() -> dict[str, Path]:
+    """The packaged recipes by name."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+
+
+def find(reference: str) -> Path:
+    """A run file by path, or a recipe by name. Raises UserError when it is neither."""
+    path = Path(reference)
+    if path.is_file():
+        return path
+    if reference in recipes():
+        return recipes()[reference]
+    raise UserError(
+        f"{reference}: no such run file" + did_you_mean(reference, recipes()),
+        f"`hyperpod-ft init RECIPE` writes one; recipes: {', '.join(recipes())}",
+    )
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, override (`a.b=value`, the value in YAML), validate and resolve a run file.
+
+    Relative paths in a user's file start at that file's directory, in a packaged recipe at the working directory.
+    Raises UserError or ConfigError.
+    """
+    values = yaml_file.parse(RUN_FILE, path)
+    for override in overrides:
+        yaml_file.override(RUN_FILE, values, override)
+    base = Path.cwd() if path.resolve().parent == RECIPES else path.resolve().parent
+    where = f"{path} with --set" if overrides else str(path)
+    return resolve(validate(values, where), base)
+
+
+def open_frozen(path: Path) -> RunConfig:
+    """The config of a resolved run file, as `yaml_file.dump` wrote it."""
+    return validate(yaml_file.parse(RUN_FILE, path), str(path))
+
+
+def validate(values: Mapping[str, Any], where: str) -> RunConfig:
+    """A RunConfig from plain values. Raises ConfigError with a line for each problem."""
+    return yaml_file.validate(RUN_FILE, values, where)
+
+
+def resolve(config: RunConfig, base: Path) -> RunConfig:
+    """Make every path absolute and pin every source, so that the result means the same anywhere on the volume.
+
+    Reads local sources (to digest them); idempotent on what it returns.
+    """
+    model = sources.resolve("model.source", config.model.source, config.model.revision, base)
+    dataset = sources.resolve("dataset.source", config.dataset.source, config.dataset.revision, base)
+    python = config.env.python
+    if python == "current":
+        python = sys.executable
+    elif python is not None:
+        # not resolve(): a virtual environment's interpreter is a link, and following it leaves the environment
+        python = str((base / Path(python).expanduser()).absolute())
+    root = (base / Path(config.cluster.root).expanduser()).resolve()
+    values = config.model_dump()
+    values["cluster"]["root"] = str(root)
+    values["env"]["python"] = python
+    values["model"] |= {"source": model.source, "revision": model.revision or None}
+    values["dataset"] |= {"source": dataset.source, "revision": dataset.revision or None}
+    return validate(values, "resolved run file")

@@ -1,0 +1,158 @@
+"""One shared directory for each asset: complete and with its manifest, or not there."""
+
+import contextlib
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.download.listing import Choice, Listing, Source, refuse_unsafe
+from hyperpod_ft.download.local import Local
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
+
+MANIFEST = ".hyperpod-ft.json"
+_HUB_STATE = ".cache"  # where huggingface_hub keeps half files and etags in local_dir mode
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an asset's directory holds. `files`: name to size in bytes."""
+
+    source: str
+    revision: str
+    commit: str  # the Hub's; empty for other sources
+    files: dict[str, int]
+
+    @classmethod
+    def of(cls, asset: Asset, listing: Listing) -> "Manifest":
+        return cls(asset.source, asset.revision, listing.commit, {file.name: file.size for file in listing.files})
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest | None":
+        """The manifest of a directory; None when there is none, or it cannot be one of ours."""
+        try:
+            return cls(**json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def matches(self, directory: Path) -> bool:
+        """Whether every file is there with its size."""
+        try:
+            return all((directory / name).stat().st_size == size for name, size in self.files.items())
+        except OSError:
+            return False
+
+    @property
+    def size(self) -> int:
+        return sum(self.files.values())
+
+
+def ensure(
+    what: str,
+    where: str,
+    asset: Asset,
+    source: Source,
+    choose: Choice,
+    directory: Path,
+    check: Callable[[Path], object] = lambda _: None,
+) -> Manifest:
+    """The asset complete in `directory`, fetched unless it is there. `where` is the run file's key, for errors.
+
+    Raises UserError, as `check` does for what arrived whole and is useless; then nothing is published. One process
+    fetches; others that want the same asset wait, and then find it.
+    """
+    with publish.lock(
+        directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job fetches it; waiting"
+    ):
+        present = Manifest.read(directory)
+        if present and (present.source, present.revision) == (asset.source, asset.revision):
+            if present.matches(directory):
+                print(f"{what}: already there: {directory}", flush=True)
+                return present
+            print(f"{what}: incomplete, fetching it again: {directory}", flush=True)
+        if asset.kind == "hub" and not _COMMIT.fullmatch(asset.revision):
+            key = where.replace("source", "revision")
+            print(f"warning: {what}: {key} {asset.revision!r} may move; pin it to a commit", flush=True)
+        return _fetch(what, where, asset, source, choose, directory, check)
+
+
+def _fetch(
+    what: str,
+    where: str,
+    asset: Asset,
+    source: Source,
+    choose: Choice,
+    directory: Path,
+    check: Callable[[Path], object],
+) -> Manifest:
+    offered = source.listing()
+    listing = Listing(tuple(choose(offered.files)), offered.commit)
+    refuse_unsafe(where, listing.files)
+    manifest = Manifest.of(asset, listing)
+    with publish.new_directory(directory, keep_partial=True) as partial:
+        _prune(partial, set(manifest.files))
+        _check_free_disk(where, source, listing, partial)
+        at = f" at {listing.commit}" if listing.commit else ""
+        print(
+            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if this is"
+            " killed, running the stage again goes on with what is here",
+            flush=True,
+        )
+        with report_growth(what, partial, listing.size), _disk_full_explained(where, partial):
+            source.fetch(listing, partial)
+        publish.remove(partial / _HUB_STATE)
+        _check_complete(where, manifest, partial)
+        check(partial)
+        publish.write_json(partial / MANIFEST, asdict(manifest))
+    return manifest
+
+
+def _prune(partial: Path, wanted: set[str]) -> None:
+    # what an attempt left that is no longer wanted, or was never meant to stay (boto3's half files)
+    for path in publish.files_below(partial):
+        name = path.relative_to(partial).as_posix()
+        if name not in wanted and not name.startswith(f"{_HUB_STATE}/"):
+            path.unlink()
+
+
+def _check_free_disk(where: str, source: Source, listing: Listing, partial: Path) -> None:
+    if isinstance(source, Local) and not source.needs_space(partial):
+        return
+    needed = listing.size - bytes_below(partial)
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise _disk_full(where, f"{needed / GB:.1f} GB more are needed and {free / GB:.1f} GB are free")
+
+
+def _disk_full(where: str, how_full: str) -> UserError:
+    return UserError(f"{where}: {how_full} on the volume of cluster.root", "free space there, or move cluster.root")
+
+
+@contextlib.contextmanager
+def _disk_full_explained(where: str, partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(partial).free
+        raise _disk_full(where, f"the download filled what there was and {free / GB:.1f} GB are free") from error
+
+
+def _check_complete(where: str, manifest: Manifest, partial: Path) -> None:
+    for name, size in manifest.files.items():
+        path = partial / name
+        arrived = path.stat().st_size if path.is_file() else 0
+        if arrived != size:
+            publish.remove(path)
+            raise UserError(
+                f"{where}: {name} arrived with {arrived} bytes instead of {size}",
+                "run the stage again: it fetches that file anew",
+            )

@@ -1,0 +1,1 @@
+"""Engine neuron: optimum-neuron's trainer on Trainium."""

@@ -1,0 +1,63 @@
+"""What optimum-neuron's trainer is told: the run file in its words. Pure; `NeuronSFTConfig` checks the names."""
+
+from typing import Any
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.runs.run import Run
+
+_NO_BOUND = 1e30
+
+
+def arguments(run: Run, steps: int) -> dict[str, Any]:
+    """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
+
+    `steps`: how many optimizer steps the run takes.
+    """
+    config, degrees = run.config, run.plan.degrees
+    training, neuron = config.training, config.neuron
+    return {
+        "output_dir": str(run.directory),
+        "do_train": True,
+        "max_steps": steps,
+        "per_device_train_batch_size": training.micro_batch_size,
+        # a pipeline wants its micro batches to divide this, though nothing is evaluated
+        "per_device_eval_batch_size": training.micro_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "learning_rate": training.learning_rate,
+        # the kit sets the rate of every step itself
+        "lr_scheduler_type": "constant",
+        "weight_decay": training.weight_decay,
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        # without a bound the trainer would not tell the norm
+        "max_grad_norm": training.max_grad_norm or _NO_BOUND,
+        "bf16": training.precision == "bf16",
+        "gradient_checkpointing": training.gradient_checkpointing,
+        # NeuronSFTTrainer looks into it with LoRA, and would have the inputs' gradients kept a second time if it said
+        # True: PEFT does that already. Recomputation is torch_xla's, always the reentrant kind.
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "tensor_parallel_size": degrees.tensor_parallel,
+        "pipeline_parallel_size": degrees.pipeline_parallel,
+        "disable_sequence_parallel": not neuron.sequence_parallel,
+        "zero_1": neuron.zero_1,
+        "stochastic_rounding_enabled": neuron.stochastic_rounding,
+        "optimizer_use_master_weights": neuron.master_weights,
+        "optimizer_use_fp32_grad_acc": neuron.master_weights,
+        "fuse_qkv": neuron.fuse_qkv,
+        "use_xser": neuron.xser,
+        "async_save": neuron.async_save,
+        "max_length": config.dataset.max_length,
+        "packing": False,
+        # rows are tokenized, packed, and of full length already, with labels of their own
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "label_names": ["labels"],
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "skip_cache_push": True,
+    }
+
+
+def attention(config: RunConfig) -> str:
+    """The attention implementation, by transformers' names."""
+    return "flash_attention_2" if config.flash_attention else "eager"

@@ -1,0 +1,251 @@
+"""Checkpoints of engine neuron: what upstream writes for export, and beside it all that a restart needs.
+
+Upstream's own hold no optimizer state of LoRA, and its trainer cannot go on from them. Random numbers and the position
+in the data are functions of the step. A checkpoint is
+
+    step-00000400/
+        checkpoint.json                   as engines/checkpoint_directory.py says
+        adapter_default/ or shards/       neuronx-distributed's layout, which checkpoint/nxd.py reads
+        resume/rank-00000.safetensors     what this rank needs to go on, bit for bit, at the same degrees:
+
+    model.<name>                          its part of the trainable parameters; only the first data-parallel rank's file
+    optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's part with ZeRO-1; without, as `model`
+    optimizer.<name>.master               with ZeRO-1: the weights that the optimizer updates, in its own dtype
+"""
+
+import atexit
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import neuronx_distributed.trainer.checkpoint as upstream
+import torch
+import torch.distributed as dist
+import torch_xla.core.xla_model as xm
+from neuronx_distributed.optimizer import NeuronZero1Optimizer
+from neuronx_distributed.parallel_layers import parallel_state
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hyperpod_ft import publish
+from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
+from hyperpod_ft.engines.neuron.gradients import part_held
+from hyperpod_ft.engines.neuron.trainer import Trainer
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+
+
+class Checkpoints:
+    """Those of one attempt. `save`, `finish` and `restore` are collective; the kit's part of it meets in the store."""
+
+    def __init__(self, run: Run, trainer: Trainer, processes: Processes) -> None:
+        self._run, self._trainer, self._processes = run, trainer, processes
+        self._unfinished: Progress | None = None
+
+    def save(self, progress: Progress) -> None:
+        """Write the checkpoint of `progress.step`; with `neuron.async_save` it is published by the next `finish`.
+
+        Raises RuntimeError when ranks that should hold the same parameter do not.
+        """
+        self.finish()
+        xm.mark_step()
+        self._check_replicas(progress.step)
+        partial = self._partial(progress)
+        if self._processes.leads:
+            publish.remove(partial)
+            (partial / "resume").mkdir(parents=True)
+        self._meet(progress, "made")
+        try:
+            self._trainer.model.save_pretrained(str(partial))
+            # a rank that fails later would wait there for the others, who have not failed
+            atexit.unregister(upstream.CheckpointIOState.wait_all)
+            self._write_state(_state_file(partial, self._processes.rank))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # torch.save hides it behind a RuntimeError, safetensors in an error of its own
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
+                raise
+            raise UserError(
+                f"{partial.parent}: the checkpoint cannot be written: {cause or error}",
+                "free or repair the volume, then resume",
+            ) from error
+        self._unfinished = progress
+        if not self._run.config.neuron.async_save:
+            self.finish()
+
+    def finish(self) -> None:
+        """Publish what was written last, when every rank has written it, and delete those beyond the wanted number."""
+        progress, self._unfinished = self._unfinished, None
+        if progress is None:
+            return
+        _wait_for_upstream()
+        self._meet(progress, "written")
+        partial, final = self._partial(progress), directory_of(self._run, progress.step)
+        found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
+        if self._processes.leads:
+            digests = {name: digest for part in found for name, digest in part.items()}
+            files = {name: (partial / name).stat().st_size for name in digests}
+            publish.write_json(
+                partial / DESCRIPTION, describe(self._run, progress) | {"files": files, "sha256": digests}
+            )
+            publish.replace_directory(final, partial)
+            delete_old(self._run, final)
+        self._meet(progress, "published")
+
+    def restore(self) -> Progress:
+        """Load the newest complete, undamaged checkpoint; no progress when there is none."""
+        if self._processes.leads:
+            checkpoint_directory.remove_leftovers(self._run)
+        progress = self._newest()
+        if progress is None:
+            return Progress()
+        directory, rank = directory_of(self._run, progress.step), self._processes.rank
+        first = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())[0]
+        with torch.no_grad(), _States(directory, (rank, first)) as states:
+            for name, parameter in self._trainer.parameters().items():
+                parameter.data.copy_(states[f"model.{name}"])
+            for name, part, state in self.moments():
+                if self._divided:
+                    part.data.copy_(states[f"optimizer.{name}.master"])
+                state["step"] = torch.tensor(float(progress.step))
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    state[moment] = states[f"optimizer.{name}.{moment}"].to(part.device)
+        xm.mark_step()
+        return progress
+
+    def _newest(self) -> Progress | None:
+        candidates = checkpoint_directory.complete(self._run) if self._processes.leads else iter(())
+        for attempt in range(1 << 30):
+            told = self._processes.gather(f"restore/{attempt}/chosen", _as_json(next(candidates, None)))[0]
+            if told is None:
+                return None
+            progress = Progress(**told | {"resumed_from": tuple(told["resumed_from"])})
+            directory = directory_of(self._run, progress.step)
+            mine = checkpoint_directory.damaged(directory, self._processes.rank, self._processes.world_size)
+            reasons = self._processes.gather(f"restore/{attempt}/damaged", mine)
+            if not any(reasons):
+                return progress
+            if self._processes.leads:
+                checkpoint_directory.tell_ignored(directory, next(filter(None, reasons)))
+        raise AssertionError
+
+    def _partial(self, progress: Progress) -> Path:
+        final = directory_of(self._run, progress.step)
+        return final.with_name(f".{final.name}.partial")
+
+    def _meet(self, progress: Progress, what: str) -> None:
+        self._processes.gather(f"checkpoint/{progress.step}/{what}", None)
+
+    def _write_state(self, file: Path) -> None:
+        first = parallel_state.get_data_parallel_rank() == 0
+        tensors: dict[str, torch.Tensor] = {}
+        if first:
+            tensors |= {f"model.{name}": parameter for name, parameter in self._trainer.parameters().items()}
+        if first or self._divided:
+            for name, part, state in self.moments():
+                if self._divided:
+                    tensors[f"optimizer.{name}.master"] = part
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    tensors[f"optimizer.{name}.{moment}"] = state[moment]
+        # copies: without data parallelism the optimizer's tensors are the model's, which safetensors refuses
+        held = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        # safetensors leaves a file's mode at 0600, which shuts others out of a shared volume
+        file.touch()
+        mode = file.stat().st_mode
+        save_file(held, file)
+        file.chmod(mode)
+
+    @property
+    def _divided(self) -> bool:
+        return isinstance(self._trainer.optimizer.optimizer, NeuronZero1Optimizer)
+
+    def moments(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
+        """Name, what the optimizer updates, and its state, for each trainable parameter."""
+        outer = self._trainer.optimizer.optimizer
+        inner = outer.base_optimizer if self._divided else outer
+        names = {id(parameter): name for name, parameter in self._trainer.parameters().items()}
+        return [
+            (names[id(parameter)], part, inner.state[part])
+            for wholes, parts in zip(outer.param_groups, inner.param_groups, strict=True)
+            for parameter, part in zip(wholes["params"], parts["params"], strict=True)
+        ]
+
+    def _check_replicas(self, step: int) -> None:
+        """Raise RuntimeError when a parameter that several ranks hold alike differs between them.
+
+        Such a difference means wrong gradients, and the exported checkpoint has one rank's copy. Compared are, in each
+        pipeline stage, what every tensor-parallel rank holds whole, and the copies of repeated key and value heads.
+        """
+        trainer = self._trainer
+        held = trainer.parameters()
+        parts = {name: part_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
+        place = [parallel_state.get_pipeline_model_parallel_rank(), 0]
+        if self._divided:
+            # what they are made of: each rank may have rounded them at random, and holds the part of its dp rank
+            held = {name: part for name, part, _ in self.moments()}
+            place[1] = parallel_state.get_data_parallel_rank()
+        own = [[name, [*place, part], _digest(held[name])] for name, part in parts.items() if part is not None]
+        firsts: dict[tuple[str, tuple[int, ...]], str] = {}
+        differing = set()
+        for rank in self._processes.gather(f"replicas/{step}", own):
+            for name, at, digest in rank:
+                if firsts.setdefault((name, tuple(at)), digest) != digest:
+                    differing.add(name)
+        if differing:
+            raise RuntimeError(
+                f"step {step}: {len(differing)} parameters differ between ranks that should hold them alike:"
+                f" {sorted(differing)[:3]}"
+            )
+
+    def _digests(self, directory: Path) -> dict[str, str]:
+        """SHA-256 of this rank's share of the files, all of which are on disk afterwards."""
+        files = sorted(directory.rglob("*"))[self._processes.rank :: self._processes.world_size]
+        digests = {}
+        for file in files:
+            publish.fsync(file)
+            if file.is_file():
+                digests[file.relative_to(directory).as_posix()] = publish.sha256(file)
+        return digests
+
+
+def _wait_for_upstream() -> None:
+    """Have what upstream writes meanwhile (`neuron.async_save`) written, and forgotten: it would come back to it."""
+    writing = upstream.g_iostate
+    if writing is not None and writing._async_save:
+        writing.wait_save(async_remove=False)
+        upstream._executor.shutdown()
+        upstream.g_iostate = None
+
+
+class _States:
+    """The tensors of several state files: each from the first that has it."""
+
+    def __init__(self, directory: Path, ranks: tuple[int, ...]) -> None:
+        self._files = [_state_file(directory, rank) for rank in dict.fromkeys(ranks)]
+
+    def __enter__(self) -> "_States":
+        self._open = [safe_open(file, "pt") for file in self._files]
+        self._where = {name: file for file in reversed(self._open) for name in file.keys()}  # noqa: SIM118
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+
+def _state_file(directory: Path, rank: int) -> Path:
+    return directory / "resume" / f"rank-{rank:05d}.safetensors"
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
+
+
+def _as_json(progress: Progress | None) -> dict[str, Any] | None:
+    return asdict(progress) if progress else None

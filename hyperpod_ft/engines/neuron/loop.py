@@ -1,0 +1,235 @@
+"""Engine neuron: optimum-neuron's trainer on PyTorch/XLA, with tensor, pipeline and data parallelism.
+
+The model, its division, adapters, optimizer and backward pass are the trainer's. The loop over the steps is the kit's:
+the trainer's own cannot resume, trains on other rows after a restart, and weighs data-parallel ranks alike however many
+tokens count in their rows. (A pipeline still weighs rows alike: upstream takes the mean of each by itself.) What all
+ranks have to know of a step is one all-reduce, read while the device works on the next: the host traces one step ahead.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import parallel_state
+from numpy.typing import NDArray
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
+from hyperpod_ft.engines.batches import DataOrder, Rows
+from hyperpod_ft.engines.interface import Trained
+from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
+from hyperpod_ft.engines.neuron import checkpoints, trainer
+from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
+from hyperpod_ft.engines.processes import Processes, peak_memory_mb
+from hyperpod_ft.engines.throughput import throughput
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
+from hyperpod_ft.runs.run import Run
+
+_LATE = 1e6
+
+
+def train(run: Run, processes: Processes) -> Trained:
+    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
+    return Attempt(run, processes).to_the_end()
+
+
+def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+    """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
+    attempt = Attempt(run, processes)
+    steps = min(run.config.neuron.precompile_steps, attempt.steps)
+    for number in range(1, steps + 1):
+        attempt.send(number, [])
+    # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: other graphs.
+    for _, _, state in attempt.checkpoints.moments():
+        state["step"].fill_(_LATE)
+    attempt.send(steps, [])
+    xm.wait_device_ops()
+    return {"trial_steps": steps + 1}
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A step that the device may still be working on: loss, gradient norm and signals, fp32."""
+
+    number: int
+    learning_rate: float
+    summary: torch.Tensor
+
+
+class Attempt:
+    """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
+
+    def __init__(self, run: Run, processes: Processes) -> None:
+        self.run, self.processes = run, processes
+        self.config, degrees = run.config.training, run.plan.degrees
+        self.rows = Rows(run.dataset / "train")
+        self.data_parallel = degrees.data_parallel
+        of_step = rows_per_step(self.config, degrees.data_parallel)
+        self.steps = total_steps(self.config, len(self.rows), of_step)
+        self.trainer = trainer.build(run, self.steps)
+        self.pipeline = degrees.pipeline_parallel > 1
+        # a pipeline takes all rows of a step at once and divides them itself
+        accumulated = 1 if self.pipeline else self.config.gradient_accumulation_steps
+        self.order = DataOrder(
+            rows=len(self.rows),
+            seed=run.config.seed,
+            micro_batch_size=of_step // degrees.data_parallel // accumulated,
+            gradient_accumulation_steps=accumulated,
+            data_parallel=degrees.data_parallel,
+        )
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        held = dict(processes.gather("trainable", (stage, self.trainer.trainable_here)))
+        self.trainable_parameters = sum(held.values())
+        self.throughput = throughput(run, of_step, self.rows.max_length, self.trainable_parameters)
+        self.vocabulary = read_config(run.base_model).get("vocab_size")
+        self.device = xm.xla_device()
+        self.data_parallel_rank = parallel_state.get_data_parallel_rank()
+        self.checkpoints = checkpoints.Checkpoints(run, self.trainer, processes)
+
+    def to_the_end(self) -> Trained:
+        """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
+        self._resume()
+        self.log = metrics.MetricsLog(
+            self.run, self.throughput, self.order.rows, self.steps, self.progress, _peak_memory_mb
+        )
+        if self.processes.leads:
+            self.log.open()
+            self._announce()
+        sent: _Sent | None = None
+        stop = 0
+        with asked_to_stop() as signals:
+            for number in range(self.progress.step + 1, self.steps + 1):
+                last = number == self.steps
+                saves = bool(last or stop or number % self.config.save_every_steps == 0)
+                if saves and sent:
+                    # taken now and not together with the step that is saved, so that both have a time of their own
+                    stop, sent = max(stop, self._take(sent)), None
+                before, sent = sent, self.send(number, signals)
+                if before:
+                    stop = self._take(before)
+                if saves:
+                    stop, sent = max(stop, self._take(sent)), None
+                    self.checkpoints.save(self.progress)
+                    if stop and not last:
+                        self.checkpoints.finish()
+                        raise Interrupted(number, stop)
+        self.checkpoints.finish()
+        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts())
+
+    def send(self, number: int, signals: list[int]) -> _Sent:
+        """Give the device all of step `number`."""
+        optimizer = self.trainer.optimizer
+        self._seed(number)
+        loss = self._forward_backward(number)
+        sum_over_tensor_parallel(self.trainer.partial)
+        rate = learning_rate(self.config, number, self.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        summary = torch.stack(
+            [
+                # equal on the ranks of one model, but for a pipeline's: its last stage has it, the others have 0
+                loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
+                optimizer.grad_norm.detach().float().reshape(()) / self.processes.world_size,
+                *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
+            ]
+        )
+        summary = xm.all_reduce(xm.REDUCE_SUM, summary)
+        optimizer.zero_grad()
+        xm.mark_step()
+        return _Sent(number, rate, summary)
+
+    def _seed(self, number: int) -> None:
+        """Dropout of step `number`: a function of it alone, so that no restart has to know what was drawn before.
+
+        The ranks of one model draw alike: masks of what each holds whole have to be the same.
+        """
+        text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
+        seed = int(publish.text_digest(text)[:12], 16)
+        torch.manual_seed(seed)
+        xm.set_rng_state(seed)
+
+    def _forward_backward(self, number: int) -> torch.Tensor:
+        """Leave the gradients of the step's mean loss; gives this rank's loss, fp32 [], whose mean over dp it is."""
+        rows_of_step = self.order.step(number)
+        tokens = self.rows.label_tokens(rows_of_step)
+        # a pipeline takes each row's mean by itself
+        if not tokens or (
+            self.pipeline and not all(self.rows.label_tokens(rows_of_step[[i]]) for i in range(rows_of_step.size))
+        ):
+            raise UserError(
+                f"step {number}: no token of {'one' if tokens else 'any'} of its rows counts in the loss",
+                "check dataset.loss_on and the data",
+            )
+        # gradients are averaged over dp: so are sums that each rank divides by its share of the step's tokens
+        share = None if self.pipeline else torch.tensor(tokens / self.data_parallel, device=self.device)
+        total = torch.zeros((), device=self.device)
+        for rows in self.order.micro_batches(number, self.data_parallel_rank):
+            xm.mark_step()
+            loss = self.trainer.training_step(self.trainer.model, self._inputs(rows), num_items_in_batch=share)
+            total += loss.detach().float()
+        xm.mark_step()
+        return total
+
+    def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        batch = self.rows.batch(rows, torch.device("cpu") if self.pipeline else self.device)
+        inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+        if self.pipeline:
+            # it was traced with one; rows are full, and the model's mask is causal by itself
+            inputs["attention_mask"] = torch.ones_like(batch.input_ids)
+        return inputs
+
+    def _take(self, sent: _Sent) -> int:
+        """Wait for the step and take note of it. Returns the signal that asked some rank to stop; 0: none.
+
+        Raises UserError, on every rank, when loss or gradients are none to go on from.
+        """
+        loss, norm, *asked = sent.summary.cpu().tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(
+                f"step {sent.number}: the loss is {loss} and the gradient norm {norm}; nothing was saved",
+                "lower training.learning_rate, or look at the rows of this step",
+            )
+        self.progress = self.log.advance(self.progress, loss)
+        if self.processes.leads:
+            self.log.write(self.progress, sent.learning_rate, norm)
+        sanity.check(self.config, self.progress, self.steps, self.vocabulary)
+        return int(max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0))
+
+    def _resume(self) -> None:
+        """Load the newest complete checkpoint; no progress when there is none."""
+        self.progress = self.checkpoints.restore()
+        if 0 < self.progress.step < self.steps:
+            self.progress = replace(self.progress, resumed_from=(*self.progress.resumed_from, self.progress.step))
+
+    def _announce(self) -> None:
+        degrees, order = self.run.plan.degrees, self.order
+        print(
+            f"train: {self.config.method} of {self.trainable_parameters:,} parameters"
+            f" in {self.config.precision} on {degrees.world_size} ranks (dp {degrees.data_parallel}"
+            f" x pp {degrees.pipeline_parallel} x tp {degrees.tensor_parallel}, neuron);"
+            f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
+            flush=True,
+        )
+        if self.progress.step:
+            print(f"train: going on from step {self.progress.step}", flush=True)
+
+    def _facts(self) -> dict[str, Any]:
+        degrees = self.run.plan.degrees
+        return metrics.facts(self.run, self.throughput, self.order.rows, self.progress) | {
+            "trainable_parameters": self.trainable_parameters,
+            "world_size": degrees.world_size,
+            "dp": degrees.data_parallel,
+            "pp": degrees.pipeline_parallel,
+            "tp": degrees.tensor_parallel,
+        }
+
+
+def _peak_memory_mb() -> float:
+    """Of this process on the host: XLA tells what is in use, not what was."""
+    return peak_memory_mb(torch.device("cpu"))

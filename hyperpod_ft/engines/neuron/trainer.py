@@ -1,0 +1,147 @@
+"""optimum-neuron's trainer with the run's model, adapters and optimizer, and with its defects on this path mended.
+
+What is mended was seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; docs/fidelity.md says how.
+"""
+
+import math
+from typing import Any
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from optimum.neuron import NeuronSFTConfig, NeuronSFTTrainer, NeuronTrainer
+from optimum.neuron.models.training import NeuronModelForCausalLM
+from optimum.neuron.models.training.transformations_utils import GQAQKVColumnParallelLinearSpec
+from peft import LoraConfig
+from torch import nn
+from transformers import AutoTokenizer
+
+from hyperpod_ft import publish
+from hyperpod_ft.engines.neuron import arguments as neuron_arguments
+from hyperpod_ft.engines.neuron import gradients
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.parallelism import kv_size_multiplier
+from hyperpod_ft.runs.run import Run
+
+_heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
+
+
+class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
+    """What makes the model ready, runs forward and backward, and holds the optimizer; the loop is the engine's."""
+
+    partial: list[nn.Parameter]  # those whose gradients have to be summed over the tensor-parallel ranks
+    trainable_here: int  # elements of the trainable parameters of this pipeline stage, over all its ranks
+    kv_size_multiplier: int  # how many tensor-parallel ranks hold each key and value head
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if not self.args.bf16:
+            # without this ZeRO-1 keeps the weights of an fp32 training in bf16
+            self.accelerator.mixed_precision_config.optimizer_use_master_weights = True
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        # NeuronSFTTrainer's adds `use_cache`, which pipeline parallelism refuses; the model has it off anyway
+        return NeuronTrainer.compute_loss(self, *arguments, **options)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters that this rank holds, by name."""
+        named = getattr(self.model, "local_named_parameters", self.model.named_parameters)
+        return {name: parameter for name, parameter in named() if parameter.requires_grad}
+
+
+def build(run: Run, steps: int) -> Trainer:
+    """The trainer, ready for its first step. Collective: joins the process group."""
+    config = run.config
+    # alike on every rank: what tensor parallelism leaves whole has to be equal everywhere
+    torch.manual_seed(config.seed)
+    gradients.sum_key_and_value_gradients_over_copies()
+    settings = NeuronSFTConfig(**neuron_arguments.arguments(run, steps))
+    model = NeuronModelForCausalLM.from_pretrained(
+        run.base_model,
+        settings.trn_config,
+        torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
+        attn_implementation=neuron_arguments.attention(config),
+    )
+    if config.training.method == "lora":
+        _check_targets(model, config.lora.target_modules)
+    trainer = Trainer(
+        model=model,
+        args=settings,
+        processing_class=AutoTokenizer.from_pretrained(run.base_model),
+        peft_config=_adapters(run) if config.training.method == "lora" else None,
+        # looked at for the names of its columns; the engine feeds the rows
+        train_dataset=[{"input_ids": [0], "labels": [0]}],
+    )
+    heads = (model.config.num_attention_heads, model.config.num_key_value_heads)
+    _draw_adapters(trainer.model, config.seed, heads)
+    rows = settings.train_batch_size * settings.gradient_accumulation_steps
+    trainer.setup_training(None, steps, 1, rows * steps, rows)
+    trainer.accelerator.gradient_state._set_sync_gradients(True)
+    parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
+    trainer.kv_size_multiplier = kv_size_multiplier(heads[1], degree)
+    copies = {name: gradients.copies(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
+    trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
+    gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
+    sequence_parallel = settings.trn_config.sequence_parallel_enabled
+    trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
+    gradients.leave_sums_to_the_kit()
+    return trainer
+
+
+def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
+    # by the names that they have in the model's files: upstream fuses some of them
+    names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+    for target in targets:
+        if target.rpartition(".")[2] not in names:
+            raise UserError(
+                f"lora.target_modules: {target!r} matches no module of the model", f"it has {', '.join(sorted(names))}"
+            )
+
+
+def _adapters(run: Run) -> LoraConfig:
+    lora = run.config.lora
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        use_rslora=lora.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=run.config.model.source,
+        revision=run.config.model.revision,
+    )
+
+
+@torch.no_grad()
+def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
+    """Give every lora_A the values that it has at any degree of tensor parallelism: its part of one whole matrix.
+
+    `heads`: the model's attention heads, and its key/value heads. Upstream draws each rank's part by itself, from
+    generators in the same state: every rank has the same block.
+    Kaiming uniform with a = sqrt(5), as PEFT (tuners/lora/layer.py, reset_lora_parameters): bound 1 / sqrt(columns).
+    """
+    for name, parameter in model.named_parameters():
+        if ".lora_A." not in name:
+            continue
+        parts, dimension = _division(parameter)
+        shape = list(parameter.shape)
+        shape[dimension] *= parts
+        generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
+        bound = 1 / math.sqrt(shape[1])
+        whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+        repeated = kv_size_multiplier(heads[1], parts)
+        if ".o_proj." in name and repeated > 1:
+            # where key and value heads are repeated, upstream deals the query heads out in another order
+            local = _heads_of_rank(whole, *heads, repeated, "output")
+        else:
+            rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
+            local = whole.chunk(parts, dimension)[rank]
+        parameter.copy_(local)
+
+
+def _division(parameter: nn.Parameter) -> tuple[int, int]:
+    """How many tensor-parallel ranks share the parameter, and along which dimension."""
+    if gradients.is_replicated(parameter):
+        return 1, 0
+    return parallel_state.get_tensor_model_parallel_size(), parameter.partition_dim

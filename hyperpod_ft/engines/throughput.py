@@ -1,0 +1,81 @@
+"""How fast a training is: rates that follow from what one optimizer step takes and how long it lasted."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.formats.tied import OUTPUT, is_tied
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.engines.flops import flops_per_token
+from hyperpod_ft.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of some optimizer steps. A sample is a packed row; a document is an example of the dataset, as packed into it."""
+
+    seconds_per_step: float
+    samples_per_second: float
+    documents_per_second: float | None
+    tokens_per_second: float  # all positions of the rows, padding included
+    mfu: float | None  # model-FLOPs utilization, 0 to 1, of the ranks' dense bf16 peak
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What one optimizer step takes on all ranks, and what these could compute."""
+
+    rows_per_step: int
+    max_length: int  # tokens in a row
+    documents_per_row: float | None  # on average over the training rows
+    flops_per_token: float | None  # None: not known of this family
+    peak_flops: float  # of all ranks, a second; 0: not known of this machine
+
+    def rates(self, steps: int, seconds: float) -> Rates:
+        """The rates of `steps` steps that took `seconds` together."""
+        samples = steps * self.rows_per_step / seconds
+        tokens = samples * self.max_length
+        known = self.flops_per_token is not None and self.peak_flops > 0
+        return Rates(
+            seconds_per_step=round(seconds / steps, 4),
+            samples_per_second=round(samples, 3),
+            documents_per_second=round(samples * self.documents_per_row, 3) if self.documents_per_row else None,
+            tokens_per_second=round(tokens, 1),
+            mfu=round(tokens * (self.flops_per_token or 0.0) / self.peak_flops, 4) if known else None,
+        )
+
+
+def throughput(run: Run, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
+    """Of a run whose model and dataset are there; `trainable_parameters` of the whole model, on all ranks.
+
+    Raises UserError when the base model's files are missing or damaged.
+    """
+    record = run.record("dataset")
+    facts = record.facts if record else {}
+    examples, rows = facts.get("train_examples"), facts.get("train_rows")
+    total, tied = base_parameters(run.base_model)
+    if run.config.training.method == "lora":
+        total, trained = total + trainable_parameters, trainable_parameters
+    else:
+        trained = total
+    rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
+    return Throughput(
+        rows_per_step=rows_per_step,
+        max_length=max_length,
+        documents_per_row=examples / rows if examples and rows else None,
+        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length, tied=tied),
+        peak_flops=rank_flops * run.plan.degrees.world_size,
+    )
+
+
+def base_parameters(directory: Path) -> tuple[int, bool]:
+    """Parameters of the model in a directory, by the headers of its files, and whether its output matrix is tied.
+
+    A tied one counts once.
+    """
+    tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
+    tied = is_tied(read_config(directory), tensors)
+    if tied:
+        tensors.pop(OUTPUT, None)
+    return sum(tensors.values()), tied

@@ -1,0 +1,1 @@
+"""Engine torch: native PyTorch on CPUs and GPUs."""

@@ -1,0 +1,52 @@
+"""This rank's device, the process group, and the `dp x tp` device mesh. No device is named here: torch knows them."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.parallelism import Degrees
+
+
+def device_of(instance_type: str, local_rank: int) -> torch.device:
+    """The device of a rank, made the current one. Raises UserError when torch does not find the instance's kind."""
+    kind = CATALOGUE[instance_type].device
+    if kind == "cpu":
+        # a restart must give the same bits; on accelerators some kernels have no deterministic version
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        return torch.device(kind)
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type != kind:
+        raise UserError(
+            f"cluster.instance_type: {instance_type} has device {kind}, but torch finds"
+            f" {found.type if found else 'no accelerator'} here",
+            "run on that instance type, with a torch built for it",
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(kind, local_rank)
+
+
+@contextlib.contextmanager
+def device_mesh(device: torch.device, processes: Processes, degrees: Degrees) -> Iterator[DeviceMesh]:
+    """Join the process group for the block; the mesh has axes `dp` and `tp`.
+
+    tp is innermost: its ranks, which talk several times a layer, are neighbours on one node.
+    """
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        store=processes.store,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    try:
+        shape = (degrees.data_parallel, degrees.tensor_parallel)
+        yield init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
+    finally:
+        dist.destroy_process_group()

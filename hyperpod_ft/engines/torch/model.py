@@ -1,0 +1,141 @@
+"""The model on this rank: loaded, given its adapters, divided over tp, sharded over dp, in the right precision."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from hyperpod_ft.engines import pretrained
+from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import parallelism
+from hyperpod_ft.runs.run import Run
+
+# Layers of a rank smaller than this share their all-gathers and reduce-scatters.
+BUCKET_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A model whose parameters are DTensors, and what the training loop needs to know about them."""
+
+    module: nn.Module
+    trainable: dict[str, nn.Parameter]  # by FQN; fp32
+    partial: list[nn.Parameter]  # those whose gradients must be summed over tp
+    trainable_parameters: int  # of the whole model
+    total_parameters: int
+
+    def exchange_gradients(self, wanted: bool) -> None:
+        """Whether the coming backward pass reduces gradients over dp: only the last micro batch of a step does."""
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(wanted)
+
+
+def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
+    """Load the base model from `run.base_model` and shard it over `mesh` (axes dp, tp).
+
+    Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, trainable ones in
+    fp32, cast by FSDP when it gathers them; gradients are reduced in fp32. Raises UserError when the model cannot
+    be divided, or a LoRA target matches nothing.
+    """
+    config = run.config
+    tensor_parallel_degree = mesh["tp"].size()
+    base = _load(run)
+    if tensor_parallel_degree > 1:
+        # by attribute, not from config.json: older families spell these keys in their own way
+        heads = base.config.num_attention_heads
+        kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
+        parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
+    model = _with_adapters(base, run) if config.training.method == "lora" else base
+    layers = decoder_layers(base)
+    trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total_parameters = sum(p.numel() for p in model.parameters())
+    if tensor_parallel_degree > 1:
+        tensor_parallel.parallelize(layers, mesh["tp"])
+    _shard(model, layers, run, mesh)
+    return ShardedModel(
+        module=model.train(),
+        trainable={name: p for name, p in model.named_parameters() if p.requires_grad},
+        partial=tensor_parallel.partial_gradient_parameters(layers) if tensor_parallel_degree > 1 else [],
+        trainable_parameters=trainable_parameters,
+        total_parameters=total_parameters,
+    )
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks of a causal language model, by the class names that transformers lists for it."""
+    classes = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in classes]
+
+
+def _load(run: Run) -> PreTrainedModel:
+    training = run.config.training
+    frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
+    dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
+    model = pretrained.load(run.base_model, dtype, run.config.model.attention)
+    if training.gradient_checkpointing:
+        # the non-reentrant variant works with frozen inputs, and with collectives inside the block
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
+    lora = run.config.lora
+    names = {name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    for target in lora.target_modules:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise UserError(
+                f"lora.target_modules: {target!r} matches no module of the model", f"it has {', '.join(known)}"
+            )
+    # every rank draws the same factors: those that tp leaves whole must be equal everywhere
+    torch.manual_seed(run.config.seed)
+    adapters = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        use_rslora=lora.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(base, adapters)
+
+
+def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
+    """Consecutive layers gathered and reduced together: on small ones a collective's latency is all of its cost."""
+    buckets: list[list[nn.Module]] = []
+    room = 0
+    for layer in layers:
+        size = sum(tensor_parallel.local(p).nbytes for p in layer.parameters())
+        if size > room:
+            buckets.append([])
+            room = BUCKET_BYTES
+        buckets[-1].append(layer)
+        room -= size
+    return buckets
+
+
+def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
+    """FSDP2 over dp, layer by layer. On a dp axis of one rank it still keeps fp32 masters of bf16 weights."""
+    training = run.config.training
+    options: dict[str, Any] = {
+        "mesh": mesh["dp"],
+        # Gathered layers are kept until their backward pass unless memory is said to be tight.
+        "reshard_after_forward": training.gradient_checkpointing,
+    }
+    if training.precision == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for bucket in _buckets(layers):
+        fully_shard(bucket, **options)
+    fully_shard(model, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # the loss is divided by the tokens of all ranks already: gradients are summed, not averaged
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

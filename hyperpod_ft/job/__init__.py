@@ -1,0 +1,1 @@
+"""What the rendered scripts start on the nodes, around the ranks."""

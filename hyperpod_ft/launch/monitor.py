@@ -1,0 +1,247 @@
+"""What a run is doing now: the records first, then the launcher's word, then what the scripts left behind."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launcher import JobState, Launcher
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.planning.schedule import rows_per_step, total_steps
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.runs.records import ISO_UTC, Job
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
+
+State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps in one pass over the training rows, and in the whole run."""
+
+    per_epoch: float
+    total: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest row of metrics.jsonl against the steps there will be."""
+
+    step: int
+    total_steps: int | None
+    loss: float
+    tokens_per_second: float | None
+    samples_per_second: float | None = None  # packed rows
+    mfu: float | None = None  # 0 to 1
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    stage: str
+    state: State
+    detail: str = ""
+    job_id: str = ""
+    seconds: float | None = None  # of work, once done
+    log: str = ""  # path
+    restarts: str = ""  # of its newest job, in words
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    name: str
+    directory: str
+    model: str  # where the tuned model is, or will be
+    state: State
+    stages: tuple[StageStatus, ...]
+    submitted: str = ""  # first, ISO 8601, UTC
+    origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
+    progress: Progress | None = None
+    figures: Figures | None = None  # once trained
+    note: str = ""  # why states are unknown
+
+    @property
+    def failed(self) -> StageStatus | None:
+        return next((stage for stage in self.stages if stage.state == "failed"), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def latest_jobs(run: Run) -> dict[str, Job]:
+    """The newest submission of each stage."""
+    return {job.stage: job for job in run.jobs()}
+
+
+def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
+    """What the launchers say about the newest job of each stage that has not finished, by job id."""
+    open_jobs = [
+        job
+        for stage, job in latest_jobs(run).items()
+        if stage in run.plan and not run.is_done(stage) and not job.cluster_is_gone
+    ]
+    states: dict[str, JobState] = {}
+    for launcher in (slurm, Process()):
+        if jobs := [job for job in open_jobs if job.launcher == launcher.name]:
+            states |= launcher.states(run, jobs)
+    return states
+
+
+def active_jobs(run: Run, slurm: Launcher, also: Launcher | None = None) -> list[Job]:
+    """Jobs of this run that wait or work, written down if a submission that was killed could not.
+
+    Asks the launchers that the run has used, and `also` one that it has perhaps.
+    """
+    known = run.jobs()
+    active: list[Job] = []
+    for launcher in (slurm, Process()):
+        jobs = [job for job in known if job.launcher == launcher.name and not job.cluster_is_gone]
+        if jobs or (also is not None and also.name == launcher.name):
+            active += launcher.active(run, jobs)
+    for job in active:
+        if job not in known:
+            run.add_job(job)
+    return active
+
+
+def status(run: Run, slurm: Launcher) -> RunStatus:
+    """The state of every stage and of the run; what no launcher answers for is `unknown`, with the reason as note."""
+    jobs, note = latest_jobs(run), ""
+    states: Mapping[str, JobState] | None = None
+    try:
+        states = job_states(run, slurm)
+    except UserError as error:
+        note = str(error)
+    needed = {stage.name for stage in choose(run)}
+    stages = tuple(
+        _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
+    )
+    return RunStatus(
+        name=run.config.name,
+        directory=str(run.directory),
+        model=str(run.tuned_model),
+        state=_overall(stages),
+        stages=stages,
+        submitted=min((job.submitted for job in run.jobs()), default=""),
+        origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
+        progress=_progress(run, stages),
+        figures=figures(run),
+        note=note,
+    )
+
+
+def _stage_status(
+    run: Run, stage: str, job: Job | None, states: Mapping[str, JobState] | None, needed: bool
+) -> StageStatus:
+    reason = run.why_not_done(stage)
+    job_id = job.job_id if job else ""
+    log = run.log(stage, job_id)
+    log_path = str(log) if job and log.exists() else ""
+    if not reason:
+        record = run.record(stage)
+        done_elsewhere = "" if job else "done by an earlier run"
+        seconds = record.seconds if record else None
+        return StageStatus(stage, "done", done_elsewhere, job_id, seconds, log_path, _restarts(run, stage, job_id))
+    if not needed and not (states and job_id in states and states[job_id].active):
+        return StageStatus(stage, "done", f"{reason}, and nothing needs it", job_id, None, log_path)
+    if job is None:
+        return StageStatus(stage, "not run", "" if reason == "has not run" else reason)
+    if states is None:
+        return StageStatus(stage, "unknown", "", job_id, None, log_path)
+    state, detail = _job_state(run, job, states.get(job_id))
+    if state == "not run":
+        detail = reason
+    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id))
+
+
+def _restarts(run: Run, stage: str, job_id: str) -> str:
+    of_job = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
+    return restarts.describe(of_job, run.config.cluster.max_restarts)
+
+
+def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
+    if known is not None and known.active:
+        if known.state == "PENDING":
+            return "pending", known.reason
+        return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
+    if (known is not None and known.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
+        return "cancelled", ""
+    exit_status = _exit_status(run.exit_marker(job.stage, job.job_id))
+    if exit_status not in (None, "0"):
+        return "failed", f"exit status {exit_status}"
+    if known is not None and known.state != "COMPLETED":
+        return "failed", known.state.lower()
+    if known is None and exit_status is None:
+        if not run.log(job.stage, job.job_id).exists():
+            return "not run", ""  # it never began
+        return "failed", "the job is gone and left no exit status"
+    return "not run", ""  # it succeeded, and its outputs are out of date or gone since
+
+
+def _exit_status(marker: Path) -> str | None:
+    try:
+        return marker.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _overall(stages: tuple[StageStatus, ...]) -> State:
+    states = {stage.state for stage in stages}
+    order: tuple[State, ...] = ("failed", "running", "pending", "unknown", "cancelled", "not run")
+    return next((state for state in order if state in states), "done")
+
+
+def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
+    training = next((stage for stage in stages if stage.stage == "train"), None)
+    job = latest_jobs(run).get("train")
+    if training is None or training.state == "done" or job is None or not run.metrics.exists():
+        return None
+    # rows of an attempt before this one say nothing about it
+    if time.strftime(ISO_UTC, time.gmtime(run.metrics.stat().st_mtime)) < job.submitted:
+        return None
+    rows = tail(run.metrics, 1)
+    try:
+        row = json.loads(rows[0])
+        step, loss, rate = row["step"], row["loss"], row["tokens_per_second"]
+        samples, mfu = row.get("samples_per_second"), row.get("mfu")
+    except (IndexError, ValueError, TypeError, KeyError, AttributeError):  # the last line is being written, or damaged
+        return None
+    known = steps(run)
+    return Progress(step, known.total if known else None, loss, rate, samples, mfu)
+
+
+def steps(run: Run) -> Steps | None:
+    """How many optimizer steps the run takes; None before its dataset is prepared."""
+    record = run.record("dataset")
+    if record is None or run.why_not_done("dataset"):
+        return None
+    training, rows = run.config.training, int(record.facts["train_rows"])
+    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
+    return Steps(rows / per_step, total_steps(training, rows, per_step))
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a text file; none when it is not there."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return [line.rstrip("\n") for line in deque(stream, lines)]
+    except FileNotFoundError:
+        return []
+
+
+def all_runs(root: Path) -> list[Run]:
+    """The runs below a root, newest first; says on stderr which cannot be opened."""
+    found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = []
+    for path in found:
+        try:
+            runs.append(Run.open(path.parent))
+        except UserError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+    return runs

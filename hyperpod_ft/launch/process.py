@@ -1,0 +1,209 @@
+"""Launcher `process`: the same rendered scripts as plain processes, in dependency order, where there is no Slurm.
+
+A supervisor process, detached from the terminal, runs the scripts of one submission one after the other. It keeps
+their states in one file, and holds a lock for as long as it lives, which is how others tell that it does.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.run import Run
+
+_GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True)
+class Process:
+    """Plain processes on this machine."""
+
+    name: str = "process"
+
+    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+        """Start the supervisor; it goes on when this program and its terminal are gone."""
+        first = len(run.jobs()) + 1
+        jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
+        known = {stage.name for stage in stages}
+        chain = [
+            {
+                "stage": job.stage,
+                "job_id": job.job_id,
+                "needs": [n for n in stage.needs if n in known],
+                "state": "PENDING",
+            }
+            for job, stage in zip(jobs, stages, strict=True)
+        ]
+        state_file = run.directory / "processes" / f"{jobs[0].job_id}.json"
+        publish.write_json(state_file, {"pid": None, "jobs": chain})
+        for job in jobs:
+            submitted(job)
+        ready, tell = os.pipe()
+        with os.fdopen(ready) as told:
+            subprocess.Popen(
+                [sys.executable, "-m", "hyperpod_ft.launch.process", str(run.directory), str(state_file), str(tell)],
+                stdin=subprocess.DEVNULL,
+                stdout=(state_file.with_suffix(".out")).open("a"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[tell],
+            )
+            os.close(tell)
+            told.read()  # returns when the supervisor holds its lock, or has died
+
+    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+        wanted = {job.job_id for job in jobs}
+        found: dict[str, JobState] = {}
+        for state_file, content in _submissions(run):
+            alive = _is_alive(state_file)
+            for job in content["jobs"]:
+                state = JobState(job["state"], nodes="this machine")
+                if job["job_id"] in wanted and (alive or not state.active):
+                    found[job["job_id"]] = state
+        return found
+
+    def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
+        states = self.states(run, jobs)
+        return [job for job in jobs if job.job_id in states and states[job.job_id].active]
+
+    def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
+        """Stop the supervisors that have one of the jobs, and what one that was killed left running."""
+        wanted = {job.job_id for job in jobs}
+        for state_file, content in _submissions(run):
+            if not any(job["job_id"] in wanted for job in content["jobs"]) or not _is_alive(state_file):
+                continue
+            if _works(content["pid"]):
+                os.kill(content["pid"], signal.SIGTERM)
+            else:
+                for job in content["jobs"]:
+                    if job["state"] == "RUNNING":
+                        stop_tree(job["pid"])
+            deadline = time.monotonic() + 2 * _GRACE_SECONDS
+            while _is_alive(state_file) and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+
+def _submissions(run: Run) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for state_file in sorted((run.directory / "processes").glob("*.json")):
+        try:
+            yield state_file, json.loads(state_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{state_file}: is damaged: {error}", "remove it once its processes are gone") from error
+
+
+def _is_alive(state_file: Path) -> bool:
+    with suppress(FileNotFoundError), state_file.with_suffix(".lock").open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def supervise(directory: Path, state_file: Path, ready: int) -> None:
+    """Run the submission's scripts; SIGTERM stops the one that runs and cancels the rest."""
+    run = Run.open(directory)
+    content: dict[str, Any] = json.loads(state_file.read_text(encoding="utf-8"))
+    with publish.lock(state_file.with_suffix(".lock")) as held:
+        content["pid"] = os.getpid()
+        publish.write_json(state_file, content)
+        os.close(ready)
+        signal.signal(signal.SIGTERM, _raise_interrupt)
+        try:
+            for job in content["jobs"]:
+                others = {other["stage"]: other["state"] for other in content["jobs"]}
+                ready_to_run = all(others[need] == "COMPLETED" for need in job["needs"])
+                if not ready_to_run:
+                    job["state"] = "CANCELLED"
+                    continue
+                with run.log(job["stage"], job["job_id"]).open("ab") as log:
+                    script = _start(run, job["stage"], job["job_id"], log, held)
+                job |= {"state": "RUNNING", "pid": script.pid}
+                publish.write_json(state_file, content)
+                job["state"] = _finish(script)
+        except KeyboardInterrupt:
+            for job in content["jobs"]:
+                if job["state"] in ("PENDING", "RUNNING"):
+                    job["state"] = "CANCELLED"
+        publish.write_json(state_file, content)
+
+
+def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
+    # as on a node outside any allocation, also when the kit itself runs inside one
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environment["HYPERPOD_FT_JOB_ID"] = job_id
+    return subprocess.Popen(
+        ["bash", str(run.script(stage))],
+        cwd=run.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # the script keeps the lock too: it is seen, and can be stopped, though the supervisor was killed
+        pass_fds=[held],
+    )
+
+
+def _finish(script: "subprocess.Popen[bytes]") -> str:
+    try:
+        return "COMPLETED" if script.wait() == 0 else "FAILED"
+    except KeyboardInterrupt:
+        stop_tree(script.pid)
+        raise
+
+
+def stop_tree(root: int) -> None:
+    """End a process and all below it: first asked, so that training may save a checkpoint, then killed."""
+    # torchrun's workers lead sessions of their own, so the tree is walked
+    tree = [root, *_descendants(root)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in tree:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline and any(_works(pid) for pid in tree):
+            time.sleep(0.05)
+
+
+def _descendants(root: int) -> list[int]:
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listing.splitlines():
+        pid, parent = map(int, line.split())
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _works(pid: int) -> bool:
+    """Whether a process exists and is no zombie, which waits for its parent and does nothing any more."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:1] not in ("", "Z")
+
+
+def _raise_interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,67 @@
+"""Plan -> {stage: sbatch text}. A pure function: the same run and kit give the same bytes.
+
+Values from the run file reach a shell only through `shlex.quote`, and `#SBATCH` lines only after `config` has
+matched them against a strict pattern.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from hyperpod_ft import __version__
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.planning import neuron_environment
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import shell_templates
+
+# Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
+_BEFORE_ENVIRONMENT = ("env", "download")
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The kit's own interpreter, and the directory that holds the `hyperpod_ft` package the jobs import."""
+
+    python: Path
+    code: Path
+
+
+def render(run: Run, kit: Kit) -> dict[str, str]:
+    """The text of every stage's script, by stage name, in the plan's order."""
+    environment = shell_templates()
+    return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
+
+
+def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
+    early = stage.name in _BEFORE_ENVIRONMENT
+    template = environment.get_template(f"sbatch/{'train' if stage.trains else 'base'}.sbatch.j2")
+    return template.render(
+        stage=stage.name,
+        name=run.config.name,
+        run_id=run.plan.run_id,
+        run_dir=run.directory,
+        job_name=run.job_name(stage.name),
+        output=_quote_option(run.logs / "%x_%j.out"),
+        resources=stage.resources,
+        cluster=run.config.cluster.model_dump(),
+        trains=stage.trains,
+        instance=CATALOGUE[run.config.cluster.instance_type],
+        degrees=run.plan.degrees,
+        threads=1 if stage.trains else stage.resources.cpus or 8,
+        offline=not early,
+        python=kit.python if early else run.python,
+        interpreter_remedy=(
+            "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
+        ),
+        code=kit.code,
+        # what compiles and trains on Neuron devices
+        neuron=neuron_environment.variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
+        version=__version__,
+    )
+
+
+def _quote_option(path: Path) -> str:
+    # sbatch reads double quotes on #SBATCH lines; config allows no character that it would read inside them
+    return f'"{path}"' if " " in str(path) else str(path)

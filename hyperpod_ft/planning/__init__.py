@@ -1,0 +1,1 @@
+"""From a RunConfig to a Plan: pure functions that start no program."""

@@ -1,0 +1,233 @@
+"""What a training step keeps in accelerator memory on the fullest rank. An estimate, made before anything runs.
+
+Weights, gradients and optimizer are counted as ZeRO does (Rajbhandari et al., arXiv:1910.02054, section 3.1):
+bytes a parameter, those of ZeRO-1 or FSDP divided by the data-parallel degree. Activations are counted as by
+Korthikanti et al. (arXiv:2205.05198): what a layer's forward pass keeps for its backward pass. Their GPT layer keeps
+s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides what lies inside attention and MLP by t
+(equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps a layer's input alone,
+2 s b h. `_layer_activations` is equation 1 for a layer of the Llama family; docs/parallelism.md shows it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.model_shape import COLUMN_PARALLEL, ModelShape
+from hyperpod_ft.planning.parallelism import Degrees, kv_size_multiplier
+
+GIB = 2**30
+# Of a rank's memory, for the runtime, compiled programs, collectives' buffers and what a backward pass holds for a
+# moment. An assumption: nobody has measured it for this kit.
+RESERVED = 0.1
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank."""
+
+    weights: float
+    gradients: float
+    optimizer: float  # AdamW's moments, and fp32 weights of its own
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+    def __str__(self) -> str:
+        parts = (f"{name} {value / GIB:.1f}" for name, value in vars(self).items())
+        return f"{self.total / GIB:.1f} GiB a rank ({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of the model on the ranks of one pipeline stage, after tensor parallelism."""
+
+    layers: int
+    layer_parameters: int
+    end_parameters: int  # embedding, last norm, output matrix, as far as they are here
+    trainable: int
+    in_flight: int  # micro batches whose activations are kept at once
+    last: bool
+
+    @property
+    def parameters(self) -> int:
+        """Those of the model itself, without adapters."""
+        return self.layers * self.layer_parameters + self.end_parameters
+
+
+def available(config: RunConfig) -> float:
+    """Bytes that a rank's accelerator has for a training step; 0 on instances without accelerators."""
+    return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
+
+
+def estimate(config: RunConfig, layout: Degrees, shape: ModelShape) -> Memory:
+    """Memory of the fullest rank. `shape` can be divided as `parallelism.check_model` asks."""
+    of_engine = _neuron if config.engine == "neuron" else _torch
+    estimates = (of_engine(config, layout, shape, part) for part in parts(config, layout, shape))
+    return max(estimates, key=lambda memory: memory.total)
+
+
+def parts(config: RunConfig, layout: Degrees, shape: ModelShape) -> Iterator[Part]:
+    """One for each pipeline stage. Layers that are left over go to the last stages, as neuronx-distributed does."""
+    tensor, stages = layout.tensor_parallel, layout.pipeline_parallel
+    # engine torch leaves embedding and output matrix whole
+    matrix = shape.vocabulary * shape.hidden // (tensor if config.engine == "neuron" else 1)
+    copies = kv_size_multiplier(shape.kv_heads, tensor)
+    linears = {
+        name: inputs * outputs * (copies if name in ("k_proj", "v_proj") else 1)
+        for name, (inputs, outputs) in shape.linears.items()
+    }
+    layer = sum(linears.values()) // tensor + shape.layer_vectors
+    # optimum-neuron gives a pipeline one micro batch a row
+    micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
+    for stage in range(stages):
+        first, last = stage == 0, stage == stages - 1
+        layers = shape.layers // stages + (stage >= stages - shape.layers % stages)
+        ends = matrix * (first + (last and not (shape.tied and first))) + shape.hidden * last
+        adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, first, last)
+        yield Part(
+            layers=layers,
+            layer_parameters=layer,
+            end_parameters=ends,
+            trainable=adapters if config.training.method == "lora" else layers * layer + ends,
+            # 1F1B: a stage is ahead of the last one by the stages between them (section 4.2.3 of arXiv:2205.05198)
+            in_flight=min(stages - stage, micro_batches),
+            last=last,
+        )
+
+
+def _targets(config: RunConfig) -> set[str]:
+    return {target.rpartition(".")[2] for target in config.lora.target_modules}
+
+
+def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
+    """LoRA parameters of a layer on a rank: of each pair of factors one is divided, the other whole."""
+    total = 0
+    for name, (inputs, outputs) in shape.linears.items():
+        if name in _targets(config):
+            total += inputs + outputs // tensor if name in COLUMN_PARALLEL else inputs // tensor + outputs
+    return config.lora.r * total
+
+
+def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool) -> int:
+    targets = _targets(config)
+    matrices = ("embed_tokens" in targets and first) + ("lm_head" in targets and last)
+    return config.lora.r * matrices * (shape.vocabulary + shape.hidden)
+
+
+def _neuron(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> Memory:
+    """optimum-neuron: bf16 weights; with ZeRO-1 the optimizer has weights of its own, and shards all that it has."""
+    lora, bf16 = config.training.method == "lora", config.training.precision == "bf16"
+    computed = 2 if bf16 else _FP32
+    trained = _FP32 if lora else computed  # PEFT keeps adapters in fp32
+    frozen = part.parameters * computed if lora else 0
+    # ZeRO-1 is counted with bf16 alone: optimum-neuron would give an fp32 model a bf16 optimizer
+    if config.neuron.zero_1 and bf16:
+        kept = _FP32 if config.neuron.master_weights else 2
+        accumulated = _FP32 if config.neuron.master_weights else trained
+        gradients = part.trainable * (accumulated + kept / layout.data_parallel)
+        optimizer = part.trainable * 3 * kept / layout.data_parallel
+    else:
+        gradients = float(part.trainable * trained)
+        optimizer = float(part.trainable * 2 * trained)
+    activations, logits = _activations(config, layout, shape, part)
+    return Memory(frozen + part.trainable * trained, gradients, optimizer, activations, logits)
+
+
+def _torch(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> Memory:
+    """FSDP2: everything is sharded over dp, and what computes is gathered; see engines/model.py."""
+    training, data = config.training, layout.data_parallel
+    lora = training.method == "lora"
+    computed = 2 if training.precision == "bf16" else _FP32
+    adapters = part.trainable if lora else 0
+    at_rest = part.parameters * (computed if lora else _FP32) + adapters * _FP32
+    gathered = float(part.parameters + adapters)
+    if training.gradient_checkpointing:
+        # the layer at work and the next, which is gathered meanwhile; the root's are gathered throughout
+        gathered = part.end_parameters + min(2, part.layers) * (gathered - part.end_parameters) / part.layers
+    # gradients of micro batches before the last wait unreduced, in fp32
+    waiting = _FP32 if training.gradient_accumulation_steps > 1 else 0
+    activations, logits = _activations(config, layout, shape, part)
+    return Memory(
+        weights=at_rest / data + gathered * computed,
+        gradients=part.trainable * (_FP32 / data + waiting),
+        optimizer=part.trainable * 2 * _FP32 / data,
+        activations=activations,
+        logits=logits,
+    )
+
+
+def _activations(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> tuple[float, float]:
+    """Bytes of the activations that wait for the backward pass, and of what the loss needs on top of them."""
+    training = config.training
+    rows = training.micro_batch_size if layout.pipeline_parallel == 1 else 1
+    tokens = rows * config.dataset.max_length
+    width = 2 if training.precision == "bf16" else _FP32
+    outside = _outside_share(config, layout)
+    layer = tokens * _layer_activations(config, layout, shape)
+    logits = tokens * _loss_bytes(config, layout, shape) * part.last
+    if not training.gradient_checkpointing:
+        return part.in_flight * part.layers * layer, logits
+    kept = part.in_flight * part.layers * tokens * shape.hidden * width * outside
+    # one layer is computed again, when the loss is done with its memory
+    return kept + max(0.0, layer - logits), logits
+
+
+def _outside_share(config: RunConfig, layout: Degrees) -> float:
+    """The share of what lies outside attention and MLP that a rank keeps: whole without sequence parallelism."""
+    divided = config.engine == "neuron" and config.neuron.sequence_parallel
+    return 1 / layout.tensor_parallel if divided else 1.0
+
+
+def _layer_activations(config: RunConfig, layout: Degrees, shape: ModelShape) -> float:
+    """Bytes a token that a layer's forward pass keeps.
+
+    Two norms each keep their input in fp32, what they normalized, and the linears' input. Attention keeps query, key
+    and value at the width of the queries, its output twice (as computed, and as o_proj's input), or instead of one
+    of these the softmax: in fp32, and in the model's dtype. The MLP keeps gate, its activation, up, and the product.
+    """
+    width = 2 if config.training.precision == "bf16" else _FP32
+    outside = 2 * shape.hidden * (_FP32 + 2 * width)
+    inside = width * (4 * shape.queries + 4 * shape.intermediate)
+    if config.flash_attention if config.engine == "neuron" else config.model.attention == "sdpa":
+        inside += width * shape.queries
+    else:
+        inside += shape.heads * config.dataset.max_length * (_FP32 + (width if width < _FP32 else 0))
+    if shape.head_norms:
+        inside += (_FP32 + width) * (shape.queries + shape.keys)
+    if config.training.method == "lora":
+        in_outside, in_inside = _adapter_activations(config, shape)
+        outside, inside = outside + in_outside, inside + in_inside
+    return outside * _outside_share(config, layout) + inside / layout.tensor_parallel
+
+
+def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int]:
+    """Bytes a token of the adapters' inputs, outside and inside of attention and MLP.
+
+    On engine neuron adapters are fp32, so that a bf16 input is kept once more in fp32; dropout keeps its output and
+    a mask. What an adapter keeps at the width of its rank is too little to count.
+    """
+    each = _FP32 if config.engine == "neuron" and config.training.precision == "bf16" else 0
+    if config.lora.dropout:
+        each += 1 + (each or (2 if config.training.precision == "bf16" else _FP32))
+    targets = _targets(config)
+    inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
+    outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
+    return each * outside, each * (sum(inputs.values()) - outside)
+
+
+def _loss_bytes(config: RunConfig, layout: Degrees, shape: ModelShape) -> float:
+    """Bytes a token of the last norm, the logits and the cross entropy.
+
+    Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not: at the
+    fullest moment, in the backward pass, log-probabilities and two gradients, all fp32.
+    """
+    width = 2 if config.training.precision == "bf16" else _FP32
+    norm = shape.hidden * (_FP32 + 2 * width) * _outside_share(config, layout)
+    if config.engine == "neuron":
+        return norm + shape.vocabulary / layout.tensor_parallel * (width + 2 * _FP32)
+    return norm + shape.vocabulary * 3 * _FP32

@@ -1,0 +1,40 @@
+"""The pinned packages of each engine's Python environment: one file in pins/ for each."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.shipped import PACKAGE
+
+_DIRECTORY = PACKAGE / "pins"
+# Only AWS's repository has these; the packages of the same names on PyPI are empty. And torch, whose Linux build on
+# PyPI is one for CUDA.
+_NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}
+
+
+def environment_name(config: RunConfig) -> str:
+    """Which file of pins a run's environment is built from: `torch`, or `neuron-<SDK>`."""
+    return f"neuron-{config.env.sdk}" if config.engine == "neuron" else config.engine
+
+
+def pins_file(environment: str) -> Path:
+    """The requirements file that pip installs for an environment."""
+    return _DIRECTORY / f"{environment}.txt"
+
+
+@cache
+def requirements(environment: str) -> tuple[str, ...]:
+    """The pins of an environment: what its fingerprint depends on."""
+    return read_pins(pins_file(environment))
+
+
+def read_pins(file: Path) -> tuple[str, ...]:
+    """The lines of a requirements file, without comments."""
+    lines = (line.split("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return tuple(line for line in lines if line)
+
+
+def from_neuron_repositories(pins: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the pins that have to come from `env.package_repositories`."""
+    return tuple(pin for pin in pins if re.split(r"[\[=<>~ ;]", pin)[0] in _NEURON_REPOSITORIES)

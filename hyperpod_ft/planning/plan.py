@@ -1,0 +1,236 @@
+"""Plan: the stages of a run with their needs, resources and fingerprints. A pure function of RunConfig."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig, Stage
+from hyperpod_ft.planning.neuron_environment import graph_settings
+from hyperpod_ft.planning.parallelism import Degrees, degrees
+from hyperpod_ft.planning.pins import environment_name, requirements
+
+_WARNING_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one job asks of Slurm."""
+
+    nodes: int
+    cpus: int | None  # None: the whole node
+    partition: str | None
+    time_limit: str
+
+    @property
+    def exclusive(self) -> bool:
+        return self.cpus is None
+
+    @property
+    def warning_seconds(self) -> int:
+        """How long before its time limit a job that trains is told to save: 5 minutes, or a tenth of less."""
+        return min(_WARNING_SECONDS, time_limit_seconds(self.time_limit) // 10)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage. `shared` stages leave outputs that other runs use too."""
+
+    name: Stage
+    needs: tuple[Stage, ...]
+    fingerprint: str
+    shared: bool
+    trains: bool
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Plan:
+    stages: tuple[StagePlan, ...]
+    degrees: Degrees
+
+    def __getitem__(self, name: str) -> StagePlan:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(stage.name == name for stage in self.stages)
+
+    @property
+    def run_id(self) -> str:
+        """Runs that would train the same thing are one run; what follows training may change within it."""
+        return self["train"].fingerprint[:12]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        """The plan that `as_dict` described. Raises KeyError or TypeError when it is none."""
+        layout = values["degrees"]
+        return cls(
+            tuple(
+                StagePlan(**stage | {"needs": tuple(stage["needs"]), "resources": Resources(**stage["resources"])})
+                for stage in values["stages"]
+            ),
+            Degrees(**{name: layout[name] for name in Degrees.__dataclass_fields__}),
+        )
+
+    def following(self, name: str) -> tuple[StagePlan, ...]:
+        """The stage and all that come after it."""
+        names = [stage.name for stage in self.stages]
+        return self.stages[names.index(self[name].name) :]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "degrees": asdict(self.degrees)
+            | {"world_size": self.degrees.world_size, "data_parallel": self.degrees.data_parallel},
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+
+@dataclass(frozen=True)
+class _Definition:
+    """What is fixed about a stage. Raise `version` when the same inputs would now give other outputs."""
+
+    version: int
+    needs: tuple[Stage, ...]
+    depends_on: Callable[[RunConfig, Degrees], Any]
+    shared: bool = False
+    trains: bool = False
+    accelerated: bool = False
+    # its fingerprint is of what it depends on itself, not also of what it needs
+    self_contained: bool = False
+
+
+_NEURON_NO_RESULT = {"xser", "async_save", "precompile_steps"}
+# What is written and watched, and changes no result.
+_BESIDE_TRAINING = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
+# What shapes no graph, of the training's settings.
+_GRAPHS_UNCHANGED = _BESIDE_TRAINING | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
+
+
+def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+    return {
+        "training": config.training.model_dump(exclude=_BESIDE_TRAINING),
+        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
+        "degrees": asdict(layout),
+        "instance_type": config.cluster.instance_type,
+        "attention": config.model.attention,
+        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT) if config.engine == "neuron" else None,
+        "seed": config.seed,
+    }
+
+
+def _packages(config: RunConfig) -> Any:
+    return config.env.python or [requirements(environment_name(config))]
+
+
+def _graphs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+    """What the compiled graphs of a training depend on: shapes and operations, not data or the schedule's numbers."""
+    return {
+        "model": config.model.model_dump(),
+        "max_length": config.dataset.max_length,
+        "training": config.training.model_dump(exclude=_GRAPHS_UNCHANGED),
+        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
+        "degrees": asdict(layout),
+        "instance_type": config.cluster.instance_type,
+        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT),
+        "environment": graph_settings(config),
+        "packages": _packages(config),
+    }
+
+
+_STAGES: dict[Stage, _Definition] = {
+    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True),
+    "download": _Definition(
+        1,
+        (),
+        lambda config, _: [
+            config.model.model_dump(include={"source", "revision"}),
+            config.dataset.model_dump(include={"source", "revision", "files"}),
+        ],
+        shared=True,
+    ),
+    "dataset": _Definition(
+        2,
+        ("env", "download"),
+        lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
+        shared=True,
+    ),
+    "precompile": _Definition(
+        1, ("env", "download", "dataset"), _graphs, shared=True, trains=True, self_contained=True
+    ),
+    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, trains=True),
+    # with method full, what it writes is the final model
+    "consolidate": _Definition(
+        1,
+        ("env", "download", "train"),
+        lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
+    ),
+    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump()),
+    "generate": _Definition(
+        1,
+        ("env", "download", "dataset", "consolidate", "merge"),
+        lambda config, _: config.generate.model_dump(),
+        accelerated=True,
+    ),
+}
+
+
+def plan(config: RunConfig) -> Plan:
+    """The plan of a resolved run file. Raises UserError when degrees do not divide."""
+    layout = degrees(config)
+    chosen = [name for name in _STAGES if _applies(name, config)]
+    stages: list[StagePlan] = []
+    fingerprints: dict[str, str] = {}
+    for name in chosen:
+        definition = _STAGES[name]
+        needs = tuple(need for need in definition.needs if need in chosen)
+        # Where an interpreter lies, or which pins it was built from, makes no other run: records name the versions. And
+        # what precompile depends on is, but for the interpreter, a part of what training does.
+        inherited = [fingerprints[need] for need in needs if need not in ("env", "precompile")]
+        if definition.self_contained:
+            inherited = []
+        fingerprints[name] = _fingerprint(
+            name, definition.version, config.engine, definition.depends_on(config, layout), inherited
+        )
+        stages.append(
+            StagePlan(
+                name,
+                needs,
+                fingerprints[name],
+                definition.shared,
+                definition.trains,
+                _resources(config, definition),
+            )
+        )
+    return Plan(tuple(stages), layout)
+
+
+def _applies(name: Stage, config: RunConfig) -> bool:
+    if name == "precompile":
+        return config.engine == "neuron"
+    # full-parameter training is consolidated into the final model: there is no adapter to merge
+    return name != "merge" or config.training.method == "lora"
+
+
+def _fingerprint(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _resources(config: RunConfig, definition: _Definition) -> Resources:
+    cluster = config.cluster
+    instance = CATALOGUE[cluster.instance_type]
+    if definition.trains:
+        # Whole nodes where there are accelerators; on the local CPU as many CPUs as ranks.
+        cpus = None if instance.has_accelerators else degrees(config).ranks_per_node
+        return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
+    if definition.accelerated and instance.has_accelerators and config.engine == "torch":
+        return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
+    cpus = cluster.cpus_per_cpu_stage if instance.has_accelerators else min(cluster.cpus_per_cpu_stage, 2)
+    return Resources(1, cpus, cluster.cpu_partition or cluster.partition, cluster.cpu_time_limit)

@@ -1,0 +1,34 @@
+"""How many optimizer steps a run takes, and the learning rate of each: pure functions."""
+
+import math
+
+from hyperpod_ft.config.run_config import Training
+
+
+def rows_per_step(training: Training, data_parallel: int) -> int:
+    """Training rows that one optimizer step takes, over all data-parallel ranks."""
+    return training.micro_batch_size * training.gradient_accumulation_steps * data_parallel
+
+
+def total_steps(training: Training, rows: int, rows_per_step: int) -> int:
+    """Optimizer steps: `max_steps`, or as many as `epochs` passes over `rows` take, rounded up."""
+    return training.max_steps or max(1, math.ceil(training.epochs * rows / rows_per_step))
+
+
+def learning_rate(training: Training, step: int, steps: int) -> float:
+    """The rate with which step `step` (1 .. `steps`) updates the parameters.
+
+    Linear over the first ceil(warmup_share * steps) steps, the last of which has the peak; then constant, or down
+    along a line or half a cosine, peak * (1 + cos(pi * share)) / 2 (Loshchilov & Hutter, arXiv:1608.03983, without
+    restarts), which would reach 0 on the step after the last, so that no step is wasted.
+    """
+    peak = training.learning_rate
+    warmup = math.ceil(training.warmup_share * steps)
+    if step <= warmup:
+        return peak * step / warmup
+    share = (step - warmup) / (steps - warmup + 1)
+    if training.schedule == "constant":
+        return peak
+    if training.schedule == "linear":
+        return peak * (1 - share)
+    return peak * (1 + math.cos(math.pi * share)) / 2

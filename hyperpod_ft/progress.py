@@ -1,0 +1,121 @@
+"""Progress in bytes: a bar on a terminal, a line every few seconds in a log."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+GB = 1e9
+_SECONDS = 5.0
+
+
+def format_bytes(size: float) -> str:
+    """A size in decimal units, as disks and networks are sold: `1.5 GB`."""
+    for unit, name in ((GB, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1e3:.1f} kB"
+
+
+class ByteProgress:
+    """Counts bytes from any thread, and shows them with their rate on stderr."""
+
+    def __init__(self, what: str, total_bytes: int, every_seconds: float = _SECONDS) -> None:
+        self._what = what
+        self._total = total_bytes
+        self._every = every_seconds
+        self._done = 0
+        self._started = self._printed = time.monotonic()
+        self._counting = threading.Lock()
+        self._bar = _bar(what) if sys.stderr.isatty() else None
+        if self._bar:
+            self._task = self._bar.add_task(what, total=total_bytes)
+
+    def __enter__(self) -> "ByteProgress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def add(self, count: int) -> None:
+        if self._bar:
+            self._bar.advance(self._task, count)
+            return
+        with self._counting:
+            self._done += count
+            now = time.monotonic()
+            if now - self._printed < self._every:
+                return
+            self._printed = now
+            rate = self._done / (now - self._started)
+        line = f"{self._what}: {format_bytes(self._done)} of {format_bytes(self._total)}, {format_bytes(rate)}/s"
+        print(line, file=sys.stderr, flush=True)
+
+
+def _bar(what: str) -> "Bar":
+    # imported here, so that commands that only format sizes start without it
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def bytes_below(directory: Path) -> int:
+    """The total size of all files below a directory, including files still being written."""
+    total = 0
+    for path in directory.rglob("*"):
+        # another process may remove it meanwhile
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                total += path.stat().st_size
+    return total
+
+
+@contextmanager
+def report_growth(what: str, directory: Path, size: int) -> Iterator[None]:
+    """Print how much of `size` bytes is in `directory` and the rate, every few seconds and at the end."""
+    started, before = time.monotonic(), bytes_below(directory)
+    finished = threading.Event()
+
+    def print_lines() -> None:
+        last_time, last_size = started, before
+        while not finished.wait(_SECONDS):
+            now, done = time.monotonic(), bytes_below(directory)
+            rate = max(done - last_size, 0) / (now - last_time)
+            print(
+                f"{what}: {format_bytes(done)} of {format_bytes(size)} ({min(done / max(size, 1), 1):.0%}),"
+                f" {format_bytes(rate)}/s",
+                flush=True,
+            )
+            last_time, last_size = now, done
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+    seconds = time.monotonic() - started
+    print(f"{what}: {format_bytes(max(size - before, 0))} in {seconds:.1f} s", flush=True)

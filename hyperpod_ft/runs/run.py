@@ -1,0 +1,254 @@
+"""Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.plan import Plan, plan
+from hyperpod_ft.runs.records import Job, Output, Record
+
+
+@dataclass(frozen=True)
+class Run:
+    """A resolved run file, its plan, and where its execution lives."""
+
+    config: RunConfig
+    plan: Plan
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Run":
+        """The run of a resolved run file. Raises UserError when its degrees do not divide."""
+        return cls(config, plan(config))
+
+    @classmethod
+    def open(cls, directory: Path) -> "Run":
+        """The run in a run directory, as it was planned, whatever today's kit would plan.
+
+        Raises UserError when it is none, is damaged, or was moved away from its root.
+        """
+        frozen = directory / "run.yaml"
+        if not frozen.is_file():
+            raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
+        config = run_file.open_frozen(frozen)
+        try:
+            run = cls(config, Plan.from_dict(json.loads((directory / "plan.json").read_text(encoding="utf-8"))))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{directory}: no usable plan.json in it", f"submit {frozen} as a run file") from error
+        if run.directory.resolve() != directory.resolve():
+            raise UserError(
+                f"{frozen}: was edited or moved: it describes the run {run.directory}",
+                "submit it as a run file instead: hyperpod-ft submit FILE",
+            )
+        return run
+
+    @property
+    def root(self) -> Path:
+        return self.config.root
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "runs" / self.config.name / self.plan.run_id
+
+    # What the run directory holds
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "run.yaml"
+
+    @property
+    def plan_path(self) -> Path:
+        return self.directory / "plan.json"
+
+    @property
+    def jobs_path(self) -> Path:
+        return self.directory / "jobs.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Sharded checkpoints, one directory `step-00000400` each."""
+        return self.directory / "checkpoints"
+
+    @property
+    def trial(self) -> Path:
+        """Where the trial of stage precompile may write; removed when it ends."""
+        return self.directory / "precompile"
+
+    @property
+    def trial_facts(self) -> Path:
+        """What the trial tells stage precompile of itself."""
+        return self.trial / "facts.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        """How long each attempt at training has held the nodes, a file each."""
+        return self.directory / "attempts"
+
+    @property
+    def adapter(self) -> Path:
+        """The consolidated PEFT adapter (method lora)."""
+        return self.directory / "adapter"
+
+    @property
+    def tuned_model(self) -> Path:
+        """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
+        return self.directory / ("merged" if "merge" in self.plan else "consolidated")
+
+    @property
+    def samples(self) -> Path:
+        return self.directory / "samples.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.directory / "provenance"
+
+    def script(self, stage: str) -> Path:
+        return self.directory / "sbatch" / f"{stage}.sbatch"
+
+    def job_name(self, stage: str) -> str:
+        return f"{self.config.name}-{stage}"
+
+    def log(self, stage: str, job_id: str) -> Path:
+        """Slurm's `%x_%j.out`."""
+        return self.logs / f"{self.job_name(stage)}_{job_id}.out"
+
+    def exit_marker(self, stage: str, job_id: str) -> Path:
+        """Holds the exit status that the script's trap wrote."""
+        return self.directory / "exits" / f"{stage}_{job_id}"
+
+    def cancel_marker(self, stage: str, job_id: str) -> Path:
+        """There when the job was cancelled on purpose."""
+        return self.exit_marker(stage, job_id).with_suffix(".cancelled")
+
+    def restarts(self, stage: str) -> Path:
+        """The attempts at a stage that trains which another followed, oldest first."""
+        return self.directory / "restarts" / f"{stage}.json"
+
+    def attempt_directory(self, stage: str, job_id: str) -> Path:
+        """What the nodes tell about the latest attempt of a job at a stage that trains."""
+        return self.directory / "restarts" / f"{stage}-{job_id}.attempt"
+
+    @property
+    def origin(self) -> Path:
+        """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
+        return self.provenance / "run-file"
+
+    # What runs share
+
+    @property
+    def model_asset(self) -> Asset:
+        return Asset(self.config.model.source, self.config.model.revision or "")
+
+    @property
+    def dataset_asset(self) -> Asset:
+        return Asset(self.config.dataset.source, self.config.dataset.revision or "")
+
+    @property
+    def base_model(self) -> Path:
+        return self.root / "models" / self.model_asset.slug
+
+    @property
+    def raw_dataset(self) -> Path:
+        """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
+        wanted = publish.text_digest("\n".join(self.config.dataset.files))[:6]
+        return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
+
+    @property
+    def dataset(self) -> Path:
+        """The tokenized, packed dataset."""
+        return self.root / "datasets" / self.plan["dataset"].fingerprint
+
+    @property
+    def neuron_cache(self) -> Path:
+        """Compiled graphs of this run's shapes (engine neuron)."""
+        return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
+
+    @property
+    def environment(self) -> Path:
+        """The virtual environment that the `env` stage builds."""
+        return self.root / "envs" / self.plan["env"].fingerprint
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the stages that need torch."""
+        given = self.config.env.python
+        return Path(given) if given else self.environment / "bin" / "python"
+
+    def record_path(self, stage: str) -> Path:
+        planned = self.plan[stage]
+        if planned.shared:
+            return self.root / "records" / f"{stage}-{planned.fingerprint}.json"
+        return self.directory / "records" / f"{stage}.json"
+
+    def lock_path(self, stage: str) -> Path:
+        """Locked while the stage works, so that two attempts at the same outputs take turns."""
+        return self.record_path(stage).with_suffix(".lock")
+
+    # What is known
+
+    def record(self, stage: str) -> Record | None:
+        return Record.read(self.record_path(stage))
+
+    def why_not_done(self, stage: str) -> str:
+        """Why the stage has to run; empty when its record is valid and its outputs are there."""
+        record = self.record(stage)
+        if record is None:
+            return "has not run"
+        if record.fingerprint != self.plan[stage].fingerprint:
+            return "its configuration changed"
+        for output in record.outputs:
+            try:
+                size = (self.root / output.path).stat().st_size
+            except OSError:
+                return f"{output.path} is gone"
+            if size != output.size:
+                return f"{output.path} has {size} bytes, was {output.size}"
+        return ""
+
+    def is_done(self, stage: str) -> bool:
+        return not self.why_not_done(stage)
+
+    def jobs(self) -> list[Job]:
+        """Every submission so far, oldest first."""
+        try:
+            return [Job(**job) for job in json.loads(self.jobs_path.read_text(encoding="utf-8"))]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{self.jobs_path}: is damaged: {error}", "restore it, or see squeue and remove it"
+            ) from error
+
+    def add_job(self, job: Job) -> None:
+        publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
+
+    def describe(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
+        """Outputs for a record: every file at or below `paths`, with size and, if wanted, digest."""
+        files = [file for path in paths for file in publish.files_below(path)]
+        return tuple(
+            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file) if digests else "")
+            for file in files
+        )
+
+    def freeze(self) -> None:
+        """Write what `open` reads."""
+        publish.write_text(self.config_path, self.yaml())
+        publish.write_json(self.plan_path, self.plan.as_dict())
+
+    def yaml(self) -> str:
+        """The resolved run file."""
+        return yaml_file.dump(self.config)

@@ -1,0 +1,58 @@
+"""Which stages of a run have to run: worked backwards from what a run is for."""
+
+from dataclasses import dataclass
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stages a submission is about: all, from one on, or only one; `force` runs them though they are done."""
+
+    start: str | None = None
+    only: str | None = None
+    force: bool = False
+
+
+def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...]:
+    """The stages that have to run, in order. Empty when all is done.
+
+    Works backwards from what follows training, the products of a run: what is done needs nothing, so checkpoints
+    may be deleted once they are consolidated.
+
+    Raises UserError for an unknown stage, or one that needs what was not selected.
+    """
+    for name in (selection.start, selection.only):
+        if name is not None and name not in run.plan:
+            known = ", ".join(stage.name for stage in run.plan.stages)
+            raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
+    if selection.start and selection.only:
+        raise UserError("--from and --only exclude each other", "give one")
+    selected, targets = _targets(run, selection)
+    chosen: set[str] = set()
+    while targets:
+        name = targets.pop()
+        forced = selection.force and name in selected
+        if name in chosen or not (forced or run.why_not_done(name)):
+            continue
+        if name not in selected:
+            raise UserError(
+                f"stage {name} is needed and {run.why_not_done(name)}",
+                "submit without --from and --only, or from there",
+            )
+        chosen.add(name)
+        targets += run.plan[name].needs
+    return tuple(stage for stage in run.plan.stages if stage.name in chosen)
+
+
+def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
+    """The stages that may run, and those to begin with."""
+    if selection.only:
+        return {selection.only}, [selection.only]
+    stages = run.plan.following(selection.start) if selection.start else run.plan.stages
+    selected: set[str] = {stage.name for stage in stages}
+    if selection.force:
+        return selected, sorted(selected)
+    return selected, [stage.name for stage in run.plan.following("train") if stage.name != "train"]

@@ -1,0 +1,33 @@
+"""Files shipped with the kit: where they are, and the templates of shell text."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jinja2
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(folder: str) -> Path:
+    """A folder of the repository that the wheel carries inside the package (`templates`, `examples`, `lifecycle`)."""
+    inside = PACKAGE / folder
+    return inside if inside.is_dir() else PACKAGE.parent / folder
+
+
+def shell_templates() -> "jinja2.Environment":
+    """The packaged `templates/`. An undefined name is an error; the filter `sh` quotes a value for a shell."""
+    # imported here, so that commands that render nothing start without it
+    import jinja2  # noqa: PLC0415
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(shipped("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - shell text
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    return environment

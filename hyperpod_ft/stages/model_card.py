@@ -1,0 +1,80 @@
+"""The model card: a README.md with what made the model, the exact run file included."""
+
+import re
+from typing import Any
+
+import yaml
+
+from hyperpod_ft import __version__
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.runs.run import Run
+
+# What of the training's record a reader of the model wants to know, by the card's words for it.
+_TRAINING_FACTS = {
+    "steps": "steps",
+    "epochs": "epochs",
+    "tokens": "tokens trained on, padding included",
+    "final_loss": "final training loss",
+}
+
+
+def model_card(run: Run) -> str:
+    """The card of the run's final model: facts in a table, and the run file."""
+    config = run.config
+    lora = config.training.method == "lora"
+    header: dict[str, Any] = {
+        "base_model": _public_name(run.model_asset),
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["hyperpod-ft", "sft", "lora" if lora else "full-fine-tuning"],
+    }
+    # the Hub only knows its own ids
+    if run.dataset_asset.kind == "hub":
+        header["datasets"] = [run.dataset_asset.source]
+    method = "LoRA"
+    if lora:
+        method += f" (r {config.lora.r}, alpha {config.lora.alpha:g}{', rslora' if config.lora.rslora else ''}), merged"
+    rows = {
+        "base model": _pinned(run.model_asset),
+        "dataset": _pinned(run.dataset_asset),
+        "method": method if lora else "every parameter",
+        "run": f"{config.name}, {run.plan.run_id}",
+        "made by": f"hyperpod-ft {__version__}",
+        **_training(run),
+    }
+    table = "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items())
+    text = run.yaml()
+    fence = _fence(text)
+    return (
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {config.name}\n\n"
+        f"Fine-tuned from {_cell(_public_name(run.model_asset))}.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
+    )
+
+
+def _training(run: Run) -> dict[str, str]:
+    record = run.record("train")
+    known = record.facts if record else {}
+    return {
+        label: f"{known[key]:.6g}" if isinstance(known[key], float) else str(known[key])
+        for key, label in _TRAINING_FACTS.items()
+        if known.get(key) is not None
+    }
+
+
+def _public_name(asset: Asset) -> str:
+    """The Hub's id, or the last part of a path or URI: the Hub refuses a card with more."""
+    return asset.source if asset.kind == "hub" else asset.source.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _pinned(asset: Asset) -> str:
+    return f"{asset.source} @ {asset.revision}" if asset.revision else asset.source
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
+def _fence(text: str) -> str:
+    """Longer than any run of backticks inside, so that nothing in the text ends it."""
+    return "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=2))

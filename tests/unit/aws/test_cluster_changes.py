@@ -1,0 +1,83 @@
+"""What a cluster file asks for that a cluster which is there has otherwise."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
+from tests.unit.config.test_cluster_file import FOUNDATION, URI, load
+
+WORKER = {"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
+
+
+def described(request: dict[str, Any]) -> dict[str, Any]:
+    """As DescribeCluster tells of what was asked for: counts under other names, and more than was asked for."""
+    groups = copy.deepcopy(request["InstanceGroups"])
+    for group in groups:
+        group["TargetCount"] = group["CurrentCount"] = group.pop("InstanceCount")
+        group["Status"] = "InService"
+        group["InstanceStorageConfigs"].reverse()
+        group["InstanceStorageConfigs"].append({"EbsVolumeConfig": {"VolumeSizeInGB": 100, "RootVolume": True}})
+    return {**request, "InstanceGroups": groups, "ClusterStatus": "InService"}
+
+
+def told(tmp_path: Path, **edited: Any) -> list[str]:
+    made = requests.create_cluster(load(tmp_path), FOUNDATION, URI)
+    config = load(tmp_path, **edited)
+    return list(changes(config, requests.create_cluster(config, FOUNDATION, URI), described(made)).other)
+
+
+def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
+    assert told(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [
+        (
+            {"workers": [{**WORKER, "count": 5}]},
+            "workers.0.count: workers-1 is to have 2 instances, not 5",
+        ),
+        (
+            {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge"}]},
+            "workers.0.instance_type: workers-1 has",
+        ),
+        ({"workers": [{**WORKER, "partition": "gpu"}]}, "workers.0.partition: workers-1 has"),
+        ({"workers": [{**WORKER, "threads_per_core": 2}]}, "workers.0.threads_per_core: workers-1 has 1, not 2"),
+        ({"workers": [{**WORKER, "volume_gb": 600}]}, "workers.0.volume_gb: workers-1 has"),
+        (
+            {"workers": [{**WORKER, "deep_health_checks": ["InstanceStress"]}]},
+            "workers.0.deep_health_checks:",
+        ),
+        (
+            {"controller": {"instance_type": "ml.m5.xlarge"}},
+            "controller.instance_type: controller-machine",
+        ),
+        ({"node_recovery": "None"}, "node_recovery: is Automatic, not None"),
+        ({"workers": [{**WORKER, "name": "w"}]}, "instance group workers-1 is not in the cluster file"),
+    ],
+)
+def test_every_key_that_stays_as_it_was_made_is_told(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
+    (line,) = told(tmp_path, **edited)
+    assert line.startswith(said)
+
+
+def test_new_groups_are_added_and_new_scripts_reach_the_others(tmp_path: Path) -> None:
+    made = requests.create_cluster(load(tmp_path), FOUNDATION, URI)
+    config = load(tmp_path, workers=[WORKER, {**WORKER, "name": "workers-2", "count": 3}])
+    found = changes(config, requests.create_cluster(config, FOUNDATION, "s3://other/scripts"), described(made))
+    assert found.added == {"workers-2": 3}
+    assert found.other == ()
+    groups = {group["InstanceGroupName"]: group for group in found.groups}
+    assert set(groups) == {"controller-machine", "workers-1", "workers-2"}
+    assert all(group["LifeCycleConfig"]["SourceS3Uri"] == "s3://other/scripts" for group in groups.values())
+    assert groups["workers-1"]["InstanceCount"] == 2
+
+
+def test_the_kind_of_provisioning_cannot_be_changed(tmp_path: Path) -> None:
+    there = described(requests.create_cluster(load(tmp_path), FOUNDATION, URI))
+    assert not provisioning_differs(load(tmp_path), there)
+    assert provisioning_differs(load(tmp_path, provisioning="legacy"), there)

@@ -1,0 +1,352 @@
+"""What PEFT trains, merged bit for bit as PEFT 0.17 merges it; transformers loads it, and it answers as the adapter."""
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
+from hyperpod_ft.errors import UserError
+from tests.unit import blas
+
+IDS = torch.arange(12).reshape(2, 6)
+SIZES = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1}
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def llama(**options: object) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, **options))
+
+
+def tied_llama() -> PreTrainedModel:
+    return llama(tie_word_embeddings=True)
+
+
+def llama_with_biases() -> PreTrainedModel:
+    return llama(attention_bias=True)
+
+
+def qwen() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS))
+
+
+def gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400, n_positions=64, initializer_range=0.1)
+    )
+
+
+def lora(**options: object) -> LoraConfig:
+    return LoraConfig(**({"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]} | options))
+
+
+def base_in(directory: Path, dtype: torch.dtype = torch.float32, *, tokens: int | None = None) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+    if tokens:
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+    return model
+
+
+def save_base(directory: Path, make: Callable[[], PreTrainedModel], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = make()
+    for name, parameter in model.named_parameters():
+        if "bias" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.to(dtype).save_pretrained(directory)
+
+
+def trained(model: PreTrainedModel, config: LoraConfig, seed: int = 1) -> PeftModel:
+    """An adapter all of whose parameters have moved."""
+    live = get_peft_model(model, copy.deepcopy(config))
+    torch.manual_seed(seed)
+    for name, parameter in live.named_parameters():
+        if parameter.requires_grad:
+            if "magnitude" in name:
+                parameter.data.mul_(1 + 0.1 * torch.rand_like(parameter))
+            else:
+                parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    return live.eval()
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def largest_logit_difference(left: torch.nn.Module, right: torch.nn.Module) -> float:
+    with torch.inference_mode():
+        return float((left(IDS).logits.float() - right(IDS).logits.float()).abs().max())
+
+
+@dataclass
+class Result:
+    done: Merged
+    merged: dict[str, torch.Tensor]
+    peft: dict[str, torch.Tensor]  # of merge_and_unload
+    model: PreTrainedModel  # what transformers loads
+
+    @property
+    def differing(self) -> set[str]:
+        """Tensors that are not PEFT's; its tied output layer is no tensor of its own."""
+        assert self.merged.keys() <= self.peft.keys()
+        missing = self.peft.keys() - self.merged.keys()
+        assert not missing or (self.model.config.tie_word_embeddings and missing == {OUTPUT})
+        return {name for name, value in self.merged.items() if not blas.same(value, self.peft[name])}
+
+
+def run(
+    root: Path,
+    make: Callable[[], PreTrainedModel],
+    config: LoraConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tokens: int | None = None,
+) -> Result:
+    """Train, save, merge and load: once with PEFT and once with the kit."""
+    save_base(root / "base", make, dtype)
+    live = trained(base_in(root / "base", dtype, tokens=tokens), config)
+    live.save_pretrained(root / "adapter")
+    done = merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged")
+    model, report = AutoModelForCausalLM.from_pretrained(root / "merged", dtype="auto", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and model.dtype == dtype
+    # PEFT computes with factors in fp32, what was merged has the dtype's precision
+    assert largest_logit_difference(model.eval(), live) < {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.01}[DTYPES[dtype]]
+    loaded = PeftModel.from_pretrained(base_in(root / "base", dtype, tokens=tokens), root / "adapter")
+    return Result(done, weights(root / "merged"), loaded.merge_and_unload().state_dict(), model)
+
+
+ALIKE = {
+    "every linear": (llama, lora(target_modules=LINEARS)),
+    "rslora": (llama, lora(r=3, use_rslora=True)),
+    "rank 1": (llama, lora(r=1)),
+    "patterns": (
+        llama,
+        lora(
+            target_modules=LINEARS,
+            use_rslora=True,
+            rank_pattern={"q_proj": 7, r"layers\.1\..*v_proj": 2, "up": 9},
+            alpha_pattern={"gate_proj": 3, "model.layers.0.mlp.up_proj": 1},
+        ),
+    ),
+    "a regular expression": (llama, lora(target_modules=r".*\.layers\.1\..*(q|up)_proj")),
+    "all linear": (llama, lora(target_modules="all-linear")),
+    "some layers": (llama, lora(layers_to_transform=[1], layers_pattern="layers")),
+    "one layer": (llama, lora(layers_to_transform=0)),
+    "exclusions": (llama, lora(target_modules=LINEARS, exclude_modules=["layers.0.self_attn.q_proj", "v_proj"])),
+    "exclusion by expression": (llama, lora(target_modules=LINEARS, exclude_modules=r".*(mlp|o_proj).*")),
+    "DoRA": (llama, lora(target_modules=LINEARS, use_dora=True)),
+    "embedding": (llama, lora(target_modules=["q_proj", "embed_tokens"])),
+    "embedding and output": (llama, lora(target_modules=["embed_tokens", "lm_head"])),
+    "DoRA of both": (llama, lora(target_modules=["embed_tokens", "lm_head"], use_dora=True)),
+    "saved output": (llama, lora(modules_to_save=["lm_head"])),
+    "saved embedding and output": (llama, lora(modules_to_save=["embed_tokens", "lm_head"])),
+    "saved norms": (llama, lora(modules_to_save=["norm"])),
+    "saved modules of several tensors": (gpt2, lora(target_modules=["c_attn"], modules_to_save=["mlp"])),
+    "every bias": (qwen, lora(bias="all")),
+    "no bias to train": (llama, lora(bias="lora_only")),
+    "bias of the update": (llama_with_biases, lora(lora_bias=True)),
+    "Conv1D": (gpt2, lora(target_modules=["c_attn", "c_proj", "c_fc"])),
+    "Conv1D by DoRA": (gpt2, lora(target_modules=["c_attn", "c_proj"], use_dora=True)),
+    "Conv1D and biases": (gpt2, lora(target_modules=["c_proj"], bias="all", lora_bias=True)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
+@pytest.mark.parametrize("name", ALIKE)
+def test_bits_are_pefts(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    result = run(tmp_path, *ALIKE[name], dtype)
+    assert result.differing == set()
+    assert result.done.unchanged == 0 and result.done.merged > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
+@pytest.mark.parametrize(
+    ("make", "options", "kept"),
+    [
+        (tied_llama, {"target_modules": ["q_proj", "embed_tokens"]}, OUTPUT),
+        (tied_llama, {"target_modules": ["q_proj", "lm_head"]}, EMBEDDING),
+        (tied_llama, {"target_modules": ["embed_tokens"], "use_dora": True}, OUTPUT),
+        (gpt2, {"target_modules": ["wte", "wpe"]}, OUTPUT),
+        (gpt2, {"target_modules": ["attn.c_proj", "lm_head"]}, "transformer.wte.weight"),
+    ],
+)
+def test_tied_weights_are_untied_where_one_is_updated(
+    tmp_path: Path, make: Callable[[], PreTrainedModel], options: dict[str, object], kept: str, dtype: torch.dtype
+) -> None:
+    """In the live model the other use of the parameter is not updated; PEFT's merge updates both, and warns of it."""
+    result = run(tmp_path, make, lora(**options), dtype)
+    assert result.differing == {kept}
+    base = weights(tmp_path / "base")
+    assert torch.equal(result.merged[kept], next(value for value in base.values() if value.shape == (400, 32)))
+    assert result.model.config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_tied_weights_are_untied_where_one_is_saved_whole(tmp_path: Path, saved: list[str]) -> None:
+    result = run(tmp_path, tied_llama, lora(modules_to_save=saved))
+    assert result.differing == set()
+    assert result.model.config.tie_word_embeddings is False
+
+
+def test_tied_weights_stay_tied_where_neither_changes(tmp_path: Path) -> None:
+    result = run(tmp_path, tied_llama, lora())
+    assert result.differing == set() and OUTPUT not in result.merged
+    assert result.model.config.tie_word_embeddings is True
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "tied"),
+    [
+        (llama, lora(modules_to_save=["embed_tokens", "lm_head"]), False),
+        (tied_llama, lora(modules_to_save=["embed_tokens", "lm_head"]), False),
+        (llama, lora(), False),
+        # PEFT saves both uses of the one parameter, with the same values
+        (tied_llama, lora(), True),
+    ],
+)
+def test_a_resized_vocabulary(
+    tmp_path: Path, make: Callable[[], PreTrainedModel], config: LoraConfig, tied: bool
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "added_tokens.json").write_text("{}")
+    result = run(tmp_path, make, config, tokens=410)
+    assert result.differing == set()
+    assert (result.model.config.vocab_size, result.model.config.tie_word_embeddings) == (410, tied)
+    assert (tmp_path / "merged" / "added_tokens.json").exists(), "the tokenizer that was trained with"
+
+
+def test_half_a_resized_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="would have 400 and 410 tokens"):
+        run(tmp_path, llama, lora(target_modules=["q_proj", "embed_tokens"]), tokens=410)
+
+
+def test_a_base_without_its_head_is_written_with_the_live_models_names(tmp_path: Path) -> None:
+    save_base(tmp_path / "base", gpt2, torch.float32)
+    file = tmp_path / "base" / "model.safetensors"
+    short = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    save_file(short, file, {"format": "pt"})
+    live = trained(base_in(tmp_path / "base"), lora(target_modules=["c_attn", "wte"]))
+    live.save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "base", [WeightedAdapter(tmp_path / "adapter")], tmp_path / "merged")
+    merged = weights(tmp_path / "merged")
+    assert merged.keys() == {f"transformer.{name}" for name in short} | {OUTPUT}
+    assert largest_logit_difference(base_in(tmp_path / "merged").eval(), live) < 1e-5
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_factors_of_any_dtype(tmp_path: Path, stored: torch.dtype, dtype: torch.dtype) -> None:
+    """PEFT loads them as fp32, whatever the base is (`autocast_adapter_dtype`)."""
+    save_base(tmp_path / "base", llama, dtype)
+    trained(base_in(tmp_path / "base", dtype), lora()).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: value.to(stored) for name, value in load_file(file).items()}, file)
+    merge(tmp_path / "base", [WeightedAdapter(tmp_path / "adapter")], tmp_path / "merged")
+    loaded = PeftModel.from_pretrained(base_in(tmp_path / "base", dtype), tmp_path / "adapter")
+    expected = loaded.merge_and_unload().state_dict()
+    merged = weights(tmp_path / "merged")
+    assert all(blas.same(merged[name], expected[name]) for name in expected)
+
+
+def test_an_fp64_base_is_right_within_rounding(tmp_path: Path) -> None:
+    save_base(tmp_path / "base", llama, torch.float64)
+    trained(base_in(tmp_path / "base", torch.float64), lora()).save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "base", [WeightedAdapter(tmp_path / "adapter")], tmp_path / "merged")
+    loaded = PeftModel.from_pretrained(base_in(tmp_path / "base", torch.float64), tmp_path / "adapter")
+    torch.testing.assert_close(
+        weights(tmp_path / "merged"), dict(loaded.merge_and_unload().state_dict()), rtol=1e-14, atol=1e-16
+    )
+
+
+# Several adapters
+
+
+def two_adapters(root: Path, dtype: torch.dtype, first: LoraConfig, second: LoraConfig) -> None:
+    save_base(root / "base", llama, dtype)
+    for seed, (name, config) in enumerate({"first": first, "second": second}.items()):
+        trained(base_in(root / "base", dtype), config, seed).save_pretrained(root / name)
+
+
+def merge_two(root: Path, left: float, right: float) -> Merged:
+    adapters = [WeightedAdapter(root / "first", left), WeightedAdapter(root / "second", right)]
+    return merge(root / "base", adapters, root / "merged")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
+def test_several_adapters_are_pefts_concatenation(tmp_path: Path, dtype: torch.dtype) -> None:
+    second = lora(r=8, lora_alpha=3, target_modules=["v_proj", "up_proj", "embed_tokens"], use_rslora=True)
+    two_adapters(tmp_path, dtype, lora(target_modules=["q_proj", "v_proj", "embed_tokens"]), second)
+    done = merge_two(tmp_path, 0.7, -0.4)
+    assert (done.adapters, done.merged) == (2, 7)
+    # of a base in 16 bits PEFT would round the factors that it concatenates
+    model = PeftModel.from_pretrained(base_in(tmp_path / "base"), tmp_path / "first", adapter_name="first")
+    model.load_adapter(tmp_path / "second", "second")
+    model.add_weighted_adapter(["first", "second"], [0.7, -0.4], "both", combination_type="cat")
+    model.set_adapter("both")
+    expected = model.merge_and_unload().state_dict()
+    # PEFT puts weight and scale into lora_A, which rounds otherwise
+    for name, value in weights(tmp_path / "merged").items():
+        if dtype == torch.float32:
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-7)
+        elif name != EMBEDDING:
+            assert (value != expected[name].to(dtype)).float().mean() < 1e-3
+
+
+def test_one_adapter_with_a_weight_is_its_update_times_it(tmp_path: Path) -> None:
+    save_base(tmp_path / "base", llama, torch.float32)
+    trained(base_in(tmp_path / "base"), lora(lora_alpha=8)).save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "base", [WeightedAdapter(tmp_path / "adapter", -0.5)], tmp_path / "merged")
+    # alpha 8 and weight -0.5 are alpha -4
+    loaded = PeftModel.from_pretrained(
+        base_in(tmp_path / "base"), tmp_path / "adapter", config=lora(lora_alpha=-4, inference_mode=True)
+    )
+    expected = loaded.merge_and_unload().state_dict()
+    assert all(blas.same(value, expected[name]) for name, value in weights(tmp_path / "merged").items())
+
+
+def test_adapters_of_different_weights_may_replace_whole_tensors(tmp_path: Path) -> None:
+    two_adapters(tmp_path, torch.float32, lora(modules_to_save=["lm_head"]), lora(target_modules=["up_proj"]))
+    merge_two(tmp_path, 1, 0.5)
+    trained_whole = load_file(tmp_path / "first" / "adapter_model.safetensors")[f"base_model.model.{OUTPUT}"]
+    assert torch.equal(weights(tmp_path / "merged")[OUTPUT], trained_whole)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "factors", "message"),
+    [
+        (lora(modules_to_save=["lm_head"]), lora(modules_to_save=["lm_head"]), (1, 1), r"both change lm_head\.weight"),
+        (lora(modules_to_save=["lm_head"]), lora(target_modules=["lm_head"]), (1, 1), r"both change lm_head\.weight"),
+        (lora(use_dora=True), lora(), (1, 1), r"both change .*q_proj\.weight"),
+        (lora(modules_to_save=["lm_head"]), lora(), (0.5, 1), r"weight 0\.5: lm_head\.weight is no sum"),
+        (lora(use_dora=True), lora(target_modules=["up_proj"]), (2, 1), r"weight 2: .*q_proj\.weight is no sum"),
+        (lora(), lora(), (1, 0), "second: weight 0"),
+        (lora(), lora(), (1, float("nan")), "second: weight nan"),
+    ],
+)
+def test_combinations_without_a_sense_are_refused(
+    tmp_path: Path, first: LoraConfig, second: LoraConfig, factors: tuple[float, float], message: str
+) -> None:
+    two_adapters(tmp_path, torch.float32, first, second)
+    with pytest.raises(UserError, match=message) as refused:
+        merge_two(tmp_path, *factors)
+    assert not re.search("\n", str(refused.value))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "first", "second"]

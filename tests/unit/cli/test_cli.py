@@ -1,0 +1,147 @@
+"""The command as a user meets it: fast, one-line errors, generated references, and a wheel that works."""
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.config import run_file
+from scripts.memory_table import LLAMA_3_8B
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
+
+
+def call(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def refused(*arguments: str, cwd: Path, **environment: str) -> str:
+    done = call(*arguments, cwd=cwd, **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("recipe", run_file.recipes())
+def test_init_then_plan(tmp_path: Path, recipe: str) -> None:
+    assert call("init", recipe, cwd=tmp_path).returncode == 0
+    plan = call("plan", "run.yaml", "--json", cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert json.loads(plan.stdout)["stages"][0]["name"] == "env"
+    assert "exists" in refused("init", recipe, cwd=tmp_path)
+
+
+def test_flagship_layout(tmp_path: Path) -> None:
+    plan = json.loads(call("plan", "llama3-8b-dolly-lora-trn1", "--json", cwd=tmp_path).stdout)
+    degrees = plan["degrees"]
+    assert (degrees["tensor_parallel"], degrees["data_parallel"], degrees["world_size"]) == (8, 4, 32)
+    config = run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))
+    assert (config.lora.r, config.training.gradient_accumulation_steps, config.training.epochs) == (16, 3, 3)
+
+
+def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    here = [f"--set=cluster.root={tmp_path}", f"--set=model.source={tmp_path / 'model'}", "--set=model.revision=null"]
+    arguments = "plan", "llama3-8b-full-trn1", *here
+    plan = call(*arguments, cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert "memory    9.7 GiB a rank (weights 1.9, gradients 4.7," in plan.stdout
+    memory = json.loads(call(*arguments, "--json", cwd=tmp_path).stdout)["memory"]
+    assert sum(memory["bytes"].values()) < memory["available_bytes"] == 16 * 2**30 * 0.9
+    told = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
+    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in told
+    unknown = call("plan", "llama3-8b-full-trn1", "--json", cwd=tmp_path)
+    assert json.loads(unknown.stdout)["memory"] is None, "no model is here"
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    assert "no such run file" in refused("plan", "nothing.yaml", cwd=tmp_path)
+    assert "did you mean learning_rate?" in refused(
+        "plan", "quickstart", "--set", "training.learning_rat=1", cwd=tmp_path
+    )
+    assert "does not divide the model's 4 key/value heads" in refused(
+        *("plan", "quickstart", "--set", "parallelism.tensor_parallel=8", "--set", "parallelism.ranks_per_node=8"),
+        cwd=tmp_path,
+    )
+    assert "no recipe 'x'" in refused("init", "x", cwd=tmp_path)
+    assert "no run was submitted yet" in refused("status", cwd=tmp_path)
+    assert "no run.yaml in it" in refused("status", str(tmp_path), cwd=tmp_path)
+    assert "was not submitted yet" in refused("status", "quickstart", cwd=tmp_path)
+    assert "--launcher x: unknown" in refused("submit", "quickstart", "--launcher", "x", cwd=tmp_path)
+    (tmp_path / "file").touch()
+    assert "cluster.root: cannot make" in refused(
+        "submit", "quickstart", "--set", f"cluster.root={tmp_path / 'file'}", cwd=tmp_path
+    )
+
+
+def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:
+    done = call("render", "quickstart", "-o", "scripts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"scripts"}
+    assert (tmp_path / "scripts" / "train.sbatch").read_text().startswith("#!/bin/bash\n#SBATCH")
+
+
+def test_render_without_a_directory_prepares_the_run(tmp_path: Path) -> None:
+    scripts = call("render", "quickstart", cwd=tmp_path).stdout.split("\n")[:-1]
+    assert len(scripts) == 7
+    assert Path(scripts[0]).parent.with_name("run.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "quickstart"], ["render", "quickstart", "-o", "x"], ["local", "status"]]
+)
+def test_the_head_node_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
+    program = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print('heavy:', [m for m in {HEAVY!r} if m in sys.modules]))\n"
+        "from hyperpod_ft.cli.main import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("heavy: []\n"), done.stdout
+
+
+def test_references_are_up_to_date() -> None:
+    """`python scripts/reference.py` writes them anew."""
+    program = "import reference; print([p.name for p, text in reference.pages().items() if p.read_text() != text])"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts"), "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_wheel_carries_what_it_needs(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, REPOSITORY], check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    done = call("render", "quickstart", "-o", "scripts", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 'site'}" in (tmp_path / "scripts" / "train.sbatch").read_text(), "not this checkout's code"
+
+
+def test_nothing_outside_the_jobs_imports_anything_heavy() -> None:
+    names = [module.name for module in pkgutil.iter_modules([str(REPOSITORY / "hyperpod_ft")]) if not module.ispkg]
+    modules = ", ".join(
+        f"hyperpod_ft.{name}" for name in [*names, "engines.metrics", "engines.sanity"] if name != "__main__"
+    )
+    program = f"import sys, {modules}; print([module for module in {HEAVY!r} if module in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,142 @@
+"""The cluster file: what it refuses whatever an account holds, and what HyperPod is asked for because of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.config import cluster_config
+from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.errors import ConfigError
+from hyperpod_ft.shipped import shipped
+
+FOUNDATION = Foundation(
+    subnet_id="subnet-0123456789abcdef0",
+    security_group_ids=("sg-0123456789abcdef0",),
+    role_arn="arn:aws:iam::123456789012:role/hyperpod",
+    bucket="sagemaker-hyperpod-1",
+    fsx_dns_name="fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+    fsx_mount_name="4owupbev",
+)
+URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "ml",
+        "region": "us-west-2",
+        "availability_zone_id": "usw2-az4",
+        "workers": [{"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}],
+        **changes,
+    }
+
+
+def load(tmp_path: Path, **changes: Any) -> ClusterConfig:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(values(**changes)))
+    return cluster_config.load(path)
+
+
+def refused(tmp_path: Path, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, **changes)
+    return str(raised.value)
+
+
+def test_the_packaged_file_is_the_flagships_cluster() -> None:
+    config = cluster_config.load(shipped("templates") / "cluster" / "cluster.yaml")
+    assert config.controller.instance_type == "ml.c5.xlarge"
+    assert [(group.instance_type, group.count) for group in config.workers] == [("ml.trn1.32xlarge", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"name": "ml--"}, "name: must be letters, digits and single hyphens"),
+        ({"region": "us-west-2a"}, "region: must be an AWS region"),
+        ({"availability_zone_id": "us-west-2a"}, "availability_zone_id: must be the id of an availability zone"),
+        ({"controller": {"count": 2}}, "controller.count: must be 1"),
+        ({"workers": []}, "workers: "),
+        ({"workers": [{"name": "w", "instance_type": "trn1.32xlarge"}]}, "workers.0.instance_type: must be"),
+        ({"workers": [{"name": "w", "instance_typ": "ml.trn1.32xlarge"}]}, "did you mean instance_type?"),
+        ({"workers": [{"name": "controller-machine", "instance_type": "ml.trn1.32xlarge"}]}, "two instance groups"),
+        ({"fsx": {"size_gib": 3000}}, "multiples of 2400; set 4800"),
+        ({"fsx": {"mount_path": "fsx"}}, "fsx.mount_path: must be an absolute path"),
+        ({"users": [{"name": "a", "uid": 2001}, {"name": "a", "uid": 2002}]}, "two users a"),
+        ({"users": [{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}]}, "two users with uid 2001"),
+        ({"users": [{"name": "ubuntu", "uid": 2001}]}, "is a user of the image"),
+        ({"users": [{"name": "a; rm -rf /", "uid": 2001}]}, "a Linux user name"),
+        ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
+        ({"accounting": True}, "accounting: HyperPod sets up Slurm"),
+        ({"tags": {"aws:x": "1"}}, "tags that start with aws:"),
+    ],
+)
+def test_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    text = refused(tmp_path, **changes)
+    assert told in text
+    assert str(tmp_path / "cluster.yaml") in text
+
+
+def test_api_driven_each_group_says_its_role_and_storage(tmp_path: Path) -> None:
+    config = load(tmp_path, login={"count": 2}, tags={"team": "a"})
+    request = requests.create_cluster(config, FOUNDATION, URI)
+    groups = {group["InstanceGroupName"]: group for group in request["InstanceGroups"]}
+    assert groups["controller-machine"]["SlurmConfig"] == {"NodeType": "Controller"}
+    assert groups["login-group"]["SlurmConfig"] == {"NodeType": "Login"}
+    assert groups["workers-1"]["SlurmConfig"] == {"NodeType": "Compute", "PartitionNames": ["dev"]}
+    assert all(
+        group["LifeCycleConfig"] == {"SourceS3Uri": URI, "OnInitComplete": "provision.sh"} for group in groups.values()
+    )
+    lustre = {"DnsName": FOUNDATION.fsx_dns_name, "MountName": "4owupbev", "MountPath": "/fsx"}
+    assert all({"FsxLustreConfig": lustre} in group["InstanceStorageConfigs"] for group in groups.values())
+    assert request["Orchestrator"] == {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+    assert request["NodeProvisioningMode"] == "Continuous"
+    assert request["Tags"] == [{"Key": "team", "Value": "a"}]
+
+
+def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
+    config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
+    request = requests.create_cluster(config, FOUNDATION, URI)
+    assert "Orchestrator" not in request
+    assert "NodeProvisioningMode" not in request
+    for group in request["InstanceGroups"]:
+        assert "SlurmConfig" not in group
+        assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
+    assert requests.provisioning_parameters(config, FOUNDATION) == {
+        "version": "1.0.0",
+        "workload_manager": "slurm",
+        "controller_group": "controller-machine",
+        "login_group": "login-group",
+        "worker_groups": [{"instance_group_name": "workers-1", "partition_name": "dev"}],
+        "fsx_dns_name": FOUNDATION.fsx_dns_name,
+        "fsx_mountname": "4owupbev",
+    }
+
+
+def test_the_nodes_are_told_who_is_who(tmp_path: Path) -> None:
+    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), FOUNDATION)
+    assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
+    assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+
+
+def test_a_group_as_described_can_be_asked_for_again(tmp_path: Path) -> None:
+    asked = requests.create_cluster(load(tmp_path), FOUNDATION, URI)["InstanceGroups"][1]
+    described = {key: value for key, value in asked.items() if key != "InstanceCount"}
+    described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
+    assert requests.group_specification(described) == asked
+
+
+def test_the_nodes_take_what_the_cluster_file_takes() -> None:
+    """The scripts of a node are a program of their own; what they refuse must not get as far as a billed node."""
+    from provision import settings
+
+    assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
+    assert settings._USER.pattern == cluster_config.LINUX_USER
+
+
+@pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])
+def test_mount_paths_that_a_node_would_refuse(tmp_path: Path, path: str) -> None:
+    assert "fsx.mount_path" in refused(tmp_path, fsx={"mount_path": path})

@@ -1,0 +1,116 @@
+"""Local sources: linked, checked, shared."""
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.download import local
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import download as stage
+from hyperpod_ft.stages.stage import perform
+from tests.unit.stage_runs import finished, make_run, tree, weights
+
+ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
+WEIGHTS = weights(norm=b"1234")
+
+
+def local_run(tmp_path: Path, changed: Mapping[str, bytes] = {}) -> Run:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "optimizer.pt", "pytorch_model.bin"):
+        (model / name).write_text(name)
+    for name, content in {"config.json": b"{}", "model.safetensors": WEIGHTS, **changed}.items():
+        (model / name).write_bytes(content)
+    (tmp_path / "rows.txt.jsonl").write_bytes(ROWS)
+    return make_run(tmp_path, str(model), {"source": str(tmp_path / "rows.txt.jsonl"), "format": "dolly"})
+
+
+def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("{}"))
+    run = local_run(tmp_path)
+    perform(run, "download", stage.work)
+    assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}
+    assert (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+    assert not (run.base_model / "config.json").samefile(tmp_path / "model" / "config.json")
+    assert (run.raw_dataset / "rows.txt.jsonl").read_bytes() == ROWS
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+def test_copies_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(local.os, "link", refuse)
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", 0)
+    run = local_run(tmp_path)
+    perform(run, "download", stage.work)
+    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
+    assert not (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+
+
+def test_links_in_the_source_become_files(tmp_path: Path) -> None:
+    run = local_run(tmp_path)
+    model = tmp_path / "model"
+    (tmp_path / "blob").write_bytes(WEIGHTS)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to(tmp_path / "blob")
+    perform(run, "download", stage.work)
+    assert not (run.base_model / "model.safetensors").is_symlink()
+    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_source_that_changed_since_planning_is_refused(tmp_path: Path) -> None:
+    run = local_run(tmp_path)
+    (tmp_path / "model" / "config.json").write_text("other")
+    with pytest.raises(UserError, match=r"model\.source: \S+/model changed since the run was submitted; submit"):
+        perform(run, "download", stage.work)
+
+
+def test_a_source_that_is_gone_does_not_matter_once_fetched(tmp_path: Path) -> None:
+    run = local_run(tmp_path)
+    perform(run, "download", stage.work)
+    run.record_path("download").unlink()
+    (tmp_path / "rows.txt.jsonl").unlink()
+    perform(run, "download", stage.work)
+    assert run.is_done("download")
+
+
+def test_no_weights_in_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    run = make_run(tmp_path, "./model", {"source": "./rows.jsonl", "format": "dolly"})
+    with pytest.raises(UserError, match=r"has no safetensors weights \(model\.safetensors\); choose a model"):
+        perform(run, "download", stage.work)
+    assert not run.base_model.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"[]", "config.json: holds no JSON object"),
+        ("config.json", b'{"model_', "config.json: is damaged"),
+        ("model.safetensors", WEIGHTS[:-1], "model.safetensors: is truncated"),
+        ("model.safetensors", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100), "model.safetensors: is no safetensors file"),
+        ("model.safetensors.index.json", b'{"weight_map": {"norm": "model-2.safetensors"}}', "-2.safetensors: is miss"),
+    ],
+)
+def test_a_damaged_model_is_refused_before_it_is_published(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    run = local_run(tmp_path, {name: content})
+    with pytest.raises(UserError, match=rf"model\.source: the model is damaged: \S+{message}"):
+        perform(run, "download", stage.work)
+    assert not run.base_model.exists()
+
+
+def test_neither_torch_nor_transformers_nor_the_hub_is_imported(tmp_path: Path) -> None:
+    for name in ("torch", "transformers", "numpy", "huggingface_hub"):
+        (tmp_path / "poison" / name).mkdir(parents=True)
+        (tmp_path / "poison" / name / "__init__.py").write_text(f"raise RuntimeError('{name} was imported')")
+    status, output = finished("download", local_run(tmp_path), PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output

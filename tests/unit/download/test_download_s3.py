@@ -1,0 +1,146 @@
+"""Downloads from S3, against moto's server over HTTP."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import download as stage
+from hyperpod_ft.stages.stage import perform
+from tests.unit.stage_runs import make_run, tree, weights
+
+LARGE = weights(a=os.urandom(1 << 20) * 20)  # several ranges
+MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": LARGE}
+ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    started = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    started.start()
+    host, port = started.get_host_and_port()
+    yield f"http://{host}:{port}"
+    started.stop()
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it remembers another test's credentials
+    client, bucket = boto3.client("s3"), boto3.resource("s3").Bucket("models")
+    client.create_bucket(Bucket="models")
+    for name, content in MODEL.items():
+        client.put_object(Bucket="models", Key=f"llama/{name}", Body=content)
+    for key in ("llama/", "llama/pytorch_model.bin", "llama-2/config.json", "data/train.jsonl", "data/b/more.jsonl"):
+        client.put_object(Bucket="models", Key=key, Body=ROWS if key.startswith("data") else b"")
+    yield client
+    bucket.objects.delete()
+    client.delete_bucket(Bucket="models")
+
+
+def s3_run(tmp_path: Path, model: str = "s3://models/llama", dataset: str = "s3://models/data/") -> Run:
+    return make_run(tmp_path, model, {"source": dataset, "format": "dolly"})
+
+
+@pytest.mark.usefixtures("s3")
+def test_directories_of_objects(tmp_path: Path) -> None:
+    run = s3_run(tmp_path)
+    perform(run, "download", stage.work)
+    found = tree(run.base_model)
+    found.pop(".hyperpod-ft.json")
+    assert found == MODEL
+    assert tree(run.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "b/more.jsonl"}
+
+
+@pytest.mark.usefixtures("s3")
+def test_one_object(tmp_path: Path) -> None:
+    run = s3_run(tmp_path, dataset="s3://models/data/train.jsonl")
+    perform(run, "download", stage.work)
+    assert (run.raw_dataset / "train.jsonl").read_bytes() == ROWS
+
+
+def test_complete_files_of_a_killed_attempt_are_kept(
+    tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = s3_run(tmp_path)
+    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(LARGE)
+    (partial / "config.json").write_bytes(b"xx")  # same size, but older than the object: it was replaced since
+    os.utime(partial / "config.json", (0, 0))
+    (partial / "model.safetensors.6eF7A2b1").write_bytes(b"half")  # boto3's own half file
+    kept = (partial / "model.safetensors").stat()
+    perform(run, "download", stage.work)
+    after = (run.base_model / "model.safetensors").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+    assert (run.base_model / "config.json").read_bytes() == b"{}"
+    assert tree(run.base_model).keys() == {".hyperpod-ft.json", *MODEL}
+    assert "running the stage again goes on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("s3://models/none", r"model\.source: there is nothing at s3://models/none; correct the bucket or prefix"),
+        (
+            "s3://nowhere/llama",
+            r"model\.source: cannot read s3://nowhere/llama: AWS answers NoSuchBucket; correct the bucket",
+        ),
+        ("s3://models/data", r"model\.source: s3://models/data has no safetensors weights"),
+    ],
+)
+@pytest.mark.usefixtures("s3")
+def test_errors_are_one_line(tmp_path: Path, model: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        perform(s3_run(tmp_path, model), "download", stage.work)
+
+
+@pytest.mark.usefixtures("s3")
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(
+        UserError,
+        match=r"cannot read s3://models/llama: AWS cannot be reached \(EndpointConnectionError\); check network",
+    ):
+        perform(s3_run(tmp_path), "download", stage.work)
+
+
+@pytest.mark.usefixtures("s3")
+def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UserError, match=r"cannot read s3://models/llama: no AWS credentials;"):
+        perform(s3_run(tmp_path), "download", stage.work)
+
+
+def test_without_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(UserError, match=re.escape(f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'")):
+        perform(s3_run(tmp_path), "download", stage.work)
+
+
+def test_a_key_cannot_leave_the_directory(tmp_path: Path, s3: Any) -> None:
+    s3.put_object(Bucket="models", Key="evil/a/../../../escaped.jsonl", Body=ROWS)
+    run = s3_run(tmp_path, dataset="s3://models/evil")
+    with pytest.raises(UserError, match=r"dataset\.source: the source holds a file named 'a/\.\./\.\./\.\./escaped"):
+        perform(run, "download", stage.work)
+    assert not list(tmp_path.rglob("escaped.jsonl"))

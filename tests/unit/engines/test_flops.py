@@ -1,0 +1,66 @@
+"""Model FLOPs and rates against numbers worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.engines.flops import flops_per_token
+from hyperpod_ft.engines.throughput import Throughput
+
+# meta-llama/Meta-Llama-3-8B's config.json
+LLAMA_3_8B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+TOTAL = 8_030_261_248
+LOOKUP = 128_256 * 4_096
+ATTENTION = 12 * 32 * 32 * 128 * 2048  # 3,221,225,472
+ADAPTERS = 41_943_040  # r 16 on all seven matrices
+
+
+def test_llama_3_8b_trained_whole() -> None:
+    assert (
+        flops_per_token(LLAMA_3_8B, TOTAL, TOTAL, 2048, tied=False) == 6 * 7_504_924_672 + ATTENTION == 48_250_773_504
+    )
+
+
+def test_llama_3_8b_with_lora_has_no_gradients_of_frozen_matrices() -> None:
+    expected = 4 * 7_504_924_672 + 6 * ADAPTERS + ATTENTION
+    assert flops_per_token(LLAMA_3_8B, TOTAL + ADAPTERS, ADAPTERS, 2048, tied=False) == expected == 33_492_582_400
+
+
+def test_a_tied_embedding_is_multiplied_once_as_output() -> None:
+    total = TOTAL - LOOKUP
+    assert flops_per_token(LLAMA_3_8B, total, total, 2048, tied=True) == 48_250_773_504
+
+
+def test_heads_of_a_size_of_their_own() -> None:
+    # as Qwen3's
+    wide = flops_per_token(LLAMA_3_8B | {"head_dim": 256}, TOTAL, TOTAL, 2048, tied=False)
+    assert wide == 48_250_773_504 + ATTENTION
+
+
+@pytest.mark.parametrize("changes", [{"num_local_experts": 8}, {"hidden_size": None}])
+def test_what_is_not_known_of_a_family_is_not_made_up(changes: dict[str, Any]) -> None:
+    assert flops_per_token(LLAMA_3_8B | changes, TOTAL, TOTAL, 2048, tied=False) is None
+
+
+def test_rates() -> None:
+    # 12 rows of 2048 tokens in 3 s on one trn1.32xlarge, 16 chips of 190 TFLOPS
+    throughput = Throughput(12, 2048, 3.5, 33_492_582_400, 16 * 190e12)
+    rates = throughput.rates(10, 30.0)
+    assert (rates.seconds_per_step, rates.samples_per_second, rates.documents_per_second) == (3.0, 4.0, 14.0)
+    assert rates.tokens_per_second == 8192
+    # 8,192 * 33.49e9 = 2.744e14 of 3.04e15 operations a second
+    assert rates.mfu == 0.0903
+
+
+def test_no_utilization_of_an_unknown_peak() -> None:
+    rates = Throughput(2, 32, None, 1e9, 0.0).rates(1, 1.0)
+    assert rates.mfu is None and rates.documents_per_second is None
+    assert Throughput(2, 32, None, None, 1e12).rates(1, 1.0).mfu is None

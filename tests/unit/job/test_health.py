@@ -1,0 +1,201 @@
+"""Nodes are looked at before they train. neuron-ls, modinfo, fi_info and nvidia-smi are stand-ins on PATH that print
+what the documentation of each shows; no accelerator exists here."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import health, neuron_devices
+from hyperpod_ft.job.health import Report, observe, problems, replacement
+from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, endings
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+TRN1, TRN2 = CATALOGUE["trn1.32xlarge"], CATALOGUE["trn2.48xlarge"]
+
+
+def replace_words(node: str) -> str:
+    return f"replace {node}"
+
+
+def fit(node: str, **values: Any) -> Report:
+    report = Report(node, 16, (2,) * 16, 16, 8, 1000.0, 100.0, {"python": "3.10.12", "torch": "2.8.0"})
+    return replace(report, **values)
+
+
+def test_a_fit_node_has_no_problem() -> None:
+    assert problems([fit("node1"), fit("node2")], TRN1, replace_words) == []
+    trn2 = fit("node1", device_cores=(8,) * 16, efa=16)
+    assert problems([trn2], TRN2, replace_words) == []
+    assert problems([replace(trn2, device_cores=(4,) * 16)], TRN2, replace_words) == [], "logical cores at LNC=2"
+    assert problems([Report("here")], CATALOGUE["local"], replace_words) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"devices": 15, "device_cores": (2,) * 15}, "neuron-ls lists 15 devices, trn1.32xlarge has 16"),
+        ({"device_cores": (2,) * 15 + (1,)}, "1 devices with 1 NeuronCores instead of 2"),
+        ({"device_files": 15}, "15 of 16 device files /dev/neuron*"),
+        ({"efa": 7}, "fi_info lists 7 EFA interfaces, trn1.32xlarge has 8"),
+    ],
+)
+def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str, Any], line: str) -> None:
+    found = problems([fit("node1"), fit("node2", **values)], TRN1, replace_words)
+    assert found == [f"node2: {line}; replace node2"]
+
+
+def test_a_full_disk_is_no_reason_to_replace_a_node() -> None:
+    found = problems([fit("node1"), fit("node2", temporary_gib=0.5)], TRN1, replace_words)
+    assert found == ["node2: 0.5 GiB free for temporary files, less than 5; free some"]
+
+
+def test_a_full_volume_is_nobodys_fault() -> None:
+    found = problems([fit("node1", volume_gib=2.0), fit("node2", volume_gib=2.1)], TRN1, replace_words)
+    assert found == ["2.0 GiB free on the shared volume, less than 10; free some"]
+
+
+def test_versions_are_those_of_most_nodes() -> None:
+    odd = {"python": "3.10.12", "torch": "2.7.0", "extra": "1"}
+    found = problems([fit("node1", versions=odd), fit("node2"), fit("node3")], TRN1, replace_words)
+    assert found == [
+        "node1: versions differ from the other nodes' (theirs): extra 1 (missing), torch 2.7.0 (2.8.0); replace node1"
+    ]
+    many = {str(number): "1" for number in range(9)}
+    assert "4 more" in problems([fit("node1"), fit("node2", versions={**fit("").versions, **many})], TRN1, str)[0]  # type: ignore[dict-item]
+
+
+def test_what_has_a_node_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(health, "HYPERPOD", tmp_path / "absent")
+    assert "scontrol update nodename=node3 state=drain reason=" in replacement("node3")
+    monkeypatch.setattr(health, "HYPERPOD", tmp_path)
+    assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in replacement("node3")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a program on PATH that prints a text."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+    def write(program: str, text: str) -> None:
+        (directory / f"{program}.txt").write_text(text)
+        (directory / program).write_text(f"#!/bin/sh\ncat '{directory / program}.txt'\n")
+        (directory / program).chmod(0o755)
+
+    return write
+
+
+def efa(interfaces: int) -> str:
+    endpoints = (("rdm", "FI_EP_RDM"), ("dgrm", "FI_EP_DGRAM"))
+    return "".join(
+        f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + number}s27-{suffix}\n    version: 121.0\n"
+        f"    type: {kind}\n    protocol: FI_PROTO_EFA\n"
+        for number in range(interfaces)
+        for suffix, kind in endpoints
+    )
+
+
+def test_a_trainium_node_is_read(stand_in: Callable[[str, str], None], tmp_path: Path) -> None:
+    device = {"bdf": "10:1c.0", "connected_to": [1], "memory_size": 34359738368, "neuron_processes": []}
+    stand_in(
+        "neuron-ls", json.dumps([device | {"neuron_device": number, "nc_count": 2} for number in range(16)], indent=4)
+    )
+    stand_in("modinfo", "2.21.37.0\n")
+    stand_in("fi_info", efa(8))
+    report = observe(TRN1, 2, tmp_path)
+    assert (report.devices, report.device_cores, report.efa) == (16, (2,) * 16, 8)
+    assert report.versions is not None and report.versions["neuron driver"] == "2.21.37.0"
+    assert report.versions["pytest"] == pytest.__version__
+    assert report.volume_gib and report.temporary_gib
+    assert observe(TRN1, 1, tmp_path).efa is None, "a node alone needs none"
+
+
+def test_what_cannot_be_asked_is_told_and_condemns_no_node(
+    stand_in: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = observe(TRN1, 2, tmp_path)
+    assert (report.devices, report.efa, report.faults) == (None, None, ()), "no neuron-ls, no fi_info"
+
+    def fails(_: Path) -> list[dict[str, Any]]:
+        raise UserError("neuron-ls: no driver", "have the image updated")
+
+    stand_in("neuron-ls", "")
+    monkeypatch.setattr(neuron_devices, "devices", fails)
+    report = observe(TRN1, 1, tmp_path)
+    assert problems([replace(report, device_files=16)], TRN1, replace_words) == [
+        f"{report.node}: neuron-ls: no driver; have the image updated"
+    ]
+
+
+def test_gpus_are_counted(stand_in: Callable[[str, str], None], tmp_path: Path) -> None:
+    stand_in("nvidia-smi", "570.172.08\n" * 7)
+    report = replace(observe(CATALOGUE["p5.48xlarge"], 1, tmp_path), volume_gib=99.0, temporary_gib=99.0)
+    found = problems([report], CATALOGUE["p5.48xlarge"], replace_words)
+    assert found == [f"{report.node}: nvidia-smi lists 7 devices, p5.48xlarge has 8; replace {report.node}"]
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_first_node_tells_for_all(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(cluster__nodes=2)
+    monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv("SLURM_NNODES", "2")
+
+    def on(number: int) -> int:
+        monkeypatch.setenv("SLURM_NODEID", str(number))
+        monkeypatch.setenv("SLURMD_NODENAME", f"node{number + 1}")
+        return health.check(run)
+
+    assert [on(1), on(0)] == [0, 0]
+    report = json.loads((tmp_path / "node-0-1.json").read_text())
+    report["versions"]["torch"] = "0.0"
+    (tmp_path / "node-0-1.json").write_text(json.dumps(report))
+    assert on(0) == 2
+    assert endings(tmp_path)[0] == Ending("node1", None, 2, endings(tmp_path)[0].time)
+    said = capfd.readouterr().err
+    assert said.startswith("error: health: node2: versions differ from the other nodes' (theirs): torch 0.0 (")
+
+    (tmp_path / "node-0-1.json").unlink()
+    monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(health.Slurm, "host_names", lambda *_: ["node1", "node2"])
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
+    assert on(0) == 1
+    assert capfd.readouterr().err.startswith(f"error: health: node2: no report on {tmp_path} within 0.1 s")
+
+    monkeypatch.setattr(health.publish, "write_json", full)
+    assert on(1) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: health: node2: cannot write to {tmp_path}: No space left on device; take it out: ")
+    monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path / "elsewhere"))
+    assert on(1) == 2
+    assert capfd.readouterr().err.startswith(f"error: health: node2: does not see {tmp_path / 'elsewhere'}; take it")
+
+
+def test_by_hand_and_misused(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.freeze()
+
+    def check(*arguments: object) -> tuple[int, str]:
+        command = [sys.executable, "-m", "hyperpod_ft.job.health", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    assert check(run.directory) == (0, "")
+    assert check() == (2, f"error: health: {os.uname().nodename}: usage: python -m hyperpod_ft.job.health RUN_DIR\n")
+    assert check(tmp_path)[0] == 2

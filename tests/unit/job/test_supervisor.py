@@ -1,0 +1,165 @@
+"""The supervisor of a training job, around commands that stand in for srun and its ranks."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> Run:
+    run = make_run()
+    run.freeze()
+    return run
+
+
+def start(run: Run, command: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "hyperpod_ft.job.supervisor", "train", run.directory, "bash", "-c", command],
+        cwd=run.directory,
+        env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def scontrol(directory: Path, text: str) -> dict[str, str]:
+    """A stand-in for the program; returns the environment that has it, and looks like a job's."""
+    (directory / "scontrol").write_text(f"#!/bin/bash\n{text}\n")
+    (directory / "scontrol").chmod(0o755)
+    return {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
+    status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))
+    assert status == 0
+    assert "train: exit 9 at step 0, and no rank said why; restart 1 of 3 in 1 s\n== train job 7, restart 1\n" in output
+    assert run.exit_marker("train", "7").read_text() == "0\n"
+    assert [restart.job_id for restart in restarts.history(run, "train")] == ["7"]
+
+
+def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
+    attempt = restarts.Outcome(1, (), 0, 0, 0, 0)
+    for _ in range(3):
+        restarts.remember(run, "train", "6", attempt, restarts.Decision("retry"))
+    assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
+
+
+def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
+    process = start(run, "trap 'exit 1' TERM; touch started; while :; do sleep 0.1; done")
+    wait_for(run.directory / "started")
+    subprocess.run(["pkill", "-TERM", "-P", str(process.pid)], check=True)  # Slurm signals both, in any order
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+    assert run.exit_marker("train", "7").read_text() == "143\n"
+    assert restarts.history(run, "train") == []
+
+
+@pytest.mark.parametrize("when", ["running", "pausing"])
+def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_path: Path, when: str) -> None:
+    marker = run.exit_marker("train", "7")
+    marker.parent.mkdir()
+    marker.write_text("1\n")
+    slurm = scontrol(tmp_path, f'echo "$@" >part && mv part {shlex.quote(str(tmp_path / "asked"))}')
+    save = "mkdir -p checkpoints/step-00000004"
+    if when == "running":
+        process = start(run, f"trap '{save}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **slurm)
+        wait_for(run.directory / "started")
+    else:
+        # the second crash has a pause of 2 s
+        rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
+        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/ending-0-a.json; exit 1"
+        process = start(run, f"{save}; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}", **slurm)
+        (run.directory / "metrics.jsonl").write_text('{"step": 4}')
+        wait_for(run.directory / "once")
+        time.sleep(1.5)
+    process.send_signal(signal.SIGUSR1)
+    wait_for(tmp_path / "asked")
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    process.send_signal(signal.SIGTERM)  # as Slurm does then
+    assert finish(process)[0] == 143
+    assert restarts.history(run, "train")[-1].cause == "time limit"
+    assert not marker.exists(), "it has not ended"
+
+
+def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(cluster__time_limit="00:00:10")  # a notice of 1 s
+    run.freeze()
+    slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
+    save = "mkdir -p checkpoints/step-00000004"
+    process = start(run, f"trap '' USR1; {save}; touch started; exec sleep 60", **slurm)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGUSR1)
+    wait_for(tmp_path / "asked")
+    subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+
+
+def test_a_slurm_that_does_not_requeue_is_told(run: Run, tmp_path: Path) -> None:
+    slurm = scontrol(tmp_path, "echo 'slurm_requeue error: Job requeue is disabled' >&2; exit 1")
+    status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **slurm))
+    assert status == 2
+    assert "error: train: scontrol requeue 7: " in output and "hyperpod-ft resume" in output
+    assert run.exit_marker("train", "7").read_text() == "2\n"
+
+
+def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    away = (
+        f"[[ -e {asked} ]] || {{ touch {asked}; echo 'Unable to contact slurm controller' >&2; exit 1; }}; kill $PPID"
+    )
+    status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **scontrol(tmp_path, away)))
+    assert status == 143 and "scontrol requeue" not in output
+    assert asked.exists() and not run.exit_marker("train", "7").exists()
+
+
+@pytest.mark.parametrize("hyperpod", [True, False])
+def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
+    make_run: MakeRun, tmp_path: Path, hyperpod: bool
+) -> None:
+    """Its directory lies elsewhere here; srun and scontrol are stand-ins."""
+    run = make_run(env__python=sys.executable)
+    run.freeze()
+    directory = tmp_path / "sagemaker_cluster"
+    if hyperpod:
+        directory.mkdir()
+    text = render(run, Kit(Path(sys.executable), REPOSITORY))["train"]
+    assert "/opt/sagemaker_cluster" in text
+    script = tmp_path / "train.sbatch"
+    script.write_text(text.replace("/opt/sagemaker_cluster", str(directory)))
+    slurm = scontrol(tmp_path, "echo node1 NodeAddr=127.0.0.1")
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >srun-arguments\n')
+    (tmp_path / "srun").chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_ON_NODE": "2"}
+    subprocess.run(["bash", script], env=os.environ | slurm | job, check=True, timeout=60)
+    arguments = (run.directory / "srun-arguments").read_text().splitlines()
+    assert ("--auto-resume=1" in arguments) == hyperpod
+    assert ("--cpus-per-task=2" in arguments) != hyperpod
+    assert arguments[1] == "--nodes=1"

@@ -1,0 +1,114 @@
+"""Launcher `process`: the same scripts as plain processes, their states, and nothing left after a cancel."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.monitor import status
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.submit import prepare, submit
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+
+MakeRun = Callable[..., Run]
+
+
+def prepared(make_run: MakeRun, **scripts: str) -> Run:
+    """A run whose scripts are these few lines."""
+    run = make_run()
+    prepare(run, Slurm())
+    for name, text in scripts.items():
+        run.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
+    return run
+
+
+def wait(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def states(run: Run) -> dict[str, str]:
+    known = Process().states(run, run.jobs())
+    return {job.stage: known[job.job_id].state for job in run.jobs() if job.job_id in known}
+
+
+def ended(run: Run) -> bool:
+    return not any(JobState(state).active for state in states(run).values())
+
+
+def alive(pid: int) -> bool:
+    # a zombie waits for its parent, and does nothing any more
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(
+        make_run,
+        env="echo env >>order",
+        download="echo download >>order; env | grep ^SLURM_ && exit 9; echo out; echo err >&2",
+        dataset="echo dataset >>order; exit 3",
+        train="echo train >>order",
+        consolidate="echo consolidate >>order",
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "99")
+    Process().submit(run, run.plan.stages[:5], run.add_job)
+    wait(lambda: ended(run))
+    assert states(run) == {
+        "env": "COMPLETED",
+        "download": "COMPLETED",
+        "dataset": "FAILED",
+        "train": "CANCELLED",
+        "consolidate": "CANCELLED",
+    }
+    assert (run.directory / "order").read_text().split() == ["env", "download", "dataset"]
+    assert run.log("download", "p2").read_text() == "out\nerr\n"
+
+
+def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: MakeRun) -> None:
+    run = prepared(make_run, env="setsid sleep 300 & echo $! >pid; wait")
+    Process().submit(run, run.plan.stages[:2], run.add_job)
+    pid_file = run.directory / "pid"
+    wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    # the supervisor writes it after it has started the script
+    wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
+    Process().cancel(run, run.jobs())
+    assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
+    assert not alive(int(pid_file.read_text()))
+
+
+def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
+    run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
+    Process().submit(run, run.plan.stages[:2], run.add_job)
+    pid_file = run.directory / "pid"
+    wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    script = int(pid_file.read_text())
+    supervisor = int(Path(f"/proc/{script}/stat").read_text().split()[3])
+    os.kill(supervisor, signal.SIGKILL)
+    assert status(run, Slurm()).stages[0].state == "running"
+    with pytest.raises(UserError, match="still at work"):
+        submit(run, Process(), Slurm(), Selection())
+    Process().cancel(run, run.jobs())
+    assert not alive(script)
+    current = status(run, Slurm())
+    assert current.stages[0].state == "failed"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED"])
+def test_active_states(state: str) -> None:
+    assert JobState(state).active
+    assert JobState("A_STATE_OF_A_VERSION_TO_COME").active
+    assert not JobState("COMPLETED").active

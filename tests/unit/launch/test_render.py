@@ -1,0 +1,190 @@
+"""Rendered scripts: golden, accepted by bash and shellcheck, and deaf to what values hold."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.runs.run import Run
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
+MakeRun = Callable[..., Run]
+
+
+def flagship() -> dict[str, str]:
+    return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), KIT)
+
+
+def local_run() -> dict[str, str]:
+    values = yaml_file.parse(run_file.RUN_FILE, run_file.find("quickstart"))
+    values["model"] = {"source": "org/model"}
+    values["dataset"] |= {"source": "org/data"}
+    values["cluster"]["root"] = "/shared"
+    values["env"]["python"] = "/shared/venv/bin/python"
+    return render(Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/"))), KIT)
+
+
+GOLDEN = {
+    REPOSITORY / "slurm": flagship,
+    REPOSITORY / "tests" / "unit" / "launch" / "golden": local_run,
+}
+
+
+@pytest.mark.parametrize("directory", GOLDEN, ids=lambda path: path.name)
+def test_scripts_equal_the_golden_ones(directory: Path) -> None:
+    """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/launch/test_render.py writes them anew."""
+    scripts = GOLDEN[directory]()
+    if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
+        directory.mkdir(exist_ok=True)
+        for old in directory.glob("*.sbatch"):
+            old.unlink()
+        for stage, text in scripts.items():
+            (directory / f"{stage}.sbatch").write_text(text)
+    assert {path.stem: path.read_text() for path in directory.glob("*.sbatch")} == scripts
+
+
+def nasty_values() -> dict[str, object]:
+    return {
+        "cluster__root": "/tmp/two words/größe",
+        "cluster__environment": {"A": "$(touch pwned)", "B": 'it\'s "quoted" `id`', "C": "ünï ¢ödé", "D": "a b"},
+        "env__python": "/opt/my env/bin/python",
+    }
+
+
+def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Path) -> None:
+    for case, scripts in (("flagship", flagship()), ("nasty", render(make_run(**nasty_values()), KIT))):
+        paths = []
+        for stage, text in scripts.items():
+            paths.append(tmp_path / f"{case}-{stage}.sbatch")
+            paths[-1].write_text(text)
+            subprocess.run(["bash", "-n", paths[-1]], check=True)
+        done = subprocess.run(["shellcheck", *paths], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> None:
+    script = render(make_run(**nasty_values()), KIT)["merge"]
+    exports = "\n".join(line for line in script.splitlines() if line.startswith("export "))
+    done = subprocess.run(
+        ["bash", "-c", f'{exports}\nprintf \'%s\\0\' "$A" "$B" "$C" "$D"'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = nasty_values()["cluster__environment"]
+    assert isinstance(expected, dict)
+    assert done.stdout.split("\0")[:-1] == list(expected.values())
+    assert list(tmp_path.iterdir()) == [], "nothing was executed"
+
+
+def test_a_path_with_a_space_is_quoted_for_slurm(make_run: MakeRun) -> None:
+    run = make_run(cluster__root="/fsx/two words")
+    script = render(run, KIT)["train"]
+    assert f'#SBATCH --output="{run.logs}/%x_%j.out"' in script
+    assert f"readonly RUN_DIR={shlex.quote(str(run.directory))}" in script
+
+
+def test_headers(make_run: MakeRun) -> None:
+    run = make_run(cluster__partition="dev", cluster__account="ml", cluster__qos="high", cluster__nodes=2)
+    train = render(run, KIT)["train"]
+    for option in (
+        "--job-name=test-train",
+        "--open-mode=append",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=2",
+        "--partition=dev",
+        "--account=ml",
+        "--qos=high",
+        "--requeue",
+    ):
+        assert f"#SBATCH {option}\n" in train
+    assert "--exclusive" not in train
+    assert "#SBATCH --exclusive\n" in flagship()["train"]
+
+
+def test_only_the_stages_before_training_see_the_network_and_the_token(make_run: MakeRun) -> None:
+    for stage, text in render(make_run(), KIT).items():
+        assert ("HF_HUB_OFFLINE=1" in text) == (stage not in ("env", "download"))
+        assert ("unset HF_TOKEN" in text) == (stage not in ("env", "download"))
+
+
+def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(env__python=str(tmp_path / "gone"))
+    run.directory.mkdir(parents=True)
+    script = tmp_path / "merge.sbatch"
+    script.write_text(render(run, KIT)["merge"])
+    environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: merge: no interpreter at {tmp_path / 'gone'}")
+    assert run.exit_marker("merge", "7").read_text() == "2\n"
+
+
+def test_precompile_is_the_training_command_for_a_few_steps_under_graph_extraction() -> None:
+    """Line by line the scripts differ in these places alone, and where a stage is named."""
+    scripts = flagship()
+    train, precompile = (
+        [
+            line
+            for line in scripts[stage].splitlines()
+            # and only training is told of its time limit
+            if not line.startswith(("#SBATCH --job-name", "#SBATCH --signal", "# Before the time limit"))
+        ]
+        for stage in ("train", "precompile")
+    )
+    differing = [(theirs, ours) for theirs, ours in zip(train, precompile, strict=True) if theirs != ours]
+    assert [
+        ours.replace("neuron_parallel_compile ", "")
+        .replace(" --trial'", "'")
+        .replace('"$python" -m hyperpod_ft.stages.precompile "$RUN_DIR" ', "")
+        .replace("precompile", "train")
+        for _, ours in differing
+    ] == [theirs for theirs, _ in differing]
+    commands = [ours for _, ours in differing if "stages.train" in ours or "engines.torchrun" in ours]
+    assert len(commands) == 2
+    assert commands[0].startswith('  exec neuron_parallel_compile "$python" -m hyperpod_ft.job.torchrun ')
+    assert commands[1].endswith('-m hyperpod_ft.stages.train "$RUN_DIR" --trial\'')
+
+
+def test_only_what_compiles_or_trains_on_neuron_devices_is_told_of_the_compile_cache(make_run: MakeRun) -> None:
+    for stage, text in flagship().items():
+        assert ("export NEURON_CC_FLAGS=" in text) == (stage in ("precompile", "train"))
+    assert not any("NEURON" in text for text in render(make_run(), KIT).values())
+
+
+def test_a_script_that_is_told_to_stop_says_so_in_its_exit_status(make_run: MakeRun, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\ntouch started\nexec sleep 60\n")
+    python.chmod(0o755)
+    run = make_run(env__python=str(python))
+    run.directory.mkdir(parents=True)
+    script = tmp_path / "merge.sbatch"
+    script.write_text(render(run, KIT)["merge"])
+    environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
+    with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
+        while not (run.directory / "started").exists():
+            time.sleep(0.01)
+        os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
+    assert job.returncode == 143
+    assert run.exit_marker("merge", "7").read_text() == "143\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("30", 1800), ("30:30", 1830), ("2:00:00", 7200), ("1-0", 86400), ("1-02:30", 95400), ("2-00:00:01", 172801)],
+)
+def test_time_limits(limit: str, seconds: int) -> None:
+    assert time_limit_seconds(limit) == seconds

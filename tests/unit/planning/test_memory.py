@@ -1,0 +1,361 @@
+"""The estimate of accelerator memory: beside published sizes and what autograd really keeps; what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.memory import GIB, Memory, available, estimate, parts
+from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import check_model, degrees
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import shipped
+from hyperpod_ft.stages import download, train
+from hyperpod_ft.stages.stage import perform
+from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
+from tests.unit.stage_runs import finish, weights
+
+MakeRun = Callable[..., Run]
+ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def shape_of(model_config: dict[str, Any]) -> ModelShape:
+    shape = model_shape(model_config)
+    assert shape is not None
+    return shape
+
+
+def trn1(make_run: MakeRun, **overrides: Any) -> RunConfig:
+    values = {
+        "engine": "neuron",
+        "cluster__instance_type": "trn1.32xlarge",
+        "parallelism": {"tensor_parallel": 8},
+        "dataset__max_length": 2048,
+        "training__gradient_checkpointing": True,
+    }
+    return make_run(**values | overrides).config
+
+
+def estimated(config: RunConfig, model_config: dict[str, Any]) -> Memory:
+    shape = shape_of(model_config)
+    check_model(config, degrees(config), shape)
+    return estimate(config, degrees(config), shape)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("model_config", "parameters"),
+    [(LLAMA_3_8B, 8_030_261_248), (LLAMA_3_70B, 70_553_706_496), (QWEN3_8B, 8_190_735_360)],
+)
+def test_parameters_are_the_published_ones(model_config: dict[str, Any], parameters: int) -> None:
+    assert shape_of(model_config).parameters == parameters
+
+
+def tiny(**changes: Any) -> dict[str, Any]:
+    values = json.loads((shipped("examples/quickstart/tiny-llama") / "config.json").read_text(encoding="utf-8"))
+    values.pop("architectures")
+    return values | changes
+
+
+TINY = [
+    tiny(),
+    tiny(tie_word_embeddings=True),
+    tiny(attention_bias=True, mlp_bias=True),
+    tiny(model_type="qwen2", sliding_window=None),
+    tiny(model_type="qwen3", sliding_window=None),
+    tiny(model_type="mistral", sliding_window=None),
+    tiny(model_type="granite"),
+]
+
+
+@pytest.mark.parametrize("values", TINY, ids=lambda values: values["model_type"])
+def test_parameters_are_those_of_transformers(values: dict[str, Any]) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    assert shape_of(values).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_other_families_have_no_shape() -> None:
+    assert model_shape({"model_type": "gpt2", "n_embd": 8}) is None
+    assert model_shape({"model_type": "llama"}) is None
+    assert model_shape(LLAMA_3_8B | {"hidden_size": "wide"}) is None
+    assert model_shape({}) is None
+
+
+# Activations, beside what autograd keeps
+
+
+def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str, rows: int, length: int) -> int:
+    """Bytes that one forward pass of the model, without its loss, keeps for the backward pass; no weights."""
+    config = AutoConfig.for_model(**values, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (storage := tensor.untyped_storage()).data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    positions = torch.arange(length).expand(rows, -1)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model.model(input_ids=positions % config.vocab_size, position_ids=positions, use_cache=False)
+    assert output.last_hidden_state.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_activations_are_what_autograd_keeps(make_run: MakeRun, family: str, precision: str, attention: str) -> None:
+    """Within 5 %: small things, as rotary tables and the mask, are not counted."""
+    values = tiny(model_type=family, sliding_window=None, num_hidden_layers=3)
+    rows, length = 2, 96
+    config = make_run(
+        parallelism={"ranks_per_node": 1},
+        model__attention=attention,
+        dataset__max_length=length,
+        training={"method": "full", "precision": precision, "micro_batch_size": rows},
+    ).config
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    kept = kept_by_autograd(values, dtype, attention, rows, length)
+    last_norm = rows * length * values["hidden_size"] * (8 if precision == "bf16" else 12)
+    assert estimated(config, values).activations + last_norm == pytest.approx(kept, rel=0.05)
+
+
+# What each setting changes
+
+
+def test_llama_3_8b_full_on_trn1(make_run: MakeRun) -> None:
+    """By hand: P/8 parameters on a rank, TP=8 x DP=4; bf16 weights, fp32 sums of gradients, ZeRO-1 over DP."""
+    memory = estimated(trn1(make_run, training__method="full"), LLAMA_3_8B)
+    share = 8_030_261_248 / 8
+    assert memory.weights == pytest.approx(2 * share, rel=1e-3)
+    assert memory.gradients == pytest.approx((4 + 4 / 4) * share, rel=1e-3)
+    assert memory.optimizer == pytest.approx(12 / 4 * share, rel=1e-3)
+    # the input of each of 32 layers, divided by sequence parallelism
+    assert memory.activations == pytest.approx(32 * 2 * 2048 * 4096 / 8, rel=0.01)
+    # bf16 logits, fp32 logits, fp32 softmax over an eighth of the vocabulary
+    assert memory.logits == pytest.approx(10 * 2048 * 128256 / 8, rel=0.03)  # and the last norm
+
+
+def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) -> None:
+    memory = estimated(trn1(make_run), LLAMA_3_8B)
+    assert memory.weights == pytest.approx(8_030_261_248 / 8 * 2, rel=0.06), "and adapters, half of which are whole"
+    assert memory.gradients + memory.optimizer < 0.3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("part", "saving", "costing"),
+    [
+        ("activations", {"training__gradient_checkpointing": True}, {"training__gradient_checkpointing": False}),
+        (
+            "activations",
+            {"training__precision": "fp32"},
+            {"training__precision": "fp32", "neuron__sequence_parallel": False},
+        ),
+        ("activations", {}, {"training__micro_batch_size": 2}),
+        ("logits", {}, {"training__micro_batch_size": 2}),
+        ("optimizer", {}, {"neuron__zero_1": False}),
+        ("weights", {}, {"training__precision": "fp32"}),
+        ("weights", {"parallelism": {"tensor_parallel": 16}}, {}),
+        ("weights", {"parallelism": {"tensor_parallel": 8, "pipeline_parallel": 2}}, {}),
+        ("optimizer", {"cluster__nodes": 2}, {}),
+        ("optimizer", {"neuron__master_weights": False}, {}),
+        ("optimizer", {"training__method": "lora"}, {}),
+        (
+            "activations",
+            {"neuron__flash_attention": None, "training__gradient_checkpointing": False},
+            {"neuron__flash_attention": False, "training__gradient_checkpointing": False},
+        ),
+        (
+            "activations",
+            {"training__method": "lora", "training__gradient_checkpointing": False},
+            {"training__method": "lora", "training__gradient_checkpointing": False, "lora__dropout": 0.1},
+        ),
+    ],
+)
+def test_what_saves_memory(make_run: MakeRun, part: str, saving: dict[str, Any], costing: dict[str, Any]) -> None:
+    less, more = (
+        estimated(trn1(make_run, **{"training__method": "full"} | overrides), LLAMA_3_8B)
+        for overrides in (saving, costing)
+    )
+    assert getattr(less, part) < getattr(more, part)
+
+
+def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
+    config = trn1(make_run, training__method="full", parallelism={"tensor_parallel": 8, "pipeline_parallel": 4})
+    shape = shape_of(LLAMA_3_8B | {"num_hidden_layers": 30})
+    stages = list(parts(config, degrees(config), shape))
+    assert [stage.layers for stage in stages] == [7, 7, 8, 8]
+    assert 8 * sum(stage.parameters for stage in stages) == pytest.approx(shape.parameters, rel=1e-3)
+    assert [stage.in_flight for stage in stages] == [1, 1, 1, 1], "one row a step is one micro batch"
+    config = trn1(make_run, parallelism={"pipeline_parallel": 4}, training__gradient_accumulation_steps=8)
+    assert [stage.in_flight for stage in parts(config, degrees(config), shape)] == [4, 3, 2, 1]
+
+
+def test_engine_torch_shards_over_dp_and_gathers_what_computes(make_run: MakeRun) -> None:
+    def on_p5(**overrides: Any) -> Memory:
+        config = make_run(
+            **{"cluster__instance_type": "p5.48xlarge", "parallelism": {}, "training__method": "full"} | overrides
+        ).config
+        return estimated(config, LLAMA_3_8B)
+
+    parameters = 8_030_261_248
+    memory = on_p5()
+    assert memory.weights == pytest.approx(parameters * (4 / 8 + 2), rel=1e-6)
+    assert memory.gradients == pytest.approx(parameters * 4 / 8, rel=1e-6)
+    assert memory.optimizer == pytest.approx(parameters * 8 / 8, rel=1e-6)
+    checkpointed = on_p5(training__gradient_checkpointing=True)
+    # embedding, output matrix and two of 32 layers are gathered at once
+    assert checkpointed.weights == pytest.approx(parameters * 4 / 8 + 2 * (1_050_677_248 + 2 * 218_112_000), rel=1e-6)
+    assert checkpointed.activations < memory.activations
+    accumulated = on_p5(training__gradient_accumulation_steps=2)
+    assert accumulated.gradients == pytest.approx(parameters * (4 + 4 / 8), rel=1e-6)
+    assert on_p5(parallelism={"tensor_parallel": 4}).logits == memory.logits, "the vocabulary is not divided"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model_config", "gib"),
+    [
+        ("llama3-8b-dolly-lora-trn1", LLAMA_3_8B, 2.4),
+        ("llama3-8b-full-trn1", LLAMA_3_8B, 9.7),
+        ("qwen3-8b-lora-trn2", QWEN3_8B, 4.9),
+        ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
+    ],
+)
+def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:
+    config = run_file.load(run_file.find(recipe))
+    shape = shape_of(model_config)
+    check_model(config, degrees(config), shape)
+    memory = check_memory(config, degrees(config), shape)
+    assert memory is not None and memory.total / GIB == pytest.approx(gib, abs=0.05)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model_config", "remedy"),
+    [
+        (
+            {"training__gradient_checkpointing": False, "training__method": "full", "training__micro_batch_size": 8},
+            LLAMA_3_8B,
+            "training.gradient_checkpointing: true",
+        ),
+        (
+            {"training__micro_batch_size": 64},
+            LLAMA_3_8B,
+            "training.micro_batch_size: 32, training.gradient_accumulation_steps: 2",
+        ),
+        ({}, LLAMA_3_70B, "parallelism.tensor_parallel: 16"),
+        (
+            {
+                "training__method": "full",
+                "neuron": {"zero_1": False, "master_weights": False},
+                "parallelism": {"tensor_parallel": 4},
+            },
+            LLAMA_3_8B,
+            "GiB: neuron.zero_1: true",
+        ),
+        ({"training__method": "full"}, LLAMA_3_70B, "training.method: lora"),
+        ({}, LLAMA_3_70B | {"num_attention_heads": 8, "head_dim": 1024}, "parallelism.pipeline_parallel: 2"),
+        (
+            {"parallelism": {"tensor_parallel": 32}},
+            LLAMA_3_70B | {"num_hidden_layers": 280},
+            "parallelism.pipeline_parallel: 2, cluster.nodes: 2",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(
+    make_run: MakeRun, overrides: dict[str, Any], model_config: dict[str, Any], remedy: str
+) -> None:
+    config = trn1(make_run, **overrides)
+    with pytest.raises(UserError) as error:
+        check_memory(config, degrees(config), shape_of(model_config))
+    assert "trn1.32xlarge has 14.4 of its 16 GiB" in str(error.value)
+    assert "GiB a rank (weights " in str(error.value)
+    assert remedy in str(error.value)
+
+
+def test_a_model_that_fits_nowhere(make_run: MakeRun) -> None:
+    config = trn1(make_run)
+    shape = shape_of(LLAMA_3_70B | {"hidden_size": 1 << 16, "intermediate_size": 1 << 18, "head_dim": 1024})
+    with pytest.raises(UserError, match="choose a smaller model"):
+        check_memory(config, degrees(config), shape)
+
+
+def test_cpus_have_no_such_limit(make_run: MakeRun) -> None:
+    config = make_run().config
+    assert available(config) == 0
+    assert check_memory(config, degrees(config), shape_of(LLAMA_3_70B)) is None
+
+
+def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+
+    def check(config: RunConfig, values: Any) -> Memory | None:
+        file.write_text(json.dumps(values))
+        return check_model_directory(config, degrees(config), tmp_path)
+
+    config = trn1(make_run)
+    assert check(config, LLAMA_3_8B) == estimated(config, LLAMA_3_8B)
+    for values, words in (
+        (LLAMA_3_70B, "this would fit"),
+        ({"model_type": "gpt2"}, "does not train models of type gpt2"),
+        ({}, r"models of type \(none\)"),
+        ([], "holds no JSON object"),
+        (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check(config, values)
+    assert check(make_run().config, {"model_type": "gpt2"}) is None, "engine torch knows its attributes"
+
+
+@pytest.fixture
+def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
+    """A run whose model, of which only the configuration is real, takes more than a core has."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    (model / "model.safetensors").write_bytes(weights(norm=b"1234"))
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "context": "", "response": "b"}\n')
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        parallelism={"tensor_parallel": 8},
+        model={"source": str(model)},
+        dataset={"source": str(tmp_path / "rows.jsonl"), "format": "dolly"},
+    )
+    run.freeze()
+    finish(run, "env")
+    return run
+
+
+def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
+    with pytest.raises(UserError, match="this would fit"):
+        perform(too_large, "download", download.work)
+    assert not too_large.is_done("download")
+
+
+def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model came here before it was refused, as when another run fetched it. One process stands for all ranks."""
+    too_large.base_model.mkdir(parents=True)
+    (too_large.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    monkeypatch.setattr(train, "engine", lambda _: None)
+    monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
+    store = HashStore()
+    with pytest.raises(UserError, match="this would fit"):
+        train._lead(Processes(0, 32, 0, store))
+    assert store.get("hyperpod_ft/train/verdict") == b"leave", "the other ranks are told"

@@ -1,0 +1,156 @@
+"""Degrees of parallelism: what they are when nothing is said, and which a run file or a model does not allow."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees, kv_size_multiplier
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+}
+
+
+def neuron(**overrides: Any) -> dict[str, Any]:
+    """A run file's values for engine neuron on trn1."""
+    return {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {}} | overrides
+
+
+@pytest.mark.parametrize(
+    ("overrides", "degree"),
+    [
+        (neuron(), 8),
+        (neuron(cluster__instance_type="ml.trn1n.32xlarge"), 8),
+        (neuron(cluster__instance_type="trn2.48xlarge"), 4),
+        (neuron(cluster__instance_type="trn2.3xlarge"), 4),
+        (neuron(parallelism={"ranks_per_node": 2}), 2),
+        (neuron(parallelism={"tensor_parallel": 1}), 1),
+        ({"parallelism": {"ranks_per_node": 4}}, 1),
+        ({"cluster__instance_type": "p5.48xlarge", "parallelism": {}}, 1),
+    ],
+)
+def test_tensor_parallelism_when_nothing_is_said(make_run: MakeRun, overrides: dict[str, Any], degree: int) -> None:
+    assert make_run(**overrides).plan.degrees.tensor_parallel == degree
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"dataset__max_length": 2044}, "8 does not divide dataset.max_length 2044"),
+        ({"dataset__max_length": 2044, "neuron__sequence_parallel": False, "training__precision": "fp32"}, None),
+        ({"dataset__max_length": 2044, "parallelism": {"tensor_parallel": 1}}, None),
+        ({"neuron__sequence_parallel": False}, "loses gradients of bf16 over"),
+        ({"neuron__sequence_parallel": False, "training__precision": "fp32"}, None),
+        ({"neuron__sequence_parallel": False, "training__method": "full"}, "loses gradients of bf16 over"),
+        ({"neuron__sequence_parallel": False, "parallelism": {"tensor_parallel": 1}}, None),
+    ],
+)
+def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], words: str | None) -> None:
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        degrees(make_run(**neuron(**overrides)).config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"neuron__flash_attention": True, "dataset__max_length": 3072}, "3072 is no multiple of 2048"),
+        ({"neuron__fuse_qkv": True}, "fails with it and LoRA"),
+        ({"lora__target_modules": ["q_proj", "up_proj"]}, "name both or none"),
+    ],
+)
+def test_run_files_that_engine_neuron_cannot_train(make_run: MakeRun, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_run(**neuron(**overrides))
+
+
+def test_flash_attention_is_used_where_rows_have_its_length(make_run: MakeRun) -> None:
+    def used(**overrides: Any) -> bool:
+        return make_run(**neuron(**overrides)).config.flash_attention
+
+    assert used(dataset__max_length=4096) and used(dataset__max_length=4096, neuron__flash_attention=True)
+    assert not used(dataset__max_length=1024)
+    assert not used(dataset__max_length=4096, neuron__flash_attention=False)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "engine", "changes", "words"),
+    [
+        (3, "torch", {}, "does not divide the model's 8 attention heads"),
+        (8, "torch", {}, "does not divide the model's 4 key/value heads"),
+        (4, "torch", {}, None),
+        (4, "torch", {"intermediate_size": 190}, "4 does not divide the model's intermediate size 190"),
+        (4, "torch", {"vocab_size": 511}, None),
+        (8, "neuron", {}, None),
+        (8, "neuron", {"vocab_size": 508}, "8 does not divide the model's vocabulary 508"),
+        (8, "neuron", {"intermediate_size": 188}, "8 does not divide the model's intermediate size 188"),
+        (4, "neuron", {"num_attention_heads": 12, "num_key_value_heads": 6}, "6 key/value heads do not divide one"),
+        (8, "neuron", {"attention_bias": True}, "biases"),
+        (8, "neuron", {"model_type": "mistral"}, "does not train models of type mistral; it trains llama, qwen3"),
+        (8, "neuron", {"model_type": "granite"}, None),
+    ],
+)
+def test_what_divides_a_model(
+    make_run: MakeRun, tensor_parallel: int, engine: str, changes: dict[str, Any], words: str | None
+) -> None:
+    config = make_run(**(neuron() if engine == "neuron" else {})).config
+    shape = model_shape(LLAMA | changes)
+    assert shape is not None
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_model(config, Degrees(1, tensor_parallel, tensor_parallel, 1), shape)
+
+
+@pytest.mark.parametrize(
+    ("family", "stages", "words"),
+    [("llama", 4, None), ("llama", 8, "8 stages for 6 layers"), ("granite", 2, "no pipeline for granite")],
+)
+def test_pipelines(make_run: MakeRun, family: str, stages: int, words: str | None) -> None:
+    """Six layers on four stages are 1, 1, 2 and 2: neuronx-distributed does that."""
+    shape = model_shape(LLAMA | {"model_type": family})
+    assert shape is not None
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_model(make_run(**neuron()).config, Degrees(1, 32, 4, stages), shape)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "targets", "words"),
+    [
+        (8, ["q_proj", "v_proj"], None),
+        (4, ["q_proj", "v_proj"], "one module for q_proj, k_proj and v_proj; name all three or none"),
+        (4, ["q_proj", "k_proj", "v_proj"], None),
+        (4, ["o_proj"], None),
+    ],
+)
+def test_adapters_of_fused_projections(make_run: MakeRun, kv_heads: int, targets: list[str], words: str | None) -> None:
+    config = make_run(**neuron(lora__target_modules=targets)).config
+    shape = model_shape(LLAMA | {"num_key_value_heads": kv_heads})
+    assert shape is not None
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_model(config, degrees(config), shape)
+
+
+@pytest.mark.parametrize(("kv_heads", "words"), [(8, None), (4, "8 query heads and 4 key/value heads")])
+def test_only_equal_numbers_of_heads_are_fused(make_run: MakeRun, kv_heads: int, words: str | None) -> None:
+    config = make_run(**neuron(training__method="full", neuron__fuse_qkv=True)).config
+    shape = model_shape(LLAMA | {"num_key_value_heads": kv_heads})
+    assert shape is not None
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_model(config, degrees(config), shape)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor_parallel", "copies"), [(8, 8, 1), (8, 32, 4), (4, 8, 2), (2, 8, 4), (8, 4, 1)]
+)
+def test_copies_of_key_value_heads(kv_heads: int, tensor_parallel: int, copies: int) -> None:
+    assert kv_size_multiplier(kv_heads, tensor_parallel) == copies

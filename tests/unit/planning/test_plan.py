@@ -1,0 +1,169 @@
+"""The plan: which stages, in what order, with which resources, and when a fingerprint changes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.parallelism import Degrees
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+
+
+def names(run: Run) -> list[str]:
+    return [stage.name for stage in run.plan.stages]
+
+
+def test_stages_by_engine_and_method(make_run: MakeRun) -> None:
+    everything = ["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+    neuron = make_run(engine="neuron", cluster__instance_type="trn1.32xlarge", parallelism={"tensor_parallel": 8})
+    assert names(neuron) == everything
+    assert names(make_run()) == [name for name in everything if name != "precompile"]
+    assert names(make_run(training__method="full")) == [
+        "env",
+        "download",
+        "dataset",
+        "train",
+        "consolidate",
+        "generate",
+    ]
+
+
+def test_every_stage_needs_only_earlier_ones(make_run: MakeRun) -> None:
+    for run in (make_run(), make_run(training__method="full")):
+        for position, stage in enumerate(run.plan.stages):
+            assert set(stage.needs) <= set(names(run)[:position])
+
+
+def changed(make_run: MakeRun, **overrides: Any) -> list[str]:
+    before, after = make_run().plan, make_run(**overrides).plan
+    return [stage.name for stage in before.stages if after[stage.name].fingerprint != stage.fingerprint]
+
+
+def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun) -> None:
+    from_train = ["train", "consolidate", "merge", "generate"]
+    assert changed(make_run, generate__max_new_tokens=3) == ["generate"]
+    assert changed(make_run, merge__dtype="float32") == ["merge", "generate"]
+    assert changed(make_run, training__learning_rate=1.0) == from_train
+    assert changed(make_run, lora__r=4) == from_train
+    assert changed(make_run, dataset__max_length=64) == ["dataset", *from_train]
+    assert changed(make_run, model__revision="other") == ["download", "dataset", *from_train]
+    assert changed(make_run, env__python="/opt/python") == ["env"], "where an interpreter lies makes no other run"
+    assert changed(make_run, seed=1) == ["dataset", *from_train]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"name": "other"},
+        {"cluster__partition": "gpu"},
+        {"cluster__time_limit": "1:00:00"},
+        {"cluster__environment": {"A": "b"}},
+        {"training__save_every_steps": 7},
+        {"training__keep_checkpoints": 9},
+        {"training__sanity_steps": 0},
+        {"training__sanity_margin": 9.0},
+        {"cluster__price_per_node_hour": 21.5},
+        {"dataset__workers": 3},
+    ],
+)
+def test_what_changes_no_result_changes_no_fingerprint(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    assert changed(make_run, **overrides) == []
+
+
+NEURON = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"training__learning_rate": 1.0, "training__schedule": "linear", "training__warmup_share": 0.5},
+        {"training__epochs": 9, "seed": 3},
+        {"dataset": {"source": "org/other", "format": "chat", "revision": "1"}},
+        {"neuron": {"precompile_steps": 20, "xser": False}},
+        {"name": "other", "cluster__time_limit": "1:00:00", "cluster__environment": {"A": "b"}},
+    ],
+)
+def test_runs_of_the_same_shapes_share_their_compiled_graphs(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    one, other = make_run(**NEURON), make_run(**{**NEURON, **overrides})
+    assert one.record_path("precompile") == other.record_path("precompile")
+    assert one.neuron_cache == other.neuron_cache == one.root / "neuron-cache" / one.plan["precompile"].fingerprint
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model__revision": "other"},
+        {"dataset__max_length": 4096},
+        {"training__micro_batch_size": 2},
+        {"training__gradient_accumulation_steps": 2},
+        {"training__precision": "fp32"},
+        {"training__method": "full"},
+        {"training__gradient_checkpointing": True},
+        {"lora": {"r": 8}},
+        {"parallelism": {"tensor_parallel": 4}},
+        {"cluster__nodes": 2},
+        {"cluster__instance_type": "trn1n.32xlarge"},
+        {"neuron": {"zero_1": False}},
+        {"cluster__environment": {"NEURON_CC_FLAGS": "-O1"}},
+        {"env": {"sdk": "2.28.0"}},
+    ],
+)
+def test_what_changes_graphs_has_a_cache_of_its_own(make_run: MakeRun, overrides: dict[str, Any]) -> None:
+    neuron = {**NEURON, "env": {}}
+    assert make_run(**neuron).neuron_cache != make_run(**{**neuron, **overrides}).neuron_cache
+
+
+def test_another_sdk_makes_no_other_run(make_run: MakeRun) -> None:
+    one, other = (make_run(**{**NEURON, "env": {"sdk": sdk}}) for sdk in ("2.26.1", "2.28.0"))
+    assert one.plan.run_id == other.plan.run_id
+    assert one.environment != other.environment
+
+
+def test_lora_settings_do_not_matter_for_full_training(make_run: MakeRun) -> None:
+    assert make_run(training__method="full").plan.run_id == make_run(training__method="full", lora__r=2).plan.run_id
+
+
+def test_downstream_changes_stay_in_the_same_run(make_run: MakeRun) -> None:
+    assert make_run().directory == make_run(generate__max_new_tokens=3, merge__dtype="float32").directory
+    assert make_run().directory != make_run(seed=7).directory
+
+
+def test_plan_is_json(make_run: MakeRun) -> None:
+    assert json.loads(json.dumps(make_run().plan.as_dict()))["degrees"]["world_size"] == 2
+
+
+def test_resources(make_run: MakeRun) -> None:
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        cluster__nodes=4,
+        cluster__partition="dev",
+        cluster__cpu_partition="cpu",
+        parallelism={"tensor_parallel": 8},
+    )
+    train, merge = run.plan["train"].resources, run.plan["merge"].resources
+    assert (train.nodes, train.exclusive, train.partition) == (4, True, "dev")
+    assert (merge.nodes, merge.exclusive, merge.partition) == (1, False, "cpu")
+    assert run.plan.degrees == Degrees(4, 32, 8, 1)
+    assert run.plan.degrees.data_parallel == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"parallelism": {"ranks_per_node": 4, "tensor_parallel": 3}}, "3 x pipeline_parallel 1 = 3 does not divide"),
+        ({"parallelism": {"tensor_parallel": 2}}, "ranks_per_node"),
+        ({"cluster__nodes": 2, "parallelism": {"ranks_per_node": 2, "tensor_parallel": 4}}, "would span nodes"),
+        (
+            {"cluster__instance_type": "p5.48xlarge", "parallelism": {"ranks_per_node": 64}},
+            "64 ranks on p5.48xlarge, which has 8",
+        ),
+    ],
+)
+def test_impossible_degrees_show_their_arithmetic(make_run: MakeRun, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        _ = make_run(**overrides).plan

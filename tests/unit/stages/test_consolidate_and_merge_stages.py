@@ -1,0 +1,118 @@
+"""Stages consolidate and merge on a run directory: which checkpoint they take, what they leave, what the card says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
+
+from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import consolidate, merge
+from tests.unit import tiny_checkpoints
+from tests.unit.tiny_checkpoints import add_checkpoint, run_on
+
+IDS = torch.arange(12).reshape(2, 6)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoints.base_model(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path) -> dict[str, torch.Tensor]:
+    return tiny_checkpoints.trainable(tiny_checkpoints.peft_model(base))
+
+
+def record_training(run: Run, steps: int) -> None:
+    facts = {"steps": steps, "final_loss": 0.123456789, "epochs": 2.0, "tokens": 4096}
+    fingerprint = run.plan["train"].fingerprint
+    Record("train", fingerprint, {}, (), facts, "", 0.0, "", "").write(run.record_path("train"))
+
+
+def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    run = run_on(tmp_path, base, merge={"max_shard_size_gb": 5e-5}, generate={"prompts": ["```\n---\n```"]})
+    add_checkpoint(run, {name: torch.zeros_like(value) for name, value in trained.items()}, step=4)
+    add_checkpoint(run, trained, step=12)
+    record_training(run, 12)
+    done = consolidate.work(run)
+    assert done.outputs == (run.adapter,) and done.facts["checkpoint"] == "step-00000012"
+    done = merge.work(run)
+    assert done.outputs == (run.tuned_model,)
+    assert done.facts["merged"] == 14 and done.facts["tensors"] == 21 and done.facts["shards"] > 1
+    assert done.facts["unchanged"] == 0
+
+    live = tiny_checkpoints.peft_model(base)
+    merged = AutoModelForCausalLM.from_pretrained(run.tuned_model).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(merged(IDS).logits, live(IDS).logits, rtol=1e-5, atol=1e-5)
+
+    text = (run.tuned_model / "README.md").read_text()
+    card = ModelCard(text)
+    assert card.data.base_model == "tiny" and card.data.library_name == "transformers"
+    assert card.data.tags == ["hyperpod-ft", "sft", "lora"]
+    assert run.model_asset.revision in text and "| final training loss | 0.123457 |" in text
+    fence = "````"
+    assert text.count(fence) == 2
+    assert text.split(fence)[1].removeprefix("yaml\n") == run.yaml()
+    assert yaml.safe_load(run.yaml())["name"] == "tiny"
+
+
+def test_method_full_consolidates_into_the_final_model(base: Path, tmp_path: Path) -> None:
+    run = run_on(tmp_path, base, training={"method": "full"})
+    model = AutoModelForCausalLM.from_pretrained(base)
+    add_checkpoint(run, {name: value + 0.01 for name, value in tiny_checkpoints.trainable(model).items()})
+    assert consolidate.work(run).outputs == (run.tuned_model,)
+    assert AutoModelForCausalLM.from_pretrained(run.tuned_model)
+    assert "full-fine-tuning" in (run.tuned_model / "README.md").read_text()
+
+
+def test_only_the_last_complete_checkpoint_will_do(
+    base: Path, trained: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    run = run_on(tmp_path, base)
+    with pytest.raises(UserError, match="no checkpoint in it"):
+        consolidate.work(run)
+    add_checkpoint(run, trained, step=4)
+    last = add_checkpoint(run, trained, step=12)
+    record_training(run, 12)
+    file = last / "__0_0.distcp"
+    weights = open_checkpoint(last).tensors[5].pieces[0].offset
+    content = file.read_bytes()
+    file.write_bytes(content[:-10])
+    with pytest.raises(UserError, match=r"is no complete checkpoint of this run: __0_0\.distcp has"):
+        consolidate.work(run)
+    flipped = bytearray(content)
+    flipped[weights] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(UserError, match=r"__0_0\.distcp: is damaged: bytes \d+ to \d+ do not match the checksum"):
+        consolidate.work(run)
+    file.unlink()
+    with pytest.raises(UserError, match=r"__0_0\.distcp is missing"):
+        consolidate.work(run)
+    file.write_bytes(content)
+    record_training(run, 20)
+    with pytest.raises(UserError, match="training ended at step 20"):
+        consolidate.work(run)
+    assert not run.adapter.exists()
+    record_training(run, 12)
+    consolidate.work(run)
+
+
+def test_a_checkpoint_of_the_other_method_is_refused(
+    base: Path, trained: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    lora, full = run_on(tmp_path / "lora", base), run_on(tmp_path / "full", base, training={"method": "full"})
+    model = AutoModelForCausalLM.from_pretrained(base)
+    add_checkpoint(lora, tiny_checkpoints.trainable(model))
+    add_checkpoint(full, trained)
+    with pytest.raises(UserError, match="is no LoRA factor"):
+        consolidate.work(lora)
+    with pytest.raises(UserError, match="of the base model is missing"):
+        consolidate.work(full)
+    assert not lora.adapter.exists() and not full.tuned_model.exists()

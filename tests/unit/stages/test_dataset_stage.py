@@ -1,0 +1,341 @@
+"""Stage dataset: what it publishes, that it publishes the same again, and when it publishes nothing."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hyperpod_ft.data.prepared import Prepared
+from hyperpod_ft.data.tokenizer import encode, prompt_ids
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import dataset as stage
+from hyperpod_ft.stages.stage import perform
+from tests.unit.small_volume import small_volume
+from tests.unit.stage_runs import finish, finished, make_run, start, tree
+from tests.unit.tiny_tokenizer import make, save
+
+TOKENIZER: Any = make()
+GSM8K = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "gsm8k-train.jsonl"
+
+
+def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:
+    """A run whose env and download stages are done: tokenizer and raw file are in place."""
+    base.mkdir(exist_ok=True)
+    save(base / "model", TOKENIZER)
+    source = rows if isinstance(rows, Path) else base / "rows.jsonl"
+    if isinstance(rows, bytes):
+        source.write_bytes(rows)
+    values = {"source": str(source), "format": "dolly", "max_length": 64} | dataset
+    run = make_run(base, str(base / "model"), values)
+    shutil.copytree(base / "model", run.base_model)
+    run.raw_dataset.mkdir(parents=True)
+    shutil.copy(source, run.raw_dataset)
+    finish(run, "download")
+    return run
+
+
+def dolly(count: int) -> bytes:
+    words = ["the", "quick", "brown", "fox", "how", "many", "clips"]
+    generator = np.random.default_rng(count)
+    rows = [
+        {"instruction": f"{' '.join(generator.choice(words, 3))} {n}?", "context": "", "response": f"answer {n}"}
+        for n in range(count)
+    ]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_what_is_published(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(100), validation_share=0.1)
+    perform(run, "dataset", stage.work)
+    found = Prepared.open(run.dataset)
+    train, validation = found.split("train"), found.split("validation")
+    assert train is not None
+    assert validation is not None
+    record = run.record("dataset")
+    assert record is not None
+    assert record.facts == found.report()
+    assert {"train_rows", "validation_rows", "tokens"} <= record.facts.keys()
+    report = found.report()
+    assert (report["rows_read"], report["train_examples"], report["validation_examples"]) == (100, 90, 10)
+    assert (report["train_rows"], report["validation_rows"]) == (len(train), len(validation))
+
+    positions = sum(split.input_ids.size for split in (train, validation))
+    assert report["padding_share"] == pytest.approx(1 - report["tokens"] / positions, abs=1e-6)
+    labels = sum(int((split.labels != -100).sum()) for split in (train, validation))
+    assert report["label_tokens"] == labels
+    assert isinstance(train.input_ids, np.memmap)
+
+    # each answer is trained once, in its split, with its EOS
+    answers = {"train": [], "validation": []}
+    for name, split in (("train", train), ("validation", validation)):
+        for row in split.labels:
+            learned = TOKENIZER.decode(row[row != -100])
+            answers[name] += [piece for piece in learned.split("</s>") if piece]
+    assert sorted(answers["train"] + answers["validation"]) == sorted(f"answer {n}" for n in range(100))
+    samples = {name: [sample.completion for sample in found.samples(name)] for name in ("train", "validation")}
+    assert sorted(samples["train"]) == sorted(answers["train"])
+    assert sorted(samples["validation"]) == sorted(answers["validation"])
+    assert samples["train"] != sorted(samples["train"]), "drawn, not the first"
+    first = found.samples("train")[0]
+    tokens = [
+        *prompt_ids(TOKENIZER, first.prompt),
+        *encode(TOKENIZER.backend_tokenizer, [first.completion])[0],
+    ]
+    assert any(tokens == row[start : start + len(tokens)].tolist() for row in train.input_ids for start in range(40))
+
+
+def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(700), validation_share=0.5, workers=1)
+    perform(run, "dataset", stage.work)
+    found = Prepared.open(run.dataset)
+    for split in ("train", "validation"):
+        texts = [(sample.prompt, sample.completion) for sample in found.samples(split)]
+        assert len(set(texts)) == len(texts) == 256
+
+
+def test_no_validation(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(10), validation_share=0)
+    perform(run, "dataset", stage.work)
+    found = Prepared.open(run.dataset)
+    assert found.split("validation") is None
+    assert found.samples("validation") == []
+    assert not (run.dataset / "validation").exists()
+    assert found.report()["validation_rows"] == 0
+
+
+def test_one_row_is_never_all_validation() -> None:
+    drawn = stage.draw(1, 0.9, 0)
+    assert (drawn.train.tolist(), drawn.validation.tolist()) == ([0], [])
+
+
+def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = b'{"bad": 1}\n'.join([dolly(300), dolly(200), dolly(100)])
+    trees = []
+    for workers in (1, 2, 5):
+        run = prepared_run(tmp_path / str(workers), rows, workers=workers, max_bad_rows=2, validation_share=0.1)
+        monkeypatch.setattr("hyperpod_ft.data.reading.CHUNK_BYTES", 2000)
+        perform(run, "dataset", stage.work)
+        trees.append(tree(run.dataset))
+    assert trees[0] == trees[1] == trees[2]
+    assert json.loads(trees[0]["report.json"])["bad_reasons"] == {"missing field 'instruction'": 2}
+
+
+def test_the_seed_decides_split_and_order(tmp_path: Path) -> None:
+    drawn = [stage.draw(50, 0.2, seed) for seed in (1, 1, 2)]
+    assert drawn[0].train.tolist() == drawn[1].train.tolist() != drawn[2].train.tolist()
+    assert sorted([*drawn[2].train, *drawn[2].validation]) == list(range(50))
+
+
+BAD = (
+    b'{"instruction": "a", "context": ""}\n'
+    b'{"instruction": "a", "context": "", "response": 5}\n'
+    b'{"instruction": "a", "context": "", "response": " "}\n'
+    b'{"instruction": "\xff", "context": "", "response": "b"}\n'
+    b'{"instruction": "a"\n'
+    b'{"instruction": "' + b"the quick " * 50 + b'", "context": "", "response": "b"}\n'
+)
+
+
+def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(10) + BAD, max_bad_rows=5)
+    with pytest.raises(UserError) as stopped:
+        perform(run, "dataset", stage.work)
+    message = str(stopped.value)
+    assert message.startswith("6 of 16 rows cannot be used and dataset.max_bad_rows is 5: rows.jsonl:11 (missing field")
+    assert re.findall(r"rows\.jsonl:(\d+)", message) == ["11", "12", "13", "14", "15"]
+    assert "and 1 more; correct them, or set dataset.max_bad_rows to 6 or more" in message
+    assert "dataset.overlong: truncate" in message
+    assert not list(run.dataset.parent.glob("*/report.json"))
+    assert not run.dataset.exists()
+    assert run.record("dataset") is None
+
+
+def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = prepared_run(tmp_path, dolly(10) + BAD, max_bad_rows=6)
+    perform(run, "dataset", stage.work)
+    report = Prepared.open(run.dataset).report()
+    assert report["bad_reasons"] == {
+        "missing field 'response'": 1,
+        "field 'response' is no text": 1,
+        "empty completion": 1,
+        "invalid UTF-8": 1,
+        "invalid JSON": 1,
+        "longer than max_length": 1,
+    }
+    assert (report["bad_rows"], report["rows_used"], report["dropped"]) == (6, 10, 1)
+    assert report["bad_listed"][0].startswith("rows.jsonl:11 (missing field 'response': it has instruction, context")
+    printed = capsys.readouterr().out
+    assert "rows: 16 read, 10 used, 6 bad" in printed
+    assert "rows.jsonl:16 (longer than max_length: " in printed
+
+
+def test_truncated_rows_are_not_bad(tmp_path: Path) -> None:
+    long = json.dumps({"instruction": "a", "context": "", "response": "the quick " * 50}).encode()
+    run = prepared_run(tmp_path, dolly(10) + long, overlong="truncate")
+    perform(run, "dataset", stage.work)
+    report = Prepared.open(run.dataset).report()
+    assert (report["truncated"], report["bad_rows"], report["rows_used"]) == (1, 0, 11)
+
+
+def test_no_usable_row(tmp_path: Path) -> None:
+    empty = prepared_run(tmp_path / "empty", b"\n\n")
+    with pytest.raises(UserError, match="none of the 0 rows can be used"):
+        perform(empty, "dataset", stage.work)
+    bad = prepared_run(tmp_path / "bad", BAD, max_bad_rows=100)
+    with pytest.raises(UserError, match="none of the 6 rows can be used"):
+        perform(bad, "dataset", stage.work)
+    assert not bad.dataset.exists()
+
+
+def test_a_template_that_escapes_stops_the_stage_in_one_line(tmp_path: Path) -> None:
+    run = prepared_run(
+        tmp_path,
+        dolly(2000),  # several chunks: the error crosses a process border
+        format="template",
+        completion_template="{{ ''.__class__.__mro__ }}",
+        workers=2,
+    )
+    status, output = finished("dataset", run)
+    assert status == 2
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "dataset.completion_template: access to attribute '__class__'" in errors[0]
+    assert "Traceback" not in output
+
+
+def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(3))
+    for file in run.base_model.glob("*token*"):
+        file.unlink()
+    with pytest.raises(UserError, match="no usable tokenizer: ") as refused:
+        perform(run, "dataset", stage.work)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "small", 4 << 20):
+        run = prepared_run(tmp_path / "small", dolly(200), packing="none", max_length=4096)
+        status, output = finished("dataset", run)
+        assert status == 2, output
+        assert "No space left on device" in output
+        assert "Traceback" not in output
+        assert not list(run.dataset.parent.glob("*.partial"))
+        assert not run.dataset.exists()
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(3))
+    # a module of that name that cannot be imported: whoever tries fails
+    (tmp_path / "poison" / "torch").mkdir(parents=True)
+    (tmp_path / "poison" / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')")
+    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output
+
+
+def test_transformers_is_imported_for_chats_only(tmp_path: Path) -> None:
+    (tmp_path / "poison" / "transformers").mkdir(parents=True)
+    (tmp_path / "poison" / "transformers" / "__init__.py").write_text("raise RuntimeError('it was imported')")
+    run = prepared_run(tmp_path / "dolly", dolly(3))
+    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
+    chat = prepared_run(tmp_path / "chat", json.dumps({"messages": messages}).encode(), format="chat")
+    status, output = finished("dataset", chat, PYTHONPATH=str(tmp_path / "poison"))
+    assert status != 0
+    assert "it was imported" in output
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
+    rows = dolly(6_000)
+    undisturbed = prepared_run(tmp_path / "undisturbed", rows, workers=2, validation_share=0.1)
+    assert finished("dataset", undisturbed)[0] == 0
+
+    run = prepared_run(tmp_path / "killed", rows, workers=2, validation_share=0.1)
+    partial = run.dataset.with_name(f".{run.dataset.name}.partial")
+    moments = {
+        "tokenizing": lambda process: len(_children(process.pid)) == 2,
+        "writing": lambda process: (partial / "train" / "input_ids.npy").exists(),
+    }
+    for moment, reached in moments.items():
+        process = start("dataset", run)
+        deadline = time.monotonic() + 60
+        while not reached(process):
+            assert process.poll() is None, f"ended before {moment}"
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+        workers = _children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert not run.dataset.exists()
+        assert run.record("dataset") is None
+        deadline = time.monotonic() + 10
+        while any(_alive(worker) for worker in workers):
+            assert time.monotonic() < deadline, "workers outlive the stage"
+            time.sleep(0.05)
+
+    status, output = finished("dataset", run)
+    assert status == 0, output
+    assert tree(run.dataset) == tree(undisturbed.dataset)
+    assert not partial.exists()
+    assert finished("dataset", run) == (0, "dataset: already done, nothing to do\n")
+
+
+@pytest.mark.skipif(not GSM8K.is_file(), reason=f"no {GSM8K}")
+@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
+def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = prepared_run(
+        tmp_path,
+        GSM8K,
+        format="template",
+        prompt_template="Question: {{ question }}\nAnswer: ",
+        completion_template="{{ answer }}",
+        max_length=2048,
+        packing=packing,
+    )
+    perform(run, "dataset", stage.work)
+    found = Prepared.open(run.dataset)
+    report = found.report()
+    assert (report["rows_read"], report["rows_used"], report["bad_rows"]) == (7473, 7473, 0)
+    train, validation = found.split("train"), found.split("validation")
+    assert train is not None
+    assert validation is not None
+    # every document once: as many first tokens (BOS) and ends (EOS) as rows
+    padding = train.input_ids.size + validation.input_ids.size - report["tokens"]
+    for token, besides in ((TOKENIZER.bos_token_id, 0), (TOKENIZER.eos_token_id, padding)):
+        there = sum(int((split.input_ids == token).sum()) for split in (train, validation))
+        assert there == 7473 + besides
+    if packing == "bfd":
+        assert report["padding_share"] <= 0.002, "the partly filled last rows of both splits included"
+    rate = re.findall(r"[\d,]+ rows/s", capsys.readouterr().out)
+    with capsys.disabled():
+        print(f"\ngsm8k {packing}: {report['tokens']:,} tokens, padding {report['padding_share']:.2%}, {rate[-1]}")

@@ -1,0 +1,186 @@
+"""Stage generate: both models' answers and losses, and the failure that says that nothing was learned."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation.comparison import Compared, Report
+from hyperpod_ft.evaluation.greedy import answers
+from hyperpod_ft.evaluation.loss import mean_loss
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import generate
+from tests.unit import tiny_checkpoints
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoints.base_model(tmp_path_factory.mktemp("base") / "model", spread=0.4)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoints.base_model(tmp_path_factory.mktemp("other") / "model", seed=1, spread=0.4)
+
+
+def greedy_by_hand(model: Any, ids: list[int], count: int) -> list[int]:
+    made: list[int] = []
+    with torch.inference_mode():
+        for _ in range(count):
+            token = int(model(torch.tensor([ids + made])).logits[0, -1].argmax())
+            if token == 1:
+                break
+            made.append(token)
+    return made
+
+
+def test_batched_answers_are_the_single_ones(base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    # what Llama 3's own generation_config.json asks for must not matter
+    model.generation_config.update(do_sample=True, temperature=5.0, top_p=0.9, repetition_penalty=3.0)
+    tokenizer = tokenizers.load(base)
+    prompts = [[0, 40, 41], [0, 7], list(range(20, 60)), [0, 300, 9, 9]]
+    found = answers(model, tokenizer, prompts, 8)
+    assert [list(answer.ids) for answer in found] == [greedy_by_hand(model, prompt, 8) for prompt in prompts]
+    assert [answer.text for answer in found] == [
+        AutoTokenizer.from_pretrained(base).decode(answer.ids, skip_special_tokens=True) for answer in found
+    ]
+
+
+def split_of(documents: list[list[list[int]]], length: int) -> Split:
+    """Rows of documents, padded; the first token of each has no label."""
+    ids, labels, positions = (np.zeros((len(documents), length), np.int32) for _ in range(3))
+    labels[:] = -100
+    for row, parts in enumerate(documents):
+        column = 0
+        for part in [*parts, [1] * (length - sum(map(len, parts)))]:
+            end = column + len(part)
+            ids[row, column:end], positions[row, column:end] = part, range(len(part))
+            if part in parts:
+                labels[row, column + 1 : end] = part[1:]
+            column = end
+    return Split(ids, labels, positions)
+
+
+def test_loss_of_packed_rows_is_that_of_their_documents(base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    documents = [[[0, 5, 6, 7, 8], [0, 9, 10]], [[0, 11, 12, 13, 14, 15, 16]]]
+    found = mean_loss(model, split_of(documents, 12), max_rows=10)
+    total, tokens = 0.0, 0
+    for document in [document for row in documents for document in row]:
+        with torch.inference_mode():
+            loss = model(torch.tensor([document]), labels=torch.tensor([document])).loss
+        total, tokens = total + float(loss) * (len(document) - 1), tokens + len(document) - 1
+    assert found is not None and (found.tokens, found.rows, found.rows_available) == (tokens, 2, 2)
+    assert found.mean == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_loss_is_over_a_bounded_number_of_rows(base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    split = split_of([[[0, 5, 6]], [[0, 7, 8]], [[0, 9, 9]]], 4)
+    found = mean_loss(model, split, max_rows=2)
+    assert found is not None and (found.tokens, found.rows, found.rows_available) == (4, 2, 3)
+    assert mean_loss(model, Split(split.input_ids, np.full_like(split.labels, -100), split.position_ids), 3) is None
+
+
+def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = True, **wanted: Any) -> Run:
+    run = tiny_checkpoints.run_on(tmp_path, base, generate={"max_new_tokens": 6} | wanted)
+    run.dataset.mkdir(parents=True)
+    rows = [("train", f"t{number}", "right") for number in range(12)]
+    rows += [("validation", f"v{number}", "right") for number in range(12)] if validation else []
+    samples = [{"split": split, "prompt": prompt, "completion": completion} for split, prompt, completion in rows]
+    (run.dataset / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (run.dataset / "report.json").write_text("{}")
+    if validation:
+        (run.dataset / "validation").mkdir()
+        split = split_of([[[0, 5, 6, 7], [0, 8, 9]]] * 3, 10)
+        for name in ("input_ids", "labels", "position_ids"):
+            np.save(run.dataset / "validation" / f"{name}.npy", getattr(split, name))
+    run.directory.mkdir(parents=True)
+    run.tuned_model.symlink_to(tuned)
+    return run
+
+
+def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ["plain text", {"prompt": "a row", "completion": "not needed"}, {"prompt": "without completion"}]
+    run = prepared_run(tmp_path, base, other, prompts=prompts, train_samples=5, validation_samples=3)
+    done = generate.work(run)
+    assert done.outputs == (run.samples,)
+    found = json.loads(run.samples.read_text())
+    assert [row["prompt"] for row in found["prompts"]] == ["plain text", "a row", "without completion"]
+    assert [row["prompt"] for row in found["samples"]] == ["t0", "t1", "t2", "t3", "t4", "v0", "v1", "v2"]
+    assert found["exact_match"]["train"] == {"rows": 5, "base": 0, "tuned": 0}
+    assert found["answers"] == 11 and 0 < found["answers_changed"] <= 11
+    losses = found["validation_loss"]
+    assert losses["base"]["tokens"] == losses["tuned"]["tokens"] == 15
+    assert losses["base"]["mean"] != losses["tuned"]["mean"]
+    assert done.facts["validation_loss"] == losses
+
+    model = AutoModelForCausalLM.from_pretrained(other).eval()
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    by_hand = greedy_by_hand(model, tokenizer("plain text")["input_ids"], 6)
+    assert found["prompts"][0]["tuned"] == tokenizer.decode(by_hand, skip_special_tokens=True)
+
+    printed = capsys.readouterr().out
+    assert "plain text" in printed and "| tuned" in printed and "validation loss: base" in printed
+    assert "exact answers, train rows: base 0/5, tuned 0/5" in printed
+
+
+def test_equal_answers_mean_that_nothing_was_learned(base: Path, tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, base, base, prompts=["plain text"])
+    with pytest.raises(UserError, match="answers all 17 prompts exactly as the base model does; nothing was learned"):
+        generate.work(run)
+    assert not run.samples.exists()
+
+
+def test_without_questions_only_losses_are_compared(
+    base: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = prepared_run(tmp_path, base, other, train_samples=0, validation_samples=0)
+    generate.work(run)
+    assert "only the losses are compared" in capsys.readouterr().out
+    assert json.loads(run.samples.read_text())["validation_loss"] is not None
+
+
+def test_without_validation_the_loss_is_null(base: Path, other: Path, tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, base, other, validation=False)
+    generate.work(run)
+    assert json.loads(run.samples.read_text())["validation_loss"] is None
+
+
+def test_a_model_without_one_of_its_tensors_is_not_filled_with_random_numbers(base: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(base, damaged)
+    tensors = load_file(damaged / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+    run = prepared_run(tmp_path, base, damaged, prompts=["plain text"])
+    with pytest.raises(
+        UserError, match=r"merged: 1 of the model's tensors are missing: model\.layers\.0\.mlp\.up_proj"
+    ):
+        generate.work(run)
+
+
+def test_a_row_that_is_none_is_named(base: Path, other: Path, tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, base, other, prompts=["fine", {"question": "what?"}])
+    with pytest.raises(UserError, match=r"generate\.prompts\.1: missing field 'prompt'"):
+        generate.work(run)
+
+
+def test_exact_answers_and_control_characters_in_the_log() -> None:
+    rows = [
+        Compared("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
+        Compared("train", "p", "wrong", "right", same=False, expected="right "),
+    ]
+    report = Report(rows, None)
+    assert (report.exact("train").base, report.exact("train").tuned) == (1, 1)
+    assert "\x1b" not in report.as_text() and "?[2Jright" in report.as_text()

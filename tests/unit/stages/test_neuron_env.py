@@ -1,0 +1,234 @@
+"""Stage env for engine neuron: the real venv and pip, on tiny wheels from package indexes on the loopback device.
+
+The wheels, `neuron-ls` and `uv` are stand-ins: the real Neuron packages are hundreds of megabytes, and the tools need
+devices or the network.
+"""
+
+import functools
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import installation, interpreters, neuron_devices
+from hyperpod_ft.planning.pins import environment_name, from_neuron_repositories, requirements
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.env import _neuron_devices, build, probe
+from tests.unit.wheels import wheel
+
+MakeRun = Callable[..., Run]
+NEURON = {"torch": "2.8.0", "neuronx-cc": "2.21", "libneuronxla": "2.2", "torch-neuronx": "2.8", "nki": "0.2"}
+PINS = "".join(f"{name}=={version}\n" for name, version in NEURON.items()) + "# a comment\nothers[training]==1.0\n"
+IMPORTS = ("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "nki", "others")
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> Iterator[str]:
+    """URL of a server: /aws and /cpu hold the Neuron packages and torch, /pypi the others and placeholders."""
+    root = tmp_path / "indexes"
+    for name, version in NEURON.items():
+        module = {"neuronx-cc": "neuronxcc"}.get(name, name.replace("-", "_"))
+        files = {f"{module}/__init__.py": "from . import version\n" if name == "torch" else ""}
+        if name == "torch":
+            files["torch/version.py"] = "cuda = None\n"
+            wheel(root / "cpu", name, f"{version}+cpu", files)
+            wheel(root / "cuda", name, version, {**files, "torch/version.py": "cuda = '12.8'\n"})
+        else:
+            wheel(root / "aws", name, version, files)
+            # newer to pip than AWS's own, and fitting the pin
+            wheel(root / "pypi", name, f"{version}+evil", {f"{name.replace('-', '_')}_placeholder.py": ""})
+    wheel(root / "pypi", "others", "1.0", {"others.py": ""}, ("torch==2.8.*", "torch-neuronx"))
+    wheel(root / "pypi", "torch", "2.8.0", {"torch/__init__.py": "", "torch/version.py": "cuda = '12.8'\n"})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(root)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _pips_own_configuration(indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node's pip.conf would say: its own index, and nothing of this machine's."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{indexes}/pypi")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pins(tmp_path: Path) -> Path:
+    path = tmp_path / "pins.txt"
+    path.write_text(PINS)
+    return path
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The interpreter of an empty virtual environment."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def test_the_neuron_packages_come_from_their_repositories_alone(
+    tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "NEURON_VERSIONS", (f"{sys.version_info.major}.{sys.version_info.minor}",))
+    environment = tmp_path / "envs" / "0123"
+    build(pins, environment, "neuron", (f"{indexes}/aws", f"{indexes}/cpu"))
+    found = probe(environment / "bin" / "python", IMPORTS, "")["packages"]
+    assert {name: found[name] for name in NEURON} == {**NEURON, "torch": "2.8.0+cpu"}
+    assert found["others"] == "1.0"
+    assert [path.name for path in environment.parent.iterdir()] == ["0123"]
+
+
+def test_a_directory_of_wheels_is_a_repository(tmp_path: Path, python: Path, pins: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for index in ("aws", "cpu"):
+        for path in (tmp_path / "indexes" / index).glob("*/*.whl"):
+            (wheels / path.name).symlink_to(path)
+    installation.install_neuron(python, pins, (str(wheels),))
+    assert "+evil" not in "".join(probe(python, IMPORTS, "")["packages"].values())
+
+
+def test_placeholders_from_pypi_are_noticed(python: Path, indexes: str, pins: Path) -> None:
+    pins.write_text("neuronx-cc==2.21\n")
+    wheel_of_torch = f"{indexes}/cpu/torch/torch-2.8.0+cpu-py3-none-any.whl"
+    subprocess.run([python, "-m", "pip", "install", "-q", wheel_of_torch], check=True)
+    installation.install_neuron(python, pins, ())
+    with pytest.raises(UserError, match="cannot import neuronxcc: ModuleNotFoundError"):
+        probe(python, ("neuronxcc",), "")
+
+
+def test_a_torch_for_cuda_is_refused_before_the_rest_is_installed(python: Path, indexes: str, pins: Path) -> None:
+    with pytest.raises(UserError, match=r"gave a torch for CUDA 12\.8.*index of CPU builds in env\.package_repos"):
+        installation.install_neuron(python, pins, (f"{indexes}/aws", f"{indexes}/cuda"))
+    with pytest.raises(UserError, match="cannot import others"):
+        probe(python, ("others",), "")
+
+
+def test_a_package_that_is_not_there_and_a_repository_that_is_not_reached(
+    python: Path, indexes: str, pins: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"torch==2\.8\.0 is not in {indexes}/aws; check env\.package_repositories"):
+        installation.install_neuron(python, pins, (f"{indexes}/aws",))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        with pytest.raises(UserError, match=rf"{url} not reached: .*connection broken by"):
+            installation.install_neuron(python, pins, (url,))
+    with pytest.raises(UserError, match=r"/no/such/wheels not reached: .*Location"):
+        installation.install_neuron(python, pins, ("/no/such/wheels",))
+
+
+def test_a_full_disk_is_named() -> None:
+    message = "Collecting torch\nERROR: Could not install packages: [Errno 28] No space left on device\n"
+    assert str(installation.failure(message, "it")).startswith("pip install failed: no space left;")
+
+
+def test_too_little_disk_is_seen_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(interpreters.shutil, "disk_usage", lambda _: usage(int(1e12), 0, int(9e9)))
+    with pytest.raises(UserError, match=r"9\.0 GB are free, and building a Neuron environment takes 10 GB"):
+        interpreters.create_environment(tmp_path / "venv", tmp_path)
+    assert not (tmp_path / "venv").exists()
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node whose only Pythons are of other versions, or cannot make environments; gives its directory of programs."""
+    programs = tmp_path / "programs"
+    monkeypatch.setattr(sys, "executable", str(script(programs / "python3.9", "echo 3.9")))
+    script(programs / "python3.11", "echo 3.11; exit 1 # stands in for a Python without ensurepip")
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(interpreters.shutil, "which", functools.partial(interpreters.shutil.which, path=str(programs)))
+    return programs
+
+
+def test_no_python_that_fits(tmp_path: Path, old_python: Path) -> None:
+    with pytest.raises(UserError, match=r"no Python 3\.11 or 3\.10 that can make environments here, and no uv"):
+        interpreters.create_environment(tmp_path / "venv", tmp_path, disk_gb=0)
+
+
+def test_uv_fetches_a_python_onto_the_shared_volume(tmp_path: Path, old_python: Path) -> None:
+    script(old_python / "uv", f'printf "%s\\n" "$UV_PYTHON_INSTALL_DIR" "$UV_PYTHON_PREFERENCE" "$@" >{tmp_path}/asked')
+    interpreters.create_environment(tmp_path / "venv", tmp_path / "envs", disk_gb=0)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:2] == [str(tmp_path / "envs" / "python"), "only-managed"]
+    assert asked[2:] == ["venv", "--quiet", "--seed", "--python", "3.11", str(tmp_path / "venv")]
+
+
+DEVICE = {"neuron_device": 0, "nc_count": 2, "memory_size": 34359738368, "neuron_processes": [{"command": "secret"}]}
+KNOWN = {key: value for key, value in DEVICE.items() if key != "neuron_processes"}
+
+
+@pytest.mark.parametrize(
+    ("option", "listing"),
+    [("--json-output", [DEVICE, DEVICE]), ("--output-format json", {"instance": "x", "devices": [DEVICE, DEVICE]})],
+    ids=["until 2.33", "from 2.34"],
+)
+def test_devices_are_read_in_both_formats(tmp_path: Path, option: str, listing: object) -> None:
+    (tmp_path / "listing").write_text(json.dumps(listing))
+    stand_in = script(tmp_path / "neuron-ls", f'[[ "$*" == "{option}" ]] && cat {tmp_path}/listing')
+    assert neuron_devices.devices(stand_in) == [KNOWN, KNOWN]
+
+
+def test_a_driver_that_does_not_serve_its_devices_is_an_error(tmp_path: Path) -> None:
+    stand_in = script(tmp_path / "neuron-ls", "echo 'error=driver version is not supported' >&2; exit 1")
+    assert neuron_devices.devices(stand_in, tmp_path) == [], "a node without devices"
+    (tmp_path / "neuron0").touch()
+    with pytest.raises(UserError, match=r"neuron-ls: error=driver version is not supported; the node's Neuron driver"):
+        neuron_devices.devices(stand_in, tmp_path)
+
+
+def test_a_node_without_neuron_ls_is_said_and_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(neuron_devices, "_TOOLS", str(tmp_path))
+    assert _neuron_devices() is None
+    assert "env: no neuron-ls on " in capsys.readouterr().out
+    script(tmp_path / "neuron-ls", f"echo '{json.dumps([DEVICE])}'")
+    assert _neuron_devices() == [KNOWN]
+    assert "sees 1 Neuron devices" in capsys.readouterr().out
+
+
+def test_both_sdks_pin_every_neuron_package(make_run: MakeRun) -> None:
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+    for sdk in ("2.26.1", "2.28.0"):
+        name = environment_name(make_run(**neuron, env={"sdk": sdk}).config)
+        pinned = from_neuron_repositories(requirements(name))
+        assert name == f"neuron-{sdk}"
+        assert {pin.split("==")[0] for pin in pinned} - {"nki"} == {
+            *("libneuronxla", "neuronx-cc", "neuronx-distributed", "torch", "torch-neuronx")
+        }
+    assert environment_name(make_run().config) == "torch"
+    assert from_neuron_repositories(requirements("torch"))[0].startswith("torch==")
+
+
+@pytest.mark.parametrize("value", ["https://user:word@example.org/simple", "ftp://example.org", "wheels"])
+def test_what_is_no_package_repository_is_refused(make_run: MakeRun, value: str) -> None:
+    with pytest.raises(UserError, match=r"env\.package_repositories"):
+        make_run(env={"package_repositories": [value]})

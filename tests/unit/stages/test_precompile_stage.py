@@ -1,0 +1,120 @@
+"""Stage precompile through its rendered script: real bash, torchrun and stage programs.
+
+`neuron_parallel_compile` and the engine are stand-ins, see tests/neuron_stand_ins.py.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.engines import engine
+from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import _counted_graphs
+from tests import neuron_stand_ins
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def run(make_run: MakeRun, tmp_path: Path) -> Run:
+    """Two ranks of engine neuron, ready for precompile, in an environment of stand-ins."""
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        parallelism={"ranks_per_node": 2, "tensor_parallel": 2},
+        env__python=str(neuron_stand_ins.environment(tmp_path / "venv")),
+    )
+    neuron_stand_ins.ready_for_precompile(run)
+    return run
+
+
+def precompile(run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        ["bash", run.script("precompile")],
+        env={**inherited, **environment, "HYPERPOD_FT_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_trial_is_traced_the_graphs_compiled_and_the_record_left(run: Run) -> None:
+    damaged = run.neuron_cache / "neuronxcc-0.0.0.0+standin" / "MODULE_forward+00000000"
+    damaged.mkdir(parents=True)
+    (damaged / "model.hlo_module.pb.lock").touch()
+    done = precompile(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = run.record("precompile")
+    assert record is not None
+    assert run.is_done("precompile")
+    assert record.facts == {
+        "graphs": 2,
+        "graphs_compiled": 2,
+        "cache_entries_removed": ["neuronxcc-0.0.0.0+standin/MODULE_forward+00000000"],
+        "trial_steps": 10,
+    }
+    assert [Path(output.path).name for output in record.outputs] == ["model.neff"] * 2
+    for rank in range(2):
+        seen = json.loads((run.directory / f"rank{rank}.json").read_text())
+        assert seen["NEURON_EXTRACT_GRAPHS_ONLY"] == "1"
+        assert seen["WORLD_SIZE"] == "2"
+        assert f"--cache_dir={run.neuron_cache}" in seen["NEURON_CC_FLAGS"].split()
+    assert not run.trial.exists()
+    assert not run.checkpoints.exists()
+    assert not run.metrics.exists()
+    assert run.record("train") is None
+
+    (run.directory / "rank0.json").unlink()
+    again = precompile(run)
+    assert again.returncode == 0
+    assert "already done" in again.stdout
+    assert not (run.directory / "rank0.json").exists(), "nothing was started"
+
+
+def test_a_graph_that_does_not_compile_leaves_no_record_and_is_compiled_next_time(run: Run) -> None:
+    failed = precompile(run, STAND_IN_FAILS="optimizer")
+    assert failed.returncode == 2
+    assert "error: precompile: 1 of 2 graphs were not compiled" in failed.stderr
+    assert "Failed compilation with ['neuronx-cc']: stand-in" in failed.stderr
+    assert run.record("precompile") is None
+    assert precompile(run).returncode == 0
+    record = run.record("precompile")
+    assert record is not None
+    assert (record.facts["graphs"], record.facts["graphs_compiled"]) == (2, 1)
+
+
+def test_a_trial_that_is_refused_says_why_once_and_ends_the_stage(run: Run) -> None:
+    refused = precompile(run, STAND_IN_TRIAL="refuses")
+    assert refused.returncode != 0
+    assert refused.stderr.count("error: train: this cannot be traced; mend it") == 1
+    assert f"error: precompile: the command ended with exit status {refused.returncode}" in refused.stderr
+    assert run.record("precompile") is None
+    assert neuron_cache.finished(run.neuron_cache) == set()
+
+
+def test_graphs_that_training_still_compiles_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def add(name: str) -> Path:
+        entry = run.neuron_cache / "neuronxcc-1" / f"MODULE_{name}"
+        entry.mkdir(parents=True)
+        (entry / "model.neff").write_bytes(bytes(1024))
+        (entry / "model.done").touch()
+        return entry
+
+    add("before")
+    with _counted_graphs(run) as facts:
+        add("during")
+    assert facts == {"graphs_compiled": 1}
+    assert "train: 1 graphs were compiled during training" in capsys.readouterr().out
+
+
+def test_engine_torch_compiles_nothing_ahead(make_run: MakeRun) -> None:
+    with _counted_graphs(make_run()) as facts:
+        pass
+    assert facts == {}
+    assert not hasattr(engine("torch"), "precompile")
