@@ -1,7 +1,7 @@
 """Small real runs of engine neuron, where its packages are: a Trainium node, or a CPU with stand-ins for the runtime.
 
 `HYPERPOD_FT_NEURON_PYTHON` names an interpreter that imports them, when it is not the one that runs the tests;
-docs/fidelity.md says what such an environment on a CPU consists of.
+scripts/test-neuron.sh makes such an environment on a CPU.
 """
 
 import os
