@@ -29,6 +29,7 @@ from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
 from hyperpod_ft.checkpoint.merge.update import Updated
 from hyperpod_ft.errors import UserError
 from tests.unit import blas, genuine_checkpoints, tiny_checkpoints
+from tests.unit.genuine_checkpoints import Genuine
 from tests.unit.small_volume import small_volume
 from tests.unit.tiny_checkpoints import ADAPTER
 
@@ -107,15 +108,16 @@ def test_bit_equal_to_peft(tmp_path: Path, dtype: torch.dtype, config: AdapterCo
         assert blas.same(merged[name], expected[name]), name
 
 
-@blas.needed
-@genuine_checkpoints.needed
-@pytest.mark.parametrize("name", [name for name in genuine_checkpoints.NAMES if name.startswith("lora")])
-def test_genuine_adapters_of_trainium_merge_as_with_peft(tmp_path: Path, name: str) -> None:
-    fixture = genuine_checkpoints.directory(name)
-    trained_on = json.loads((fixture / "expected_consolidated" / "adapter_config.json").read_text())
-    base = fixture.parent / "base" / Path(trained_on["base_model_name_or_path"]).name
-    merge(base, [WeightedAdapter(fixture / "expected_consolidated")], tmp_path / "merged")
-    assert stored_bytes(tmp_path / "merged") == stored_bytes(fixture / "expected_merged")
+@pytest.mark.parametrize("genuine", genuine_checkpoints.LORA, ids=str)
+def test_genuine_adapters_of_trainium_merge_as_with_peft(tmp_path: Path, genuine: Genuine) -> None:
+    merge(genuine.base, [WeightedAdapter(genuine.consolidated)], tmp_path / "merged")
+    base = LlamaForCausalLM.from_pretrained(genuine.base, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(base, genuine.consolidated).merge_and_unload().state_dict()
+    merged = weights(tmp_path / "merged")
+    assert merged.keys() == expected.keys()
+    for name in merged:
+        assert merged[name].dtype == torch.float32
+        assert blas.same(merged[name], expected[name]), name
 
 
 def test_merged_logits_are_the_adapters(tmp_path: Path) -> None:
