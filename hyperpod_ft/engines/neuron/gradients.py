@@ -56,9 +56,9 @@ def ranks_of_same_heads(tensor_parallel_groups: Iterable[list[int]], kv_size_mul
 def sum_key_and_value_gradients_over_copies() -> None:
     """Have gradients of repeated key and value heads summed over the ranks that hold the same heads.
 
-    Upstream counts consecutive ranks (parallel_layers/parallel_state.py, arrange_kv_groups), which are not one
-    tensor-parallel group at degree 4 on trn1 and 32 on trn2, and on trn2 takes neighbours to hold copies of one head.
-    Gradients of other replicas, or of other heads, are then summed, and copies drift apart.
+    neuronx-distributed counts consecutive ranks (parallel_layers/parallel_state.py, arrange_kv_groups), but on trn1
+    those of degree 4 belong to several tensor-parallel groups; and on trn2 it assumes that neighbours hold copies of
+    one head. Gradients of other replicas or other heads are then summed, and the copies drift apart.
     """
     parallel_state.arrange_kv_groups = lambda groups, degree, kv_size_multiplier, *_: ranks_of_same_heads(
         parallel_state.get_tensor_model_parallel_replica_groups(), kv_size_multiplier
