@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from tests.unit import genuine_checkpoints
 from tests.unit.genuine_checkpoints import Genuine
+from tests.unit.rounding import bounds
 
 
 def run(*arguments: object) -> dict[str, object]:
@@ -40,6 +42,13 @@ def test_the_model_is_what_was_trained(tmp_path: Path, genuine: Genuine) -> None
         run("consolidate", genuine.checkpoint, "-o", adapter, "--base", genuine.base)
         assert equal(adapter / genuine.weights.name, genuine.weights)
         run("merge", "--base", genuine.base, "--adapter", adapter, "-o", model)
+        base = AutoModelForCausalLM.from_pretrained(genuine.base, dtype=torch.float32)
+        peft = PeftModel.from_pretrained(base, genuine.consolidated)
+        computed = bounds(peft, torch.float32)
+        expected, merged = peft.merge_and_unload().state_dict(), load_file(model / "model.safetensors")
+        assert merged.keys() == expected.keys() and computed
+        assert all(bound.same(merged[name], expected[name]) for name, bound in computed.items())
+        assert all(torch.equal(merged[name], expected[name]) for name in expected.keys() - computed.keys())
         verified = run("verify", model, "--adapter", adapter, "--base", genuine.base)
         assert verified["findings"] == [] and verified["checksums"] == "match"
     else:
