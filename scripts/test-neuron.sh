@@ -6,16 +6,16 @@
 #   ./scripts/test-neuron.sh /some/where [PYTEST_ARGUMENT...]
 #   ./scripts/test-neuron.sh /some/where --checkpoints DIRECTORY [NAME...]    make tests/data/nxd again, there
 #
-# Needs Python 3.10 or 3.11, and makes .venv-neuron (or NEURON_VENV): downloads 3 GB, takes 8 GB. A run of all tests takes
-# hours on two processors; each is on its own, and -k chooses among them.
+# Needs Python 3.10 or 3.11. Makes the environment .venv-neuron, or NEURON_VENV: downloads 3 GB, takes 8 GB. A test takes
+# one to four minutes on two processors, and there are 44; -k selects some.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
 
 venv=${NEURON_VENV:-.venv-neuron}
-# neuronx-distributed is no package of PyPI's, and the others exist for Trainium nodes alone
-stood_in_for='libneuronxla|neuronx-cc|neuronx-distributed|torch-neuronx'
+# AWS publishes these for Trainium nodes only
+from_aws='libneuronxla|neuronx-cc|neuronx-distributed|torch-neuronx'
 
 # python_of_neuron: an interpreter that optimum-neuron 0.4.5 supports.
 python_of_neuron() {
@@ -29,11 +29,11 @@ python_of_neuron() {
   die "no Python 3.10 or 3.11 with venv found; install one or set PYTHON"
 }
 
-# setup_packages: the pins of a Trainium node, less what is stood in for, and what those packages bring there.
+# setup_packages: the pins of a Trainium node without AWS's packages, what those would bring with them, and pytest.
 setup_packages() {
   local packages wanted stamp="$venv/.setup"
   mapfile -t packages < <(
-    grep --extended-regexp --invert-match "^(#|($stood_in_for)==)" hyperpod_ft/pins/neuron-2.26.1.txt
+    grep --extended-regexp --invert-match "^(#|($from_aws)==)" hyperpod_ft/pins/neuron-2.26.1.txt
     printf '%s\n' torch_xla==2.8.0 scipy==1.13.1 datasets==3.6.0 pyarrow==20.0.0 boto3 tenacity
     sed --quiet 's/^  "\(pytest[^"]*\)",$/\1/p' pyproject.toml
   )
@@ -45,7 +45,7 @@ setup_packages() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# setup_runtime SOURCE: every interpreter of the environment finds neuronx-distributed, and stand-ins when it is a rank.
+# setup_runtime SOURCE: Python in the environment finds neuronx-distributed, and every rank starts with the stand-ins.
 setup_runtime() {
   local site
   site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
