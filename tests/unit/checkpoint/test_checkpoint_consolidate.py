@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapters, consolidate_model
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from threadpoolctl import threadpool_info
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge import merge as merge_module
@@ -442,11 +442,11 @@ from pathlib import Path
 from hyperpod_ft.checkpoint import direct
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 
-write = direct.Target.write
+write = direct.DirectWriter.write
 def slow(*arguments):
     time.sleep(0.02)
     write(*arguments)
-direct.Target.write = slow
+direct.DirectWriter.write = slow
 root = Path(sys.argv[1])
 merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged", max_shard_bytes=20_000)
 """

@@ -17,8 +17,8 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hyperpod_ft.checkpoint.sharded.nxd import files
-from hyperpod_ft.checkpoint.sharded.sharded import Adapter, open_checkpoint
+from hyperpod_ft.checkpoint.sharded.nxd import rank_files
+from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import genuine_checkpoints, nxd_shards
 from tests.unit.genuine_checkpoints import Genuine
@@ -79,13 +79,13 @@ def test_the_sharder_of_these_tests_writes_what_upstream_does(genuine: Genuine, 
     for file in sorted((made / "model").glob("*pp_rank_??.pt")):
         stage = json.loads((made / f"mp_metadata_pp_rank_{int(file.stem[-2:])}.json").read_text())["parameters"]
         here = {name.replace(".default", "") for name in stage}
-        mine_file, real_file = files.read(file), files.read(genuine.shards / "model" / file.name)
+        mine_file, real_file = rank_files.read(file), rank_files.read(genuine.shards / "model" / file.name)
         assert mine_file.contents.keys() == real_file.contents.keys()
         for key in mine_file.contents.keys() & here:
             assert torch.equal(_values(mine_file, key), _values(real_file, key)), key
 
 
-def _values(file: files.RankFile, name: str) -> Tensor:
+def _values(file: rank_files.RankFile, name: str) -> Tensor:
     shard = file.shard(name)
     piece = nxd_shards.Piece(
         shard.file, shard.tensor.offset, (0,) * len(shard.tensor.shape), shard.tensor.shape, shard.tensor.strides
@@ -185,7 +185,7 @@ def test_adapters_come_back_from_every_layout(
             assert_scales(nxd_shards.Sharder(model, layout), lora, adapter)
 
 
-def assert_scales(sharder: nxd_shards.Sharder, lora: Lora, adapter: Adapter) -> None:
+def assert_scales(sharder: nxd_shards.Sharder, lora: Lora, adapter: ShardedAdapter) -> None:
     """PEFT gives each module of Hugging Face's model the rank and alpha that it was trained with."""
     config = adapter.config
     for module in (module for stage in sharder.stages() for module in stage):

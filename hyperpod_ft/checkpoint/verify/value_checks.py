@@ -31,7 +31,7 @@ class Difference:
         return Difference(self.elements + other.elements, float(np.maximum(self.largest, other.largest)))
 
 
-class Values:
+class ValueChecks:
     """Looks at elements from any thread. `expected`: tensors of the same shapes to compare those of a name with.
 
     `tolerance` is absolute; 0 wants the same bits, or where the dtypes differ the same values.

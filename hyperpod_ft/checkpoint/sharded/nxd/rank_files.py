@@ -82,7 +82,7 @@ def info_file(file: Path) -> Path:
     return file.with_name(file.name + ".info.pt")
 
 
-def rank_files(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list[Path]]:
+def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list[Path]]:
     """The ranks' files by pipeline and tensor parallel rank. Raises UserError when there are others, or fewer."""
     found = {}
     for file in sorted(model.glob("dp_rank_*.pt")):

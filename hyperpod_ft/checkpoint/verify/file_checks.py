@@ -9,7 +9,7 @@ from typing import TypeVar
 from hyperpod_ft.checkpoint.adapters import lora
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.verify import consistency
+from hyperpod_ft.checkpoint.verify import config_checks
 from hyperpod_ft.errors import UserError
 
 _Result = TypeVar("_Result")
@@ -53,7 +53,7 @@ def read_contents(directory: Path) -> Contents:
     if is_whole and not contents.tensors:
         findings.append(f"{directory}: holds no tensors")
     elif is_whole:
-        faults = consistency.adapter_faults if is_adapter else consistency.model_faults
+        faults = config_checks.adapter_faults if is_adapter else config_checks.model_faults
         findings += attempt(findings, lambda: list(faults(directory, contents.tensors))) or ()
     return Contents(is_adapter, files, is_whole, tuple(findings))
 

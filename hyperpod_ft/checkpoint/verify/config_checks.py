@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import config as lora_config
-from hyperpod_ft.checkpoint.adapters import lora
+from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
