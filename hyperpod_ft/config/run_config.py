@@ -26,6 +26,8 @@ from hyperpod_ft.config.fields import (
     holds_secret,
     matches,
     no_control_characters,
+    shortened,
+    shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE
 
@@ -100,7 +102,7 @@ class Cluster(Section):
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
         if name not in CATALOGUE:
-            raise ValueError(f"unknown instance type {value!r}; known: {', '.join(sorted(CATALOGUE))}")
+            raise ValueError(f"unknown instance type; known: {', '.join(sorted(CATALOGUE))}")
         return name
 
     @field_validator("environment")
@@ -108,11 +110,11 @@ class Cluster(Section):
     def _plain_environment(cls, value: dict[str, str]) -> dict[str, str]:
         for name, content in value.items():
             if not _ENVIRONMENT_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of an environment variable")
+                raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
-                raise ValueError(f"{name} is set by the job scripts themselves")
+                raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
             if _SECRET_NAME.search(name) or holds_secret(content):
-                raise ValueError(f"{name} looks like a secret; export it in the shell that submits instead")
+                raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
             no_control_characters(content)
         return value
 
@@ -211,7 +213,7 @@ class Dataset(Section):
             try:
                 Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
             except TemplateSyntaxError as error:
-                raise ValueError(f"{key}: line {error.lineno}: {error.message}") from error
+                raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
 
 
 class Lora(Section):
@@ -393,8 +395,8 @@ class RunConfig(Section):
         # one that is not absolute yet is looked at again when it is resolved
         if root.startswith("/") and not _CACHE_PATH.fullmatch(root):
             raise ValueError(
-                f"cluster.root: compiled graphs are kept below {root}, and optimum-neuron reads such a path only as far"
-                " as letters, digits and / _ - go; choose another root"
+                f"cluster.root: {shortened(root)}: optimum-neuron accepts only letters, digits and / _ - in the path of"
+                " compiled graphs, which are kept below the root; choose another root"
             )
         if "NEURON_COMPILE_CACHE_URL" in given or re.search(
             r"--(cache_dir|no.cache)", given.get("NEURON_CC_FLAGS", "")
