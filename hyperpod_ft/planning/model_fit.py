@@ -13,13 +13,13 @@ from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees
+from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees_of
 
 # a key of the run file to its new value
 Change = dict[str, Any]
 
 
-def check_model_directory(config: RunConfig, layout: Degrees, directory: Path) -> Memory | None:
+def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Memory | None:
     """Refuse a model on disk that cannot be divided, or cannot fit. Returns what it takes, where that is known.
 
     It is not known without accelerators, nor for families that are not built like Llama: those are left to the
@@ -27,15 +27,15 @@ def check_model_directory(config: RunConfig, layout: Degrees, directory: Path) -
     """
     model_config = _read(directory)
     if config.engine == "neuron":
-        check_family(str(model_config.get("model_type", "")), layout)
+        check_family(str(model_config.get("model_type", "")), degrees)
     shape = model_shape(model_config)
     if shape is None:
         return None
-    check_model(config, layout, shape)
-    return check_memory(config, layout, shape)
+    check_model(config, degrees, shape)
+    return check_memory(config, degrees, shape)
 
 
-def check_memory(config: RunConfig, layout: Degrees, shape: ModelShape) -> Memory | None:
+def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory | None:
     """What a training step takes on the fullest rank; None without accelerators.
 
     Raises UserError when that is more than there is, with the arithmetic and the least change that would fit.
@@ -43,7 +43,7 @@ def check_memory(config: RunConfig, layout: Degrees, shape: ModelShape) -> Memor
     room = available(config)
     if not room:
         return None
-    memory = estimate(config, layout, shape)
+    memory = estimate(config, degrees, shape)
     if memory.total <= room:
         return memory
     instance = CATALOGUE[config.cluster.instance_type]
@@ -73,11 +73,11 @@ def _remedy(config: RunConfig, shape: ModelShape, room: float) -> str:
         if changed is None:
             continue
         try:
-            layout = degrees(changed)
-            check_model(changed, layout, shape)
+            degrees = degrees_of(changed)
+            check_model(changed, degrees, shape)
         except UserError:
             continue
-        memory = estimate(changed, layout, shape)
+        memory = estimate(changed, degrees, shape)
         if memory.total <= room:
             settings = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
             return f"this would fit, with {memory.total / GIB:.1f} GiB: {settings}"
@@ -111,7 +111,7 @@ def _choices(config: RunConfig) -> Iterator[list[tuple[int, Change]]]:
 
     Weights rank what a user would rather do: pay time, then divide otherwise, then train less, then rent more.
     """
-    training, neuron, layout = config.training, config.engine == "neuron", degrees(config)
+    training, neuron, degrees = config.training, config.engine == "neuron", degrees_of(config)
     same: tuple[int, Change] = (0, {})
     if not training.gradient_checkpointing:
         yield [same, (1, {"training.gradient_checkpointing": True})]
@@ -120,15 +120,15 @@ def _choices(config: RunConfig) -> Iterator[list[tuple[int, Change]]]:
     if neuron and not config.neuron.sequence_parallel:
         yield [same, (1, {"neuron.sequence_parallel": True})]
     yield [same, *((2 + more, change) for more, change in enumerate(_smaller_micro_batches(training)))]
-    larger = range(layout.tensor_parallel + 1, layout.ranks_per_node + 1)
-    divisors = [degree for degree in larger if layout.ranks_per_node % degree == 0]
+    larger = range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1)
+    divisors = [degree for degree in larger if degrees.ranks_per_node % degree == 0]
     yield [same, *((4 + more, {"parallelism.tensor_parallel": degree}) for more, degree in enumerate(divisors))]
     if neuron:
-        stages = [layout.pipeline_parallel * factor for factor in (2, 4, 8)]
+        stages = [degrees.pipeline_parallel * factor for factor in (2, 4, 8)]
         yield [same, *((12 + more, {"parallelism.pipeline_parallel": count}) for more, count in enumerate(stages))]
     if training.method == "full":
         yield [same, (24, {"training.method": "lora"})]
-    nodes = [layout.nodes * factor for factor in (2, 4, 8)]
+    nodes = [degrees.nodes * factor for factor in (2, 4, 8)]
     yield [same, *((48 + more, {"cluster.nodes": count}) for more, count in enumerate(nodes))]
 
 

@@ -29,7 +29,7 @@ class Degrees:
         return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
 
 
-def degrees(config: RunConfig) -> Degrees:
+def degrees_of(config: RunConfig) -> Degrees:
     """The degrees of a run. Raises UserError when they do not divide the ranks of the nodes, or the rows."""
     instance = CATALOGUE[config.cluster.instance_type]
     wanted = config.parallelism
@@ -95,26 +95,26 @@ def kv_size_multiplier(kv_heads: int, tensor_parallel: int) -> int:
     return max(1, tensor_parallel // kv_heads)
 
 
-def check_model(config: RunConfig, layout: Degrees, shape: ModelShape) -> None:
+def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Refuse degrees that the model cannot be divided by, and settings that its heads do not allow."""
-    check_heads(config.engine, layout.tensor_parallel, shape.heads, shape.kv_heads)
+    check_heads(config.engine, degrees.tensor_parallel, shape.heads, shape.kv_heads)
     divided = {"intermediate size": shape.intermediate}
     if config.engine == "neuron":
         divided["vocabulary"] = shape.vocabulary
     for what, width in divided.items():
-        if width % layout.tensor_parallel:
+        if width % degrees.tensor_parallel:
             raise UserError(
-                f"parallelism.tensor_parallel: {layout.tensor_parallel} does not divide the model's {what} {width}",
+                f"parallelism.tensor_parallel: {degrees.tensor_parallel} does not divide the model's {what} {width}",
                 "choose a divisor",
             )
-    if shape.layers < layout.pipeline_parallel:
+    if shape.layers < degrees.pipeline_parallel:
         raise UserError(
-            f"parallelism.pipeline_parallel: {layout.pipeline_parallel} stages for {shape.layers} layers",
+            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
             f"choose at most {shape.layers}",
         )
     if config.engine == "neuron":
-        check_family(shape.family, layout)
-        _check_neuron(config, layout, shape)
+        check_family(shape.family, degrees)
+        _check_neuron(config, degrees, shape)
 
 
 def check_heads(engine: str, tensor_parallel: int, heads: int, kv_heads: int) -> None:
@@ -141,18 +141,18 @@ def check_heads(engine: str, tensor_parallel: int, heads: int, kv_heads: int) ->
         )
 
 
-def check_family(family: str, layout: Degrees) -> None:
+def check_family(family: str, degrees: Degrees) -> None:
     """Refuse a model that engine neuron has no modules for. `family` is config.json's model_type."""
     if family not in _NEURON_FAMILIES:
         raise UserError(
             f"model.source: engine neuron does not train models of type {family or '(none)'}",
             f"it trains {', '.join(_NEURON_FAMILIES)}",
         )
-    if family == "granite" and layout.pipeline_parallel > 1:
+    if family == "granite" and degrees.pipeline_parallel > 1:
         raise UserError("parallelism.pipeline_parallel: optimum-neuron has no pipeline for granite", "set it to 1")
 
 
-def _check_neuron(config: RunConfig, layout: Degrees, shape: ModelShape) -> None:
+def _check_neuron(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     if shape.qkv_bias or shape.output_bias or shape.mlp_bias:
         raise UserError("model.source: its linears have biases, which optimum-neuron's have not", "use another model")
     if config.neuron.fuse_qkv and shape.heads != shape.kv_heads:
@@ -163,10 +163,10 @@ def _check_neuron(config: RunConfig, layout: Degrees, shape: ModelShape) -> None
         )
     targets = {target.rpartition(".")[2] for target in config.lora.target_modules}
     attention = {"q_proj", "k_proj", "v_proj"}
-    fused = shape.kv_heads % layout.tensor_parallel != 0
+    fused = shape.kv_heads % degrees.tensor_parallel != 0
     if config.training.method == "lora" and fused and attention & targets and not attention <= targets:
         raise UserError(
-            f"lora.target_modules: with {shape.kv_heads} key/value heads on {layout.tensor_parallel} ranks, engine"
+            f"lora.target_modules: with {shape.kv_heads} key/value heads on {degrees.tensor_parallel} ranks, engine"
             " neuron has one module for q_proj, k_proj and v_proj",
             "name all three or none",
         )

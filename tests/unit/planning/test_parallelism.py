@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees, kv_size_multiplier
+from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees_of, kv_size_multiplier
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -59,7 +59,7 @@ def test_tensor_parallelism_when_nothing_is_said(make_run: MakeRun, overrides: d
 )
 def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], words: str | None) -> None:
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        degrees(make_run(**neuron(**overrides)).config)
+        degrees_of(make_run(**neuron(**overrides)).config)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_adapters_of_fused_projections(make_run: MakeRun, kv_heads: int, targets
     shape = model_shape(LLAMA | {"num_key_value_heads": kv_heads})
     assert shape is not None
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_model(config, degrees(config), shape)
+        check_model(config, degrees_of(config), shape)
 
 
 @pytest.mark.parametrize(("kv_heads", "words"), [(8, None), (4, "8 query heads and 4 key/value heads")])
@@ -146,7 +146,7 @@ def test_only_equal_numbers_of_heads_are_fused(make_run: MakeRun, kv_heads: int,
     shape = model_shape(LLAMA | {"num_key_value_heads": kv_heads})
     assert shape is not None
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_model(config, degrees(config), shape)
+        check_model(config, degrees_of(config), shape)
 
 
 @pytest.mark.parametrize(
