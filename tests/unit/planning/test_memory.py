@@ -284,7 +284,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
     config = trn1(make_run, **overrides)
     with pytest.raises(UserError) as error:
         check_memory(config, degrees_of(config), shape_of(model_config))
-    assert "trn1.32xlarge has 14.4 of its 16 GiB" in str(error.value)
+    assert "14.4 of its 16 GiB" in str(error.value)
     assert "GiB a rank (weights " in str(error.value)
     assert remedy in str(error.value)
 
@@ -313,9 +313,9 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     assert check(config, LLAMA_3_8B) == estimated(config, LLAMA_3_8B)
     for values, words in (
         (LLAMA_3_70B, "this would fit"),
-        ({"model_type": "gpt2"}, "does not train models of type gpt2"),
-        ({}, r"models of type \(none\)"),
-        ([], "holds no JSON object"),
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({}, "models of type ''"),
+        ([], "config.json: is not a JSON object"),
         (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
     ):
         with pytest.raises(UserError, match=words):
