@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
@@ -251,4 +251,4 @@ class Run:
 
     def yaml(self) -> str:
         """The resolved run file."""
-        return yaml_file.dump(self.config)
+        return yaml_text.dump(self.config)

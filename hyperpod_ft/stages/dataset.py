@@ -30,10 +30,10 @@ from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import formats, packing, prepared, reading, workers
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example
-from hyperpod_ft.data.packing import Layout, Rows
+from hyperpod_ft.data.packing import Layout, PackedRows
 from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, Row
-from hyperpod_ft.data.report import Account, Report
+from hyperpod_ft.data.report import DatasetReport, RowCount
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -86,9 +86,9 @@ def draw(examples: int, validation_share: float, seed: int) -> Draw:
 
 def _tokenize(
     directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
-) -> tuple[Account, list[NDArray[np.int64]]]:
+) -> tuple[RowCount, list[NDArray[np.int64]]]:
     """Into `stream`. Also the ordinals of each chunk's examples: which of its rows they were."""
-    account, ordinals = Account(), []
+    account, ordinals = RowCount(), []
     started = reported = time.monotonic()
     for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
         account.add(part)
@@ -117,7 +117,7 @@ def _write(
     length = dataset.max_length
     layout = packing.pack(dataset.packing, examples.starts, examples.lengths, chosen, length, seed)
 
-    def blocks() -> Iterator[Rows]:
+    def blocks() -> Iterator[PackedRows]:
         for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // length)):
             yield packing.fill(layout, examples.ids, examples.trained, first, stop, length, pad)
 
@@ -157,10 +157,12 @@ class _Chosen:
         return found
 
 
-def _report(account: Account, examples: Tokens, drawn: Draw, layouts: dict[str, Layout], max_length: int) -> Report:
+def _report(
+    account: RowCount, examples: Tokens, drawn: Draw, layouts: dict[str, Layout], max_length: int
+) -> DatasetReport:
     tokens = len(examples.ids)
     rows = {name: layout.row_count for name, layout in layouts.items()}
-    return Report(
+    return DatasetReport(
         rows_read=account.rows_read,
         rows_used=account.rows_used,
         train_examples=len(drawn.train),

@@ -164,7 +164,7 @@ def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest
     report = Prepared.open(run.dataset).report()
     assert report["bad_reasons"] == {
         "missing field 'response'": 1,
-        "field 'response' is no text": 1,
+        "field 'response' is not a string": 1,
         "empty completion": 1,
         "invalid UTF-8": 1,
         "invalid JSON": 1,
