@@ -38,6 +38,12 @@ def first_sentence(error: BaseException) -> str:
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
+def last_line(text: str) -> str:
+    """The last line of a program's output that is not blank, without the space around it; empty when there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
