@@ -1,6 +1,7 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.records import Job, Output, Record
+
+_CHECKPOINT = re.compile(r"step-(\d{8})")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,14 @@ class Run:
     def checkpoints(self) -> Path:
         """Sharded checkpoints, one directory `step-00000400` each."""
         return self.directory / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def checkpoints_by_step(self) -> dict[int, Path]:
+        """Every checkpoint directory, by step, ascending; partial and renamed ones are left out."""
+        matches = (_CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.glob("step-*"))
+        return {step: self.checkpoint(step) for step in sorted(int(match[1]) for match in matches if match)}
 
     @property
     def trial(self) -> Path:
