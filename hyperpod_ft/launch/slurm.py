@@ -96,6 +96,24 @@ class Slurm:
         """The nodes of a list like `node[1-4]`; none when Slurm does not say."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
+    def first_node_address(self, job_id: str) -> str:
+        """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
+
+        Raises UserError when Slurm does not give it.
+        """
+        nodes = self._field(["job", job_id], "NodeList")
+        (first, *_) = self.host_names(nodes) or [nodes]
+        return self._field(["node", first], "NodeAddr")
+
+    def _field(self, entity: list[str], name: str) -> str:
+        """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
+        done = self._run(["scontrol", "show", "-o", *entity])
+        for part in done.stdout.split():
+            key, _, value = part.partition("=")
+            if key == name and value not in ("", "(null)"):
+                return value
+        raise UserError(f"scontrol show {' '.join(entity)}: no {name}: {last_line(done.stderr)}", "see scontrol ping")
+
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # by argument what the environment (SBATCH_JOB_NAME) may not change: jobs are known by it
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]
