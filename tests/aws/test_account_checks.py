@@ -16,7 +16,7 @@ import pytest
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
-from hyperpod_ft.aws.validation.validate import Checked, account_checks, validate_account
+from hyperpod_ft.aws.validation.validate import ValidationResult, account_checks, validate_account
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, ZONE_ID, Aws
@@ -91,7 +91,7 @@ class Place:
         }
         return config(existing={**named, **(existing or {})}, **changes)
 
-    def check(self, existing: dict[str, Any] | None = None, **changes: Any) -> Checked:
+    def check(self, existing: dict[str, Any] | None = None, **changes: Any) -> ValidationResult:
         return validate_account(self.config(existing, **changes), clients(self.aws))
 
     def file_system(self, subnet: str = "", group: str = "") -> str:
@@ -130,12 +130,12 @@ def workers(**changes: Any) -> dict[str, Any]:
     }
 
 
-def check(aws: Aws, **changes: Any) -> Checked:
+def check(aws: Aws, **changes: Any) -> ValidationResult:
     """Of a cluster file without `existing`."""
     return validate_account(config(**changes), clients(aws))
 
 
-def of(checked: Checked, field: str) -> list[Finding]:
+def of(checked: ValidationResult, field: str) -> list[Finding]:
     return [finding for finding in checked.findings if finding.field == field]
 
 

@@ -15,7 +15,7 @@ from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
 from hyperpod_ft.aws.validation import addresses, offline_checks, regions
 from hyperpod_ft.aws.validation.handwritten import validate_handwritten
-from hyperpod_ft.aws.validation.validate import Checked, validate_offline
+from hyperpod_ft.aws.validation.validate import ValidationResult, validate_offline
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.config.yaml_file import validate
 from hyperpod_ft.errors import ConfigError
@@ -78,7 +78,8 @@ def test_a_right_file_has_no_findings(changes):
 
 
 def test_results_add_up():
-    both = validate_offline(config()) + Checked((), ("name",), ("quotas: because",), 2.0, "123456789012", "arn")
+    account = ValidationResult((), ("name",), ("quotas: because",), 2.0, "123456789012", "arn")
+    both = validate_offline(config()) + account
     assert both.done[-1] == "name"
     assert both.skipped == ("quotas: because",)
     assert both.seconds > 2

@@ -1,5 +1,6 @@
 """Into a node: which one, with which key, host key and configuration; by real ssh to a real sshd (see ssh_nodes.py)."""
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
-from hyperpod_ft.aws.hyperpod.cluster import Cluster, Group
+from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.api import Cluster, Group
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import choice as reach
 from hyperpod_ft.aws.ssh import config as ssh_config
@@ -31,7 +32,7 @@ from tests.aws.test_server import group, until
 
 nodes, account = ssh_nodes.nodes, test_server.account  # fixtures
 
-ACCOUNT = ssm.Account(REGION)
+AWS_CLI = ssm.AwsCli(REGION)
 EASY_SSH = ROOT / "scripts" / "easy-ssh.sh"
 
 
@@ -283,23 +284,23 @@ class TestSessions:
         ssm.require("aws", "session-manager-plugin")
         (tmp_path / "bin" / "session-manager-plugin").unlink()
         with pytest.raises(UserError, match=r"session-manager-plugin is not installed; install it: https://docs.aws"):
-            ssm.tunnel(ACCOUNT, "sagemaker-cluster:abc_w-i-0123")
+            ssm.tunnel(AWS_CLI, "sagemaker-cluster:abc_w-i-0123")
         (tmp_path / "bin" / "aws").unlink()
         with pytest.raises(UserError, match=r"the AWS CLI \(aws\) is not installed; install it: https://docs.aws"):
-            ssm.run(ACCOUNT, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
+            ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
 
     def test_a_node_that_hangs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """The CLI's child, which is the plugin, holds the output; it must not hold us."""
         ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
         monkeypatch.setattr(ssm, "_SECONDS", 0.2)
         with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; its /fsx may hang; look with --ssm"):
-            ssm.run(ACCOUNT, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
+            ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
 
 
 class TestTheConfiguration:
     def test_hosts_are_literal(self, tmp_path: Path) -> None:
         files = ssh_config.SshFiles("c", tmp_path / "100% mine")
-        account = ssm.Account(REGION, "a profile; $(rm)")
+        account = ssm.AwsCli(REGION, "a profile; $(rm)")
         text = files.hosts_text(account, "ubuntu", files.home / "key", "login", ["ctl", "login"])
         assert "Host c c.login\n" in text
         assert "Host c.ctl\n" in text
@@ -343,10 +344,10 @@ def sagemaker(aws: Aws, account: dict[str, Any], nodes: Nodes) -> Any:
 
 
 @pytest.fixture
-def reachable(sagemaker: Any) -> Callable[..., ssh.Way]:
-    def make(home: Path, **request: Any) -> ssh.Way:
-        cluster = hyperpod.require(sagemaker, "c")
-        return ssh.way(cluster, list_nodes(sagemaker, "c"), ACCOUNT, ssh.SshRequest(USER, **request), home)
+def reachable(sagemaker: Any) -> Callable[..., ssh.SshRoute]:
+    def make(home: Path, **request: Any) -> ssh.SshRoute:
+        cluster = api.require(sagemaker, "c")
+        return ssh.choose_route(cluster, list_nodes(sagemaker, "c"), AWS_CLI, ssh.SshRequest(USER, **request), home)
 
     return make
 
@@ -374,7 +375,7 @@ class TestConnecting:
     def connect(
         self,
         nodes: Nodes,
-        reachable: Callable[..., ssh.Way],
+        reachable: Callable[..., ssh.SshRoute],
         capfd: pytest.CaptureFixture[str],
     ) -> Callable[..., tuple[int, str, str]]:
         def run(*command: str, **request: Any) -> tuple[int, str, str]:
@@ -498,28 +499,28 @@ class TestConnecting:
         nodes.says(instance, "Cannot perform start session: EOF", "")
         assert connect("true")[0] == 0, "AWS's plugin now and then says so; asking again helps"
 
-    def test_not_connected(self, nodes: Nodes, reachable: Callable[..., ssh.Way]) -> None:
-        way = reachable(nodes.home)
-        gone = ssh.Way(way.cluster, ACCOUNT, a_node("controller-machine", "i-0"), 1, way.login_group, way.files)
+    def test_not_connected(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute]) -> None:
+        route = reachable(nodes.home)
+        gone = dataclasses.replace(route, node=a_node("controller-machine", "i-0"))
         with pytest.raises(UserError, match="controller-machine i-0: its SSM agent is not connected"):
             ssh.connect(gone, ssh.SshRequest(USER), print)
 
     def test_a_shell_without_ssh(
         self,
         nodes: Nodes,
-        reachable: Callable[..., ssh.Way],
+        reachable: Callable[..., ssh.SshRoute],
         capfd: pytest.CaptureFixture[str],
     ) -> None:
-        way = reachable(nodes.home)
-        assert ssh.shell(way, print) == 0
-        assert f"a shell on {way.node.instance_id}" in capfd.readouterr().out
+        route = reachable(nodes.home)
+        assert ssh.shell(route, print) == 0
+        assert f"a shell on {route.node.instance_id}" in capfd.readouterr().out
         assert nodes.sessions() == ["shell"]
 
-    def test_a_preview_does_nothing(self, nodes: Nodes, reachable: Callable[..., ssh.Way], aws: Aws) -> None:
-        way = reachable(nodes.home)
+    def test_a_preview_does_nothing(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute], aws: Aws) -> None:
+        route = reachable(nodes.home)
         before = sorted(nodes.home.rglob("*"))
-        text = ssh.preview(way, ssh.SshRequest(USER, forwards=("8888:localhost:8888",), command=("-x",)))
-        assert f"target   sagemaker-cluster:{way.cluster.id}_controller-machine-{way.node.instance_id}\n" in text
+        text = ssh.preview(route, ssh.SshRequest(USER, forwards=("8888:localhost:8888",), command=("-x",)))
+        assert f"target   sagemaker-cluster:{route.cluster.id}_controller-machine-{route.node.instance_id}\n" in text
         command = shlex.split(text.partition("command  ")[2])
         assert command[:3] == ["ssh", "-F", f"{nodes.home}/.ssh/hyperpod-ft/c/config"]
         assert command[-5:] == ["-L", "8888:localhost:8888", "--", "c", "-x"]
@@ -534,13 +535,13 @@ class TestTheConfigurationInUse:
     def run(
         self,
         nodes: Nodes,
-        reachable: Callable[..., ssh.Way],
+        reachable: Callable[..., ssh.SshRoute],
     ) -> Callable[..., subprocess.CompletedProcess[str]]:
-        way = reachable(nodes.home)
-        ssh.connect(way, ssh.SshRequest(USER, command=("true",)), print)
+        route = reachable(nodes.home)
+        ssh.connect(route, ssh.SshRequest(USER, command=("true",)), print)
 
         def run(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [words[0], "-F", str(way.files.config), *words[1:]]
+            command = [words[0], "-F", str(route.files.config), *words[1:]]
             return subprocess.run(
                 command, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
             )
@@ -591,7 +592,7 @@ class TestTheConfigurationInUse:
     def test_included_by_the_users_own_configuration(
         self,
         nodes: Nodes,
-        reachable: Callable[..., ssh.Way],
+        reachable: Callable[..., ssh.SshRoute],
     ) -> None:
         text = ssh.write_config(reachable(nodes.home), ssh.SshRequest(USER))
         (include,) = [line.removeprefix("#").strip() for line in text.splitlines() if "Include" in line]
@@ -616,7 +617,7 @@ class TestTheConfigurationInUse:
     def test_it_ends_with_ssh(self, nodes: Nodes, sagemaker: Any) -> None:
         """ssh hangs up on its ProxyCommand; what that started must not stay behind."""
         proxy = subprocess.Popen(
-            shlex.split(ssh_config.proxy_command(ACCOUNT, "c", "--group", "controller-machine")),
+            shlex.split(ssh_config.proxy_command(AWS_CLI, "c", "--group", "controller-machine")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -658,14 +659,14 @@ def test_a_node_among_120(aws: Aws, account: dict[str, Any], nodes: Nodes) -> No
     there = list_nodes(client, "c")
     assert len(there) == 120
     (wanted,) = [node for node in there if node.group == "worker-group-1"]
-    cluster = hyperpod.require(client, "c")
-    way = ssh.way(cluster, there, ACCOUNT, ssh.SshRequest(group="worker-group-1"), nodes.home)
-    assert way.node == wanted
-    assert way.node_name == f"worker-group-1 {wanted.instance_id}"
-    crowd = ssh.way(cluster, there, ACCOUNT, ssh.SshRequest(group="worker-group-10"), nodes.home)
+    cluster = api.require(client, "c")
+    route = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
+    assert route.node == wanted
+    assert route.node_name == f"worker-group-1 {wanted.instance_id}"
+    crowd = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-10"), nodes.home)
     assert crowd.node_name.endswith(" (one of 118 Running)")
     shown = easy_ssh("-g", "worker-group-1", "--dry-run", "c")
-    assert shown.stdout.splitlines()[0] == f"target   {way.target}"
+    assert shown.stdout.splitlines()[0] == f"target   {route.target}"
 
 
 def easy_ssh(*words: str) -> subprocess.CompletedProcess[str]:
