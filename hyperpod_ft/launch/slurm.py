@@ -112,7 +112,7 @@ class Slurm:
             key, _, value = part.partition("=")
             if key == name and value not in ("", "(null)"):
                 return value
-        raise UserError(f"scontrol show {' '.join(entity)}: no {name}: {last_line(done.stderr)}", "see scontrol ping")
+        raise UserError(f"scontrol show {' '.join(entity)}: no {name}: {_message(done.stderr)}", "see scontrol ping")
 
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # by argument what the environment (SBATCH_JOB_NAME) may not change: jobs are known by it

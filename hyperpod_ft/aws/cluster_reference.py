@@ -10,7 +10,7 @@ from hyperpod_ft.errors import UserError
 
 
 @dataclass(frozen=True)
-class Target:
+class ClusterReference:
     """A cluster to look for. `region` is None where boto3's own configuration is to say."""
 
     name: str
@@ -25,14 +25,14 @@ class Target:
         return shlex.quote(self.reference) + region
 
 
-def find(reference: str, region: str | None) -> Target:
+def find(reference: str, region: str | None) -> ClusterReference:
     """The cluster of a cluster file, or the one with this name. Raises UserError or ConfigError."""
     path = Path(reference)
     if path.is_file():
         config = cluster_config.load(path)
         if region not in (None, config.region):
             raise UserError(f"--region {region}: {path} says {config.region}", "leave --region out, or give a name")
-        return Target(config.name, config.region, config, reference)
+        return ClusterReference(config.name, config.region, config, reference)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise UserError(f"{path}: no such cluster file", "`hyperpod-ft cluster init` writes one; or give a name")
-    return Target(reference, region, None, reference)
+    return ClusterReference(reference, region, None, reference)

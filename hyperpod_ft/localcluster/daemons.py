@@ -1,12 +1,12 @@
-"""The process that keeps a local cluster: `python -m hyperpod_ft.localcluster RUNTIME`.
+"""The watch over a local cluster's daemons: `python -m hyperpod_ft.localcluster RUNTIME`.
 
-    supervisor ── guard ── munged
-               ├─ guard ── slurmctld
-               ├─ guard ── slurmd of node1 ── step daemons ── tasks
-               └─ guard ── slurmd of node2 ── ...
+    watch ── guard ── munged
+          ├─ guard ── slurmctld
+          ├─ guard ── slurmd of node1 ── step daemons ── tasks
+          └─ guard ── slurmd of node2 ── ...
 
-Supervisor and guards are child subreapers, so no job process escapes them. A guard kills all below it when its daemon
-ends, when told to (SIGTERM), and when the supervisor dies (parent-death signal); the supervisor does what a dead
+Watch and guards are child subreapers, so no job process escapes them. A guard kills all below it when its daemon
+ends, when told to (SIGTERM), and when the watch dies (parent-death signal); the watch does what a dead
 guard cannot. So any one of them may be killed with SIGKILL and nothing stays behind.
 """
 
@@ -79,7 +79,7 @@ class _StopError(Exception):
     """The cluster must end; the text says why."""
 
 
-class Supervisor:
+class DaemonWatch:
     """Starts the daemons of an order, answers the control socket, and ends everything."""
 
     def __init__(self, order: Order) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
 
 def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
     """Fork a process that keeps one daemon and everything it starts. Returns its pid."""
-    supervisor = os.getpid()
+    watch = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -196,8 +196,8 @@ def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
         become_subreaper("hyperpod-ft")
         signals = (signal.SIGTERM, signal.SIGCHLD)
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        die_with_parent(supervisor, signal.SIGTERM)
-        _close_all_but({0, 1, 2, *held_fds})  # the supervisor's sockets must close when it dies
+        die_with_parent(watch, signal.SIGTERM)
+        _close_all_but({0, 1, 2, *held_fds})  # the watch's sockets must close when it dies
         daemon = spawn(argv, log)
         while daemon not in reap():
             caught = signal.sigtimedwait(signals, 1)
@@ -223,7 +223,7 @@ def main() -> NoReturn:
     if os.fork():
         os._exit(0)  # so that the starter has no child to wait for
     try:
-        Supervisor(order).run()
+        DaemonWatch(order).run()
     except BaseException:
         traceback.print_exc()
     finally:
