@@ -219,6 +219,8 @@ class Dataset(Section):
         for key in ("prompt_template", "completion_template"):
             try:
                 Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
+            except RecursionError as error:
+                raise ValueError(f"{key}: is nested too deeply") from error
             except TemplateSyntaxError as error:
                 raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config import sources, yaml_file
+from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
@@ -23,12 +24,12 @@ def recipes() -> dict[str, Path]:
 def find(reference: str) -> Path:
     """The path of a run file, given its path or a recipe's name. Raises UserError when there is neither."""
     path = Path(reference)
-    if path.is_file():
+    if sources.exists(path) and path.is_file():
         return path
     if reference in recipes():
         return recipes()[reference]
     raise UserError(
-        f"{reference}: no such run file" + did_you_mean(reference, recipes()),
+        f"{shortened(reference)}: no such run file" + did_you_mean(reference, recipes()),
         f"`hyperpod-ft init RECIPE` writes one; recipes: {', '.join(recipes())}",
     )
 

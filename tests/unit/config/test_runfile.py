@@ -1,4 +1,4 @@
-"""The run file: what is accepted, what is refused, and in which words."""
+"""The run file: valid and invalid values, and what the errors say."""
 
 import sys
 from collections.abc import Callable
@@ -326,6 +326,8 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
 
 
 def test_find_suggests_a_recipe() -> None:
+    with pytest.raises(UserError, match="no such run file"):
+        run_file.find("x" * 5000)
     with pytest.raises(UserError, match="did you mean quickstart"):
         run_file.find("quickstrat")
 

@@ -96,8 +96,8 @@ def test_invalid_utf8_in_parquet(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.json", b'[{"t": 1}, {"t": ', r"a\.json:1: invalid JSON"),
-        ("a.json", b'[{"t": 1}\n{"t": 2}]', r"a\.json:1: the array is cut off or lacks a comma"),
-        ("a.json", b'[{"t": 1}', r"a\.json:1: the array is cut off"),
+        ("a.json", b'[{"t": 1}\n{"t": 2}]', r"a\.json:1: .* lacks a comma after this row"),
+        ("a.json", b'[{"t": 1}', r"a\.json:1: the array ends early"),
         ("a.json", b'{\n "data": []\n}', r"a\.json: .*array.*; .*JSON Lines"),
         ("a.csv", b"a,b", r"a\.csv: .*; correct dataset\.files"),
         ("a.parquet", b"not parquet", r"a\.parquet: not a parquet file: .*dataset\.files"),

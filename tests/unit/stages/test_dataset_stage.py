@@ -152,7 +152,7 @@ def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) ->
     assert message.startswith("6 of 16 rows cannot be used and dataset.max_bad_rows is 5: rows.jsonl:11 (missing field")
     assert re.findall(r"rows\.jsonl:(\d+)", message) == ["11", "12", "13", "14", "15"]
     assert "and 1 more; correct them, or set dataset.max_bad_rows to 6 or more" in message
-    assert "dataset.overlong: truncate" in message
+    assert "dataset.overlong to truncate" in message
     assert not list(run.dataset.parent.glob("*/report.json"))
     assert not run.dataset.exists()
     assert run.record("dataset") is None
