@@ -76,7 +76,9 @@ class Cluster(Section):
         " counts as failed. Time limits, and nodes that Slurm itself finds lost, do not count.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
-        8, description="CPUs each stage without accelerators asks for; at most 2 on instance type `local`."
+        8,
+        description="CPUs that stages `dataset` and `generate` ask for when they run on CPUs; `env` asks for 1, and"
+        " `download`, `consolidate` and `merge` for 2. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory each stage without accelerators asks for, in GB; Slurm's default when left out."
