@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Job, utc_now
@@ -207,5 +207,4 @@ def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[s
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1]) if lines else "failed without a word"
+    return re.sub(r"^\w+: (error|fatal): ", "", last_line(text)) or "no error message"
