@@ -76,7 +76,9 @@ class Cluster(Section):
         " counts as failed. Restarts after a time limit or a node that Slurm reports lost are not counted.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
-        8, description="CPUs requested for each stage that uses only CPUs; at most 2 on instance type `local`."
+        8,
+        description="CPUs requested for stages `dataset` and `generate` when they run on CPUs; `env` requests 1, and"
+        " `download`, `consolidate` and `merge` 2 each. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory requested for each stage that uses only CPUs, in GB; Slurm's default if not set."

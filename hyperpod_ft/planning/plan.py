@@ -102,6 +102,8 @@ class _Definition:
     shared: bool = False
     trains: bool = False
     accelerated: bool = False
+    # CPUs it can use when it runs on CPUs; None: as many as it is given
+    cpus: int | None = None
     # its fingerprint does not include those of the stages it needs
     self_contained: bool = False
 
@@ -145,7 +147,7 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
 
 
 _STAGES: dict[Stage, _Definition] = {
-    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True),
+    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1),
     "download": _Definition(
         1,
         (),
@@ -154,6 +156,7 @@ _STAGES: dict[Stage, _Definition] = {
             config.dataset.model_dump(include={"source", "revision", "files"}),
         ],
         shared=True,
+        cpus=2,
     ),
     "dataset": _Definition(
         2,
@@ -170,8 +173,9 @@ _STAGES: dict[Stage, _Definition] = {
         1,
         ("env", "download", "train"),
         lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
+        cpus=2,
     ),
-    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump()),
+    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump(), cpus=2),
     "generate": _Definition(
         1,
         ("env", "download", "dataset", "consolidate", "merge"),
@@ -205,7 +209,7 @@ def plan(config: RunConfig) -> Plan:
                 fingerprints[name],
                 definition.shared,
                 definition.trains,
-                _resources(config, definition, degrees),
+                _resources(config, name, definition, degrees),
             )
         )
     return Plan(tuple(stages), degrees)
@@ -223,7 +227,7 @@ def _fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _resources(config: RunConfig, definition: _Definition, degrees: Degrees) -> Resources:
+def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:
     cluster = config.cluster
     instance = CATALOGUE[cluster.instance_type]
     if definition.trains:
@@ -232,5 +236,12 @@ def _resources(config: RunConfig, definition: _Definition, degrees: Degrees) -> 
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
     if definition.accelerated and instance.has_accelerators and config.engine == "torch":
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
-    cpus = cluster.cpus_per_cpu_stage if instance.has_accelerators else min(cluster.cpus_per_cpu_stage, 2)
-    return Resources(1, cpus, cluster.cpu_partition or cluster.partition, cluster.cpu_time_limit)
+    # docs/on-a-cluster.md has what was measured: who asks for more waits longer, and keeps others waiting
+    useful = config.dataset.workers if name == "dataset" else definition.cpus
+    cpus = min(cluster.cpus_per_cpu_stage, useful or cluster.cpus_per_cpu_stage)
+    return Resources(
+        1,
+        cpus if instance.has_accelerators else min(cpus, 2),
+        cluster.cpu_partition or cluster.partition,
+        cluster.cpu_time_limit,
+    )

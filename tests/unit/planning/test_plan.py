@@ -148,6 +148,8 @@ def test_resources(make_run: MakeRun) -> None:
     train, merge = run.plan["train"].resources, run.plan["merge"].resources
     assert (train.nodes, train.exclusive, train.partition) == (4, True, "dev")
     assert (merge.nodes, merge.exclusive, merge.partition) == (1, False, "cpu")
+    asked = {stage.name: stage.resources.cpus for stage in run.plan.stages if not stage.resources.exclusive}
+    assert asked == {"env": 1, "download": 2, "dataset": 8, "consolidate": 2, "merge": 2, "generate": 8}
     assert run.plan.degrees == Degrees(4, 32, 8, 1)
     assert run.plan.degrees.data_parallel == 16
 
