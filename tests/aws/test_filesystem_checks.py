@@ -40,10 +40,10 @@ def test_a_file_system_of_another_vpc(place: Place) -> None:
     [
         ([(988, 988), (1018, 1023)], "10.0.0.0/16", ""),
         ([(988, 1023)], "10.0.0.0/20", ""),
-        ([(988, 988)], "10.0.0.0/16", "at port 1018-1023"),
-        ([(1018, 1023)], "10.0.0.0/16", "at port 988"),
-        ([(988, 1023)], "10.0.0.0/24", "at port 988 and 1018-1023"),
-        ([], "10.0.0.0/16", "at port 988 and 1018-1023"),
+        ([(988, 988)], "10.0.0.0/16", "TCP 1018-1023"),
+        ([(1018, 1023)], "10.0.0.0/16", "TCP 988"),
+        ([(988, 1023)], "10.0.0.0/24", "TCP 988 and 1018-1023"),
+        ([], "10.0.0.0/16", "TCP 988 and 1018-1023"),
     ],
 )
 def test_the_doors_of_a_file_system(place: Place, ports: list[tuple[int, int]], cidr: str, said: str) -> None:
@@ -63,7 +63,7 @@ def test_the_doors_of_a_file_system(place: Place, ports: list[tuple[int, int]], 
     [
         ({"FileSystemType": "OPENZFS"}, "is OPENZFS, not LUSTRE"),
         ({"LustreConfiguration": {}}, "no mount name"),
-        ({"NetworkInterfaceIds": []}, "could not check who reaches"),
+        ({"NetworkInterfaceIds": []}, "no network interfaces"),
         ({"Lifecycle": "FAILED"}, "is FAILED"),
     ],
 )

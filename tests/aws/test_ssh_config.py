@@ -42,7 +42,7 @@ class TestTheConfiguration:
 
     @pytest.mark.parametrize("name", ['a"b', "a\\b", "a${HOME}", "a\nb"])
     def test_paths_that_ssh_cannot_name_are_refused(self, name: str) -> None:
-        with pytest.raises(UserError, match="cannot name this path"):
+        with pytest.raises(UserError, match="cannot express this path"):
             ssh_config.quoted(Path(name))
 
     def test_removed_with_the_cluster(self, tmp_path: Path) -> None:

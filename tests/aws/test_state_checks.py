@@ -49,7 +49,7 @@ def test_a_cluster_of_that_name(place: Place) -> None:
     cluster(place, "demo", 2)
     finding = only(place.check().findings)
     assert (finding.severity, finding.field) == ("warning", "name")
-    assert "would go on with it" in finding.problem
+    assert "cluster demo already exists, InService" in finding.problem
 
 
 def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
@@ -97,4 +97,4 @@ def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
     client.create_stack(StackName="hyperpod-demo", TemplateBody=json.dumps(template))
     while "PROGRESS" in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"]:
         time.sleep(0.02)
-    assert "is not of this kit" in only(check(aws).findings).problem
+    assert "was not created by this kit" in only(check(aws).findings).problem

@@ -132,8 +132,8 @@ def test_what_has_other_causes_is_told_with_aws_own_code(place: Place) -> None:
 def test_what_makes_no_sense_after_an_offline_error_is_skipped_and_said(place: Place) -> None:
     found = [error("workers.0.instance_type", "is none", "correct it"), error("existing.bucket", "is none", "x")]
     checked = validate_account(place.config(), clients(place.aws), found)
-    assert "quotas: workers.0.instance_type is wrong" in checked.skipped
-    assert "bucket: existing.bucket is wrong" in checked.skipped
+    assert "quotas: workers.0.instance_type is invalid" in checked.skipped
+    assert "bucket: existing.bucket is invalid" in checked.skipped
     assert "security groups" in checked.done
     assert not {"quotas", "bucket", "subnet"} & set(checked.done)
     before = len(place.aws.requests())
