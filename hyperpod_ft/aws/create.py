@@ -105,7 +105,7 @@ def lay_foundation(config: ClusterConfig, session: Session, say: Say, poll_secon
     return stack.deploy(
         session,
         StackParameters.of(config),
-        lambda event: say(f"stack {config.stack_name}: {event}") if event.worth_telling else None,
+        lambda event: say(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
         poll_seconds=poll_seconds,
     )
 

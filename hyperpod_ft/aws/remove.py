@@ -25,7 +25,7 @@ def remove(
         return stack.delete(
             session,
             stack_name,
-            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_telling else None,
+            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )

@@ -39,7 +39,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
     [
         (
             {"workers": [{**WORKER, "count": 5}]},
-            "workers.0.count: workers-1 is to have 2 instances, not 5",
+            "workers.0.count: workers-1 has 2 instances, not 5",
         ),
         (
             {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge"}]},
