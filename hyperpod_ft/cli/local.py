@@ -38,7 +38,7 @@ def up(
         int | None,
         typer.Option(
             metavar="PID",
-            help="Stop when this process ends, in whatever way; in a script: --die-with $$.",
+            help="Stop when this process ends; in a script: --die-with $$.",
             show_default=False,
         ),
     ] = None,

@@ -1,7 +1,7 @@
 """Reserve a block of TCP ports that no other local cluster uses, without a lock file.
 
 The lock is an abstract Unix socket: the kernel lets one process bind its name, frees it when the last holder dies,
-in whatever way, and scopes it to the network namespace, like the ports themselves.
+in any way, and scopes it to the network namespace, like the ports themselves.
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Linux processes: start a program that dies with its parent, and leave no descendant behind.
 
 Slurm daemonises its step daemons and jobs may daemonise too, so killing by pid or process group misses some. A child
-subreaper (prctl(2)) stays the ancestor of all of them: whatever escapes its own parent becomes the subreaper's child.
+subreaper (prctl(2)) stays the ancestor of all of them: a process that loses its parent becomes the subreaper's child.
 """
 
 import ctypes

@@ -75,7 +75,7 @@ def test_steps_come_after_what_they_need() -> None:
         ("default_user", "-rf", "default_user: '-rf'"),
         ("users", [{"name": "a b", "uid": 1, "gid": 1}], "users.name: 'a b'"),
         ("users", [{"name": "a", "uid": 0, "gid": 1}], "users.uid: 0"),
-        ("groups", {"g": "worker"}, "groups.g: 'worker' is none of controller, login, compute"),
+        ("groups", {"g": "worker"}, "groups.g: 'worker' is not one of controller, login, compute"),
         ("fsx", {"dns_name": "x", "mount_name": "y", "mount_path": "/fsx/.."}, "fsx.mount_path"),
         ("accounting", "no", "accounting: 'no'"),
         ("provisioning", None, "provisioning: None"),

@@ -14,7 +14,7 @@ _MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 @dataclass(frozen=True)
 class Group:
-    """An instance group. While it scales, `current` differs from `target`, whatever the cluster's status says."""
+    """An instance group. While it scales, `current` differs from `target`, regardless of the cluster's status."""
 
     name: str
     instance_type: str

@@ -1,6 +1,6 @@
-"""A cluster file and the resources below it -> what HyperPod is asked for. Pure functions.
+"""A cluster file and its resources -> requests to HyperPod and settings of its nodes. Pure functions.
 
-API-driven: each group says its Slurm role and its storage, HyperPod sets up Slurm, and the lifecycle scripts run as
+API-driven: each group has its Slurm role and its storage, HyperPod sets up Slurm, and the lifecycle scripts run as
 `OnInitComplete`. Legacy: the scripts run as `OnCreate`, start Slurm themselves, and read the roles in
 provisioning_parameters.json.
 """

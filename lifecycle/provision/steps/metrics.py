@@ -45,7 +45,7 @@ class Metrics(Step):
         ):
             wanted = program == "node_exporter" or any(node.path("/dev").glob("neuron[0-9]*"))
             if wanted and not _find(node, program):
-                node.say(f"no {program} on this node, so none of its metrics; {remedy} and run provision.sh again")
+                node.say(f"no {program} on this node, so its metrics are missing; {remedy} and run provision.sh again")
         return bool(_services(node))
 
     def missing(self, node: Node) -> Sequence[str]:

@@ -75,8 +75,8 @@ def _wait_for_agent(node: Node) -> str:
             return conf
         if time.monotonic() >= end:
             raise PassingError(
-                f"{slurm_conf.SLURM_CONF}: after {_AGENT_SECONDS:.0f} s it names none of the controllers "
-                f"{', '.join(node.identity.controllers) or '(none is known)'}",
+                f"{slurm_conf.SLURM_CONF}: after {_AGENT_SECONDS:.0f} s it does not have the controllers "
+                f"{', '.join(node.identity.controllers) or '(none known)'}",
                 f"HyperPod's agent writes it; see {_AGENT_LOG}",
             )
         time.sleep(1)
