@@ -58,7 +58,7 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     assert f"no cluster '{NAME}'" in kit.run("status", status=2)
 
 
-def test_create_goes_on_from_every_interruption(kit: Kit) -> None:
+def test_create_continues_after_every_interruption(kit: Kit) -> None:
     """Killed while it waits for each of its steps, and run again: one stack, one cluster, nothing twice."""
     kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 0.5, "node.launch": 0.5})
     for told in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
@@ -96,7 +96,7 @@ def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
     assert "no lifecycle log of node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
 
 
-def test_no_capacity_is_told_and_not_waited_for_for_ever(kit: Kit) -> None:
+def test_missing_capacity_is_reported_and_the_wait_ends(kit: Kit) -> None:
     kit.aws.scenario(capacity={"ml.trn1.32xlarge": 0})
     output = kit.run("create", "--timeout", "0.02", status=2)
     assert "worker-group-1 has 0 of 1" in output
@@ -139,7 +139,7 @@ def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
     assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
 
 
-def test_what_stays_as_it_was_made_is_told(kit: Kit) -> None:
+def test_differences_that_stay_are_reported(kit: Kit) -> None:
     kit.run("create")
     kit.configure(node_recovery="None", controller={"volume_gb": 600})
     output = kit.run("create")

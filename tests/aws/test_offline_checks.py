@@ -114,7 +114,7 @@ def test_it_needs_neither_network_nor_credentials(monkeypatch):
         (workers(training_plan_arn=PLAN.replace("us-west-2", "us-east-1")), "workers.0.training_plan_arn", "us-east-1"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_key_of_the_cluster_file(changes, field, said):
+def test_errors_name_the_key_of_the_cluster_file(changes, field, said):
     errors = [finding for finding in validate_offline(config(**changes)).findings if finding.field == field]
     assert errors, validate_offline(config(**changes)).findings
     assert all(finding.severity == "error" for finding in errors)

@@ -81,7 +81,7 @@ def written(path: tuple[str | int, ...]) -> str:
 
 
 @pytest.mark.parametrize(("path", "value", "said"), WRONG)
-def test_each_wrong_value_is_told_with_its_place(path, value, said):
+def test_each_wrong_value_is_reported_with_its_place(path, value, said):
     (violation,) = check_request("sagemaker", "CreateCluster", changed(path, value))
     assert violation.path.startswith(written(path)), violation
     assert said in violation.problem

@@ -73,7 +73,7 @@ class TestTheConfigurationInUse:
 
         return run
 
-    def test_a_replaced_node_is_no_alarm(
+    def test_a_replaced_node_raises_no_alarm(
         self,
         nodes: Nodes,
         sagemaker: Any,

@@ -36,7 +36,7 @@ class TestSessions:
             ("", "gave no error message"),
         ],
     )
-    def test_what_failed_becomes_a_line_with_what_to_do(self, said: str, told: str) -> None:
+    def test_a_failure_becomes_one_line_with_a_remedy(self, said: str, told: str) -> None:
         with pytest.raises(UserError, match=told):
             raise ssm.explained(said, "sagemaker-cluster:abc_w-i-0123")
 

@@ -184,7 +184,7 @@ def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
     assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining(), "no stack is success"
 
 
-def test_deleting_with_data_goes_on_after_an_interruption(aws: Aws) -> None:
+def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
     deploy(SESSION, HP, poll_seconds=POLL)
     aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", "code": "AccessDenied"}])
     with pytest.raises(UserError, match="access denied to DeleteStack"):

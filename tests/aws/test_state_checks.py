@@ -75,12 +75,12 @@ def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
 STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
 
 
-def test_a_stack_of_that_name_is_gone_on_with(aws: Aws) -> None:
+def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
     deploy(Session(region=REGION), STACK, poll_seconds=0.05)
     assert check(aws).findings == ()
 
 
-def test_a_stack_that_failed_is_told_as_create_would_tell_it(aws: Aws) -> None:
+def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
     """In the same words: what to do about a broken stack must not lose the data that it holds."""
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
     with pytest.raises(UserError) as refused:

@@ -71,7 +71,7 @@ def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
     assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
 
 
-def test_an_update_that_is_rolled_back_is_told_at_once(kit: Kit) -> None:
+def test_an_update_that_is_rolled_back_is_reported_at_once(kit: Kit) -> None:
     kit.configure(continuous_provisioning=False)
     kit.run("create")
     kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"cluster.update": 0.3, "cluster.rollback": 0.3})
@@ -132,7 +132,7 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
     assert "Nothing that costs money" in kit.run("delete", "--confirm", NAME, "--delete-data")
 
 
-def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its look and its request; also when botocore asks again because an answer got lost."""
     config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
@@ -146,7 +146,7 @@ def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.M
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
 
 
-def test_what_costs_money_without_a_cluster_is_told(kit: Kit) -> None:
+def test_a_stack_without_a_cluster_is_reported(kit: Kit) -> None:
     """`create` that was stopped while it made the stack, `delete` that was stopped before it came to it."""
     kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **DENIED, "times": 1}])
     kit.run("create", status=2)
