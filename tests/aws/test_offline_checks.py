@@ -161,11 +161,11 @@ def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workers": [WORKERS, WORKERS]}, "two instance groups worker-group-1"),
-        ({"login": {"name": "controller-machine"}}, "two instance groups controller-machine"),
+        ({"workers": [WORKERS, WORKERS]}, "worker-group-1; give each its own"),
+        ({"login": {"name": "controller-machine"}}, "controller-machine; give each its own"),
         ({"controller": {"count": 2}}, "must be 1"),
         ({"fsx": {"size_gib": 3000}}, "set 4800"),
-        ({"users": [{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}]}, "uid 2001"),
+        ({"users": [{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}]}, "uid used twice: 2001"),
     ],
 )
 def test_what_no_account_can_hold_is_refused_before(changes, said):
