@@ -153,9 +153,11 @@ def test_ending_a_run_ends_its_commands(node: Node) -> None:
 
 def test_what_a_killed_run_left_at_work_is_waited_for(node: Node) -> None:
     _slow_mount(node, 2)
-    script = f"cd {SCRIPTS} && timeout -s KILL 1 python3 -B -m provision --only fsx"
-    node.run("bash", "-c", f"({script}) >/dev/null 2>&1", check=False)
-    assert node.run("pgrep", "-x", "sleep").stdout
+    started = node.command("bash", "-c", f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx")
+    with subprocess.Popen(started, env=node.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        while node.run("pgrep", "-x", "sleep", check=False).returncode:
+            time.sleep(0.05)
+        node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
     node.provision()
     # Mounted by what the killed run left, and not once more on top.
     assert node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"

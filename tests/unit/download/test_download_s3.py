@@ -98,7 +98,7 @@ def test_complete_files_of_a_killed_attempt_are_kept(
         ("s3://models/none", r"model\.source: no objects at s3://models/none; correct the bucket or prefix"),
         (
             "s3://nowhere/llama",
-            r"model\.source: cannot read s3://nowhere/llama: AWS answers NoSuchBucket; correct the bucket",
+            r"model\.source: cannot read s3://nowhere/llama: .*NoSuchBucket; correct the bucket",
         ),
         ("s3://models/data", r"model\.source: s3://models/data has no safetensors weights"),
     ],
@@ -115,7 +115,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(
         UserError,
-        match=r"cannot read s3://models/llama: AWS cannot be reached \(EndpointConnectionError\); check network",
+        match=r"cannot read s3://models/llama: AWS cannot be reached \(EndpointConnectionError\)",
     ):
         perform(s3_run(tmp_path), "download", stage.work)
 
