@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, read_config
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
@@ -41,7 +40,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
             f"{directory / _PICKLE}: is a pickle, which can run any code when it is loaded",
             f"where you trust it, load it with PEFT and save_pretrained, which writes {WEIGHTS}",
         )
-    config = lora_config.read_config(directory / CONFIG)
+    config = read_config(directory / CONFIG)
     if config.unsupported:
         raise UserError(
             f"{directory / CONFIG}: merge does not handle: {', '.join(config.unsupported)}", "merge it with PEFT"

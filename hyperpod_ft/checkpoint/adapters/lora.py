@@ -155,9 +155,9 @@ def _updates(
         )
     transposed = weight.shape == flipped and (weight.shape != straight or conv1d or embedding)
     magnitude = parts.get("magnitude_vector")
-    if (magnitude is not None) != config.dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
+    if (magnitude is not None) != config.use_dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
         found = f"lora_magnitude_vector {list(magnitude.shape)}" if magnitude else "no lora_magnitude_vector"
-        raise UserError(f"{where}: use_dora is {config.dora}, {module} has {found}", "the adapter is damaged")
+        raise UserError(f"{where}: use_dora is {config.use_dora}, {module} has {found}", "the adapter is damaged")
     scale = config.scale(module)
     yield name, Update(where, a, b, scale, transposed, magnitude, embedding)
     bias = parts.get("B.bias")

@@ -11,18 +11,16 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters import peft_names
-from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
-from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
-from hyperpod_ft.checkpoint.sharded import dcp
+from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, reader
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-# Written by engines/checkpoint_directory.py, whose docstring tells its keys and those of the tensors.
-_DESCRIPTION = "checkpoint.json"
+# The key of the parameters in a state dict; engines/checkpoint_directory.py lists all keys of the kit's own.
 _PARAMETERS = "model."
-# What other programs call the parameters' part of a state dict, seen by the first component of a model's own names.
+# How the names of a model's own parameters begin.
 _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.")
 
 
@@ -64,7 +62,7 @@ def open_checkpoint(path: Path) -> Sharded:
     if not path.is_dir():
         raise UserError(f"{path}: no such directory", "name the directory of a checkpoint")
     if (path / dcp.INDEX).is_file():
-        found = _own(path) if (path / _DESCRIPTION).is_file() else _dcp(path)
+        found = _own(path) if (path / description.NAME).is_file() else _dcp(path)
         return _with_archives(found, dcp.archives(path))
     found = _nxd(path)
     return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
@@ -99,26 +97,25 @@ def _dcp(directory: Path) -> Sharded:
     tensors = _parameters(dcp.read(directory))
     if not any(".lora_" in tensor.name for tensor in tensors):
         return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
-    # the scale of the update stands nowhere else
-    config = adapter_config.read_config(directory / adapter_config.CONFIG)
-    return _with_adapter(directory, config, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
+    # only this file has the scale of the update
+    values, _ = adapter_config.read_config(directory / CONFIG)
+    return _with_adapter(directory, values, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
 
 
 def _own(directory: Path) -> Sharded:
     """What engine torch wrote."""
-    file = directory / _DESCRIPTION
     tensors = tuple(dcp.read(directory, _PARAMETERS))
-    description = read_object(file, "use another checkpoint")
-    try:
-        if publish.sha256(directory / dcp.INDEX) != description["sha256"][dcp.INDEX]:
-            raise UserError(f"{directory / dcp.INDEX}: is damaged: its digest is not the one recorded", "use another")
-        if description["method"] == "full":
-            return Sharded(directory, (), tensors, None)
-        lora, base = description["lora"], description["base_model"]
-        config = AdapterConfig(lora["r"], lora["alpha"], lora["rslora"], tuple(lora["target_modules"]))
-        values = config.as_peft(base["source"], base["revision"], lora["dropout"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: does not describe a checkpoint: {error!r}", "use another checkpoint") from error
+    described = description.read(directory)
+    if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
+        raise UserError(
+            f"{directory / dcp.INDEX}: is damaged: its digest is not the one in {description.NAME}",
+            "use an earlier checkpoint",
+        )
+    lora, base = described.lora, described.base_model
+    if lora is None:
+        return Sharded(directory, (), tensors, None)
+    config = AdapterConfig(r=lora.r, lora_alpha=lora.alpha, use_rslora=lora.rslora, target_modules=lora.target_modules)
+    values = config.as_peft(base.source, base.revision, lora.dropout)
     if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
         raise UserError(f"{directory}: tensor {other[0]} is no LoRA factor of the adapter `default`", "use another")
     return _with_adapter(directory, values, tensors)

@@ -83,7 +83,7 @@ def test_adapter_of_a_sharded_checkpoint_loads_in_peft(
 
 
 def test_adapter_config_says_what_peft_would(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    config = replace(ADAPTER, alpha=2.5, rslora=True)
+    config = ADAPTER.model_copy(update={"lora_alpha": 2.5, "use_rslora": True})
     adapter(tiny_checkpoints.save_whole(tmp_path / "step", trained), base, tmp_path / "adapter", config)
     peft = LoraConfig.from_pretrained(str(tmp_path / "adapter"))
     expected = LoraConfig(

@@ -92,8 +92,9 @@ def refuse(tmp_path: Path, message: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [ADAPTER, replace(ADAPTER, alpha=6), replace(ADAPTER, rslora=True)], ids=str)
-def test_equal_to_peft_within_rounding(tmp_path: Path, dtype: torch.dtype, config: AdapterConfig) -> None:
+@pytest.mark.parametrize("changes", [{}, {"lora_alpha": 6.0}, {"use_rslora": True}], ids=str)
+def test_equal_to_peft_within_rounding(tmp_path: Path, dtype: torch.dtype, changes: dict[str, object]) -> None:
+    config = ADAPTER.model_copy(update=changes)
     make(tmp_path, config, dtype)
     done = run(tmp_path)
     assert (done.tensors, done.merged, done.unchanged, done.adapters, done.shards) == (21, 14, 0, 1, 1)
@@ -244,12 +245,12 @@ def test_what_the_merge_does_not_do_is_refused(tmp_path: Path, key: str, value: 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type IA3: only LORA"),
-        ({"r": 0}, "is no LoRA configuration"),
-        ({"r": "8"}, "is no LoRA configuration"),
-        ({"lora_alpha": float("nan")}, "is no LoRA configuration"),
-        ({"target_modules": r"(q_proj"}, "is no LoRA configuration"),
-        ({"rank_pattern": {"(": 3}}, "is no LoRA configuration"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": 0}, r"adapter_config\.json: r: "),
+        ({"r": "8"}, r"adapter_config\.json: r: "),
+        ({"lora_alpha": float("nan")}, r"adapter_config\.json: lora_alpha: "),
+        ({"target_modules": r"(q_proj"}, r"adapter_config\.json: target_modules: .*q_proj"),
+        ({"rank_pattern": {"(": 3}}, r"adapter_config\.json: rank_pattern\."),
         ({"target_modules": [*ADAPTER.target_modules, "c_attn"]}, "target module c_attn matches nothing"),
         ({"target_modules": "transformer.*"}, r"adapter_config\.json does not target model\.layers"),
         ({"target_modules": ["q_proj"]}, r"does not target model\.layers\.0\.mlp\.down_proj"),
@@ -272,9 +273,9 @@ def test_a_configuration_that_is_not_the_adapters_is_refused(
 def test_a_missing_or_damaged_configuration_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     file = tmp_path / "adapter" / "adapter_config.json"
-    for content in ("{", "[]", '{"peft_type": "LORA"}'):
+    for content in ("{", "[]", "{}", '{"peft_type": "LORA"}'):
         file.write_text(content)
-        refuse(tmp_path, r"adapter_config\.json: (is damaged|holds no JSON object|is no LoRA configuration)")
+        refuse(tmp_path, r"adapter_config\.json: .*save the adapter again|peft_type is None")
     file.unlink()
     refuse(tmp_path, r"adapter_config\.json: is missing")
 

@@ -149,13 +149,13 @@ def _metadata(head: dict[str, Any]) -> None:
 
 
 DAMAGED_HEADERS = {
-    _swap_shapes: "data_offsets and shape disagree",
+    _swap_shapes: "data_offsets",
     _overlap: "overlaps the tensor before",
-    _gap: "a gap lies before",
-    _negative: "are no natural numbers",
-    _no_number: "are no natural numbers",
+    _gap: "a gap",
+    _negative: "model.norm.weight.shape.0: ",
+    _no_number: "model.norm.weight.shape.0: ",
     _dtype: "has dtype F3",
-    _metadata: "__metadata__ holds more than strings",
+    _metadata: "metadata.format: ",
 }
 
 
@@ -181,7 +181,7 @@ CONTENTS = {
     "header garbage": (lambda content: content[:8] + b"\xff" * 20 + content[28:], "is damaged"),
     "nested header": (lambda content: struct.pack("<Q", 200_000) + b"[" * 200_000, "is damaged"),
     "half a character": (lambda content: struct.pack("<Q", 13) + b'{"\\ud800":{}}', "is damaged"),
-    "no object": (lambda content: struct.pack("<Q", 2) + b"[]", "no JSON object"),
+    "no object": (lambda content: struct.pack("<Q", 2) + b"[]", "not a JSON object"),
 }
 
 
@@ -208,7 +208,7 @@ def test_names_that_stand_twice_are_found(tmp_path: Path) -> None:
     text = json.dumps(head)
     entry = json.dumps(head["model.norm.weight"])
     put(shard(directory), (text[:-1] + f', "model.norm.weight": {entry}}}').encode(), data)
-    assert "model.norm.weight stands twice" in verify(directory).findings[0]
+    assert "duplicate key model.norm.weight" in verify(directory).findings[0]
 
 
 def test_a_flipped_byte_is_found_by_its_checksum_only(tmp_path: Path) -> None:
@@ -282,9 +282,9 @@ def test_a_damaged_index_is_found(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", arrays())
     for text, line in {
         "{": "is damaged",
-        "{}": "has no weight_map",
+        "{}": "weight_map",
         '{"weight_map": {"a": "../x.safetensors"}}': "outside its directory",
-        '{"weight_map": {"a": "x", "a": "y"}}': "stands twice",
+        '{"weight_map": {"a": "x", "a": "y"}}': "duplicate key a",
     }.items():
         (directory / INDEX).write_text(text)
         (finding,) = verify(directory).findings

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import peft_names
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_files
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, PipelineStage
@@ -92,8 +93,8 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
     Raises UserError when anything is missing, damaged, or contradicts the rest.
     """
     check_step(directory.parent)
-    file = directory / adapter_config.CONFIG
-    values = adapter_config.read_config(file)
+    file = directory / CONFIG
+    values, config = adapter_config.read_config(file)
     stages, tensor_parallel = _stages(directory / ADAPTER_SHARDS)
     tensors = _read(directory / ADAPTER_SHARDS, stages, tensor_parallel, adapter_name(directory))
     trained_as = {
@@ -103,7 +104,7 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
         if isinstance(transformation, FusedLinears | GroupedQueries)
         for linear in transformation.linears
     }
-    return adapter_config.fitted_config(file, values, tensors, trained_as), tensors
+    return adapter_config.fitted_config(file, values, config, tensors, trained_as), tensors
 
 
 def check_step(directory: Path) -> None:
