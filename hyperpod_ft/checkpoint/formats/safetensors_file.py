@@ -1,7 +1,7 @@
 """Reader of safetensors: one file, or a Hugging Face model directory with or without an index.
 
 The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes, row-major, without
-gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). What does not keep to it is refused.
+gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). Anything else is refused.
 """
 
 import os
@@ -18,7 +18,7 @@ from hyperpod_ft.errors import UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_REMEDY = "make or download it again"
+_REMEDY = "write or download the file again"
 
 
 class Index(BaseModel):
@@ -38,9 +38,9 @@ class Index(BaseModel):
         return sorted(set(self.weight_map.values()))
 
     def disagreements(self, held: Mapping[str, Sequence[LogicalTensor]]) -> Iterator[str]:
-        """A line for each tensor that does not lie where the index says; `held`: the tensors of each file, by name.
+        """A line for each tensor that is not where the index says; `held`: the tensors of each file, by file name.
 
-        Tensors whose named file is not in `held` are left out.
+        Skips tensors whose file is not in `held`.
         """
         place: dict[str, str] = {}
         for file, tensors in held.items():
@@ -48,7 +48,7 @@ class Index(BaseModel):
                 if tensor.name in place:
                     yield f"tensor {tensor.name} is in {place[tensor.name]} and in {file}"
                 elif tensor.name not in self.weight_map:
-                    yield f"tensor {tensor.name} of {file} is not named"
+                    yield f"tensor {tensor.name} of {file} is not in the index"
                 elif self.weight_map[tensor.name] != file:
                     yield f"tensor {tensor.name} is in {file}, not in {self.weight_map[tensor.name]}"
                 place[tensor.name] = file
@@ -82,12 +82,12 @@ def read_model(directory: Path) -> list[LogicalTensor]:
         return read_file(directory / SINGLE)
     held = {name: read_file(directory / name) for name in index.files}
     for line in index.disagreements(held):
-        raise UserError(f"{directory / INDEX}: does not match its files: {line}", "download it again")
+        raise UserError(f"{directory / INDEX}: does not match its files: {line}", _REMEDY)
     return [tensor for tensors in held.values() for tensor in tensors]
 
 
 def read_index(directory: Path) -> Index | None:
-    """The index of a model directory; None when all its weights are in one file.
+    """The index of a model directory; None if all weights are in one file.
 
     Raises UserError when the index is damaged, names files outside the directory, or there are no safetensors weights.
     """
@@ -95,12 +95,15 @@ def read_index(directory: Path) -> Index | None:
     if not file.is_file():
         if not (directory / SINGLE).is_file():
             raise UserError(
-                f"{directory}: holds neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
+                f"{directory}: has neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
             )
         return None
     index = read(file, Index, _REMEDY)
     if outside := [name for name in index.files if Path(name).name != name or "\0" in name]:
-        raise UserError(f"{file}: names a file outside its directory: {outside[0]}", "do not trust it")
+        raise UserError(
+            f"{file}: names a file outside its directory: {outside[0]}",
+            "do not use the model unless you trust its source",
+        )
     return index
 
 
@@ -111,7 +114,7 @@ def read_file(file: Path) -> list[LogicalTensor]:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if length > _MAX_HEADER_BYTES or size < 8:
-                raise UserError(f"{file}: is no safetensors file", f"it is damaged: {_REMEDY}")
+                raise UserError(f"{file}: is not a safetensors file", _REMEDY)
             if 8 + length > size:
                 raise UserError(f"{file}: is truncated: {size} bytes, its header ends at {8 + length}", _REMEDY)
             text = stream.read(length)
@@ -128,7 +131,7 @@ def read_file(file: Path) -> list[LogicalTensor]:
     if end > size:
         raise UserError(f"{file}: is truncated: {size} bytes, its tensors end at {end}", _REMEDY)
     if end < size:
-        raise UserError(f"{file}: {size - end} bytes follow its tensors", _REMEDY)
+        raise UserError(f"{file}: {size - end} bytes follow the last tensor", _REMEDY)
     return tensors
 
 

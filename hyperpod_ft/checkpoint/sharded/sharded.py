@@ -1,4 +1,4 @@
-"""A sharded checkpoint, whoever wrote it: its adapters or its model as logical tensors. No data is read.
+"""A sharded checkpoint of any known writer: its adapters or its model as logical tensors. No data is read.
 
 Two kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd), and torch.distributed.checkpoint (dcp),
 with engine torch's checkpoint.json or without.
@@ -26,7 +26,7 @@ _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.")
 
 @dataclass(frozen=True)
 class ShardedAdapter:
-    """One LoRA adapter: adapter_config.json and the tensors of adapter_model.safetensors, as PEFT has them."""
+    """One LoRA adapter: adapter_config.json and the tensors of adapter_model.safetensors, as PEFT writes them."""
 
     name: str
     config: dict[str, Any]
@@ -37,8 +37,8 @@ class ShardedAdapter:
 class Sharded:
     """A checkpoint: adapters, or the whole model by Hugging Face's names.
 
-    `files` is where config.json and tokenizer of a whole model lie, if the checkpoint has them. `archives` hold
-    all of the tensors, each with checksums of its own.
+    `files`: the directory of a whole model's config.json and tokenizer, if the checkpoint has them. `archives`: the
+    files of the tensors, with checksums.
     """
 
     directory: Path
@@ -56,7 +56,7 @@ class Sharded:
 def open_checkpoint(path: Path) -> Sharded:
     """The checkpoint at `path`: its directory, or the one below it that holds an adapter or the shards.
 
-    Raises UserError when there is none, or it is incomplete, damaged or mixed with another.
+    Raises UserError when there is none, or it is incomplete, damaged or a mixture of several.
     """
     path = path.absolute()
     if not path.is_dir():
@@ -76,13 +76,13 @@ def _nxd(path: Path) -> Sharded:
     model = reader.model_directory(path)
     adapters = reader.adapter_directories(path)
     if model and adapters:
-        raise UserError(f"{path}: holds both adapters and a whole model", "name the directory of one of them")
+        raise UserError(f"{path}: has both adapters and a whole model", "name the directory of one of them")
     if model:
         return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
         return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
     raise UserError(
-        f"{path}: is no sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
+        f"{path}: is not a sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
         f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
         "name the directory of a checkpoint",
     )
@@ -117,7 +117,9 @@ def _own(directory: Path) -> Sharded:
     config = AdapterConfig(r=lora.r, lora_alpha=lora.alpha, use_rslora=lora.rslora, target_modules=lora.target_modules)
     values = config.as_peft(base.source, base.revision, lora.dropout)
     if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
-        raise UserError(f"{directory}: tensor {other[0]} is no LoRA factor of the adapter `default`", "use another")
+        raise UserError(
+            f"{directory}: tensor {other[0]} is not a LoRA factor of the adapter `default`", "use an earlier checkpoint"
+        )
     return _with_adapter(directory, values, tensors)
 
 
@@ -126,7 +128,9 @@ def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[Log
     for tensor in tensors:
         name = peft_names.saved_name(tensor.name, "default")
         if name is None:
-            raise UserError(f"{directory}: tensor {tensor.name} is not of the adapter `default`", "save one adapter")
+            raise UserError(
+                f"{directory}: tensor {tensor.name} does not belong to the adapter `default`", "save one adapter"
+            )
         adapter.append(tensor.renamed(name))
     return Sharded(directory, (ShardedAdapter("default", config, tuple(adapter)),), (), None)
 

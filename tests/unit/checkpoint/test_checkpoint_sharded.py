@@ -94,12 +94,12 @@ def test_an_adapter_that_others_saved_with_its_base(tmp_path: Path) -> None:
 
 def test_a_factor_of_another_adapter_is_refused(tmp_path: Path) -> None:
     other = {name.replace("default", "other"): tensor for name, tensor in FACTORS.items()}
-    with pytest.raises(UserError, match=r"lora_A\.other\.weight is not of the adapter `default`"):
+    with pytest.raises(UserError, match=r"lora_A\.other\.weight does not belong to the adapter `default`"):
         open_checkpoint(save(tmp_path, {"model": {**FACTORS, **other}}, method="lora", lora=LORA))
 
 
 def test_a_weight_among_the_factors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.norm\.weight is no LoRA factor"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight is not a LoRA factor"):
         open_checkpoint(
             save(tmp_path, {"model": {**FACTORS, "model.norm.weight": torch.zeros(2)}}, method="lora", lora=LORA)
         )

@@ -315,7 +315,7 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
         (LLAMA_3_70B, "this would fit"),
         ({"model_type": "gpt2"}, "does not train models of type gpt2"),
         ({}, r"models of type \(none\)"),
-        ([], "is not a JSON object"),
+        ([], "holds no JSON object"),
         (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
     ):
         with pytest.raises(UserError, match=words):

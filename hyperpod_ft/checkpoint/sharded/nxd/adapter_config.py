@@ -1,4 +1,4 @@
-"""The configuration of an adapter in a neuronx-distributed checkpoint, as PEFT has to read it."""
+"""The configuration of an adapter in a neuronx-distributed checkpoint, changed where PEFT would misread it."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ _FACTORS = {
 
 def read_config(file: Path) -> tuple[dict[str, Any], AdapterConfig]:
     """adapter_config.json as written and as parsed. Raises UserError when it is not that of a LoRA without DoRA."""
-    values = read_object(file, "the checkpoint is incomplete or damaged: use another")
+    values = read_object(file, "the checkpoint is incomplete or damaged: use an earlier one")
     config = parse_config(file, values)
     if config.use_dora:
         # its magnitudes are norms over one rank's rows or columns, and the metadata does not tell which
@@ -50,7 +50,7 @@ def fitted_config(
         if config.rank(live) != rank:
             raise UserError(
                 f"{file}: gives {live} rank {config.rank(live)}, its factors have rank {rank}",
-                "configuration and weights belong to different checkpoints: use another",
+                "configuration and weights belong to different checkpoints: use an earlier one",
             )
         alphas[module] = config.alpha(live)
     fitted = dict(values)
@@ -76,13 +76,16 @@ def _ranks(where: Path, tensors: Iterable[LogicalTensor]) -> dict[str, int]:
         module = name.removesuffix(suffix)
         partner = shapes.get(module + _FACTORS[suffix])
         if partner is None:
-            raise UserError(f"{where}: {name} has no {module}{_FACTORS[suffix]}", "the checkpoint is incomplete")
+            raise UserError(
+                f"{where}: {name} has no {module}{_FACTORS[suffix]}", "the checkpoint is incomplete: use an earlier one"
+            )
         first, second = (shape, partner) if suffix.endswith(("A", "A.weight")) else (partner, shape)
         if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
             raise UserError(
-                f"{where}: factors {list(first)} and {list(second)} of {module}", "the checkpoint is damaged"
+                f"{where}: factors {list(first)} and {list(second)} of {module}",
+                "the checkpoint is damaged: use an earlier one",
             )
         ranks[module] = first[0]
     if not ranks:
-        raise UserError(f"{where}: the adapter has no LoRA factors", "the checkpoint is incomplete: use another")
+        raise UserError(f"{where}: the adapter has no LoRA factors", "the checkpoint is incomplete: use an earlier one")
     return ranks

@@ -18,8 +18,8 @@ from hyperpod_ft.checkpoint.formats.json_file import read, validate
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Heads
 from hyperpod_ft.errors import UserError
 
-_DAMAGED = "the file is damaged: use another checkpoint"
-_INCOMPLETE = "the checkpoint is incomplete: use another"
+_DAMAGED = "the file is damaged: use an earlier checkpoint"
+_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
 _Positive = Annotated[int, Field(ge=1)]
 
 
@@ -164,7 +164,7 @@ def read_stages(directory: Path) -> tuple[list[PipelineStage], int]:
         says = ", ".join(f"{name} says {degree}" for degree, name in sorted(degrees.items()))
         raise UserError(
             f"{directory}: tensor parallel size: {says or 'the metadata does not state it'}",
-            "files of different checkpoints are mixed: use another",
+            "files of different checkpoints are mixed: use an earlier checkpoint",
         )
     return stages, next(iter(degrees))
 
