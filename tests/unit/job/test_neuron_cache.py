@@ -75,7 +75,7 @@ def test_who_is_alone_removes_all_that_is_not_finished_and_every_lock(tmp_path: 
 USE = """
 import sys
 from pathlib import Path
-from hyperpod_ft import neuron_cache
+from hyperpod_ft.job import neuron_cache
 with neuron_cache.using(Path(sys.argv[1])):
     print("using it", flush=True)
     sys.stdin.read()
