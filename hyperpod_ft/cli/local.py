@@ -23,7 +23,7 @@ Directory = Annotated[
         show_default=False,
     ),
 ]
-Node = Annotated[str, typer.Argument(help="Its name, as `local status` shows it.", show_default=False)]
+Node = Annotated[str, typer.Argument(help="A node's name, as `local status` shows it.", show_default=False)]
 
 
 @app.command()
@@ -78,14 +78,14 @@ def kill_node(node: Node, directory: Directory = None) -> None:
 
 @app.command("start-node")
 def start_node(node: Node, directory: Directory = None) -> None:
-    """Start a node again and wait until it takes jobs."""
+    """Start a node again and wait until it accepts jobs."""
     _cluster(directory).start_node(node)
     typer.echo(f"{node} is on")
 
 
 @app.command()
 def env(directory: Directory = None) -> None:
-    """Print what makes sbatch and the others use this cluster: eval "$(hyperpod-ft local env)"."""
+    """Print the environment in which sbatch and the others use this cluster: eval "$(hyperpod-ft local env)"."""
     cluster = _cluster(directory)
     cluster.require_running()
     for name, value in cluster.environment().items():

@@ -1,7 +1,7 @@
 """Launcher `process`: the same rendered scripts as plain processes, in dependency order, where there is no Slurm.
 
-A supervisor process, detached from the terminal, runs the scripts of one submission one after the other. It keeps
-their states in one file, and holds a lock for as long as it lives, which is how others tell that it does.
+A chain runner, a process detached from the terminal, runs the scripts of one submission one after the other. It keeps
+their states in one file, and holds a lock as long as it runs: a lock that is held shows others that it does.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ class Process:
     name: str = "process"
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
-        """Start the supervisor; it goes on when this program and its terminal are gone."""
+        """Start the chain runner; it outlives this program and its terminal."""
         first = len(run.jobs()) + 1
         jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
         known = {stage.name for stage in stages}
@@ -51,18 +51,25 @@ class Process:
         publish.write_json(state_file, {"pid": None, "jobs": chain})
         for job in jobs:
             submitted(job)
-        ready, tell = os.pipe()
-        with os.fdopen(ready) as told:
+        ready, notify = os.pipe()
+        with os.fdopen(ready) as runner_is_ready:
             subprocess.Popen(
-                [sys.executable, "-m", "hyperpod_ft.launch.process", str(run.directory), str(state_file), str(tell)],
+                [
+                    sys.executable,
+                    "-m",
+                    "hyperpod_ft.launch.process",
+                    str(run.directory),
+                    str(state_file),
+                    str(notify),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=(state_file.with_suffix(".out")).open("a"),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=[tell],
+                pass_fds=[notify],
             )
-            os.close(tell)
-            told.read()  # returns when the supervisor holds its lock, or has died
+            os.close(notify)
+            runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -80,7 +87,7 @@ class Process:
         return [job for job in jobs if job.job_id in states and states[job.job_id].active]
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Stop the supervisors that have one of the jobs, and what one that was killed left running."""
+        """Stop the chain runners that have one of the jobs, and the script that a killed one left running."""
         wanted = {job.job_id for job in jobs}
         for state_file, content in _submissions(run):
             if not any(job["job_id"] in wanted for job in content["jobs"]) or not _is_alive(state_file):
@@ -101,7 +108,7 @@ def _submissions(run: Run) -> Iterator[tuple[Path, dict[str, Any]]]:
         try:
             yield state_file, json.loads(state_file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise UserError(f"{state_file}: is damaged: {error}", "remove it once its processes are gone") from error
+            raise UserError(f"{state_file}: is damaged", "remove it once its processes have ended") from error
 
 
 def _is_alive(state_file: Path) -> bool:
@@ -113,8 +120,8 @@ def _is_alive(state_file: Path) -> bool:
     return False
 
 
-def supervise(directory: Path, state_file: Path, ready: int) -> None:
-    """Run the submission's scripts; SIGTERM stops the one that runs and cancels the rest."""
+def run_chain(directory: Path, state_file: Path, ready: int) -> None:
+    """Run the submission's scripts one after the other; SIGTERM stops the one that runs and cancels the rest."""
     run = Run.open(directory)
     content: dict[str, Any] = json.loads(state_file.read_text(encoding="utf-8"))
     with publish.lock(state_file.with_suffix(".lock")) as held:
@@ -153,7 +160,7 @@ def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "sub
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # the script keeps the lock too: it is seen, and can be stopped, though the supervisor was killed
+        # the script holds the lock too: it is found and can be stopped even if the chain runner was killed
         pass_fds=[held],
     )
 
@@ -167,8 +174,8 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 
 
 def stop_tree(root: int) -> None:
-    """End a process and all below it: first asked, so that training may save a checkpoint, then killed."""
-    # torchrun's workers lead sessions of their own, so the tree is walked
+    """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
+    # torchrun's workers lead sessions of their own, so that a process group would not reach them
     tree = [root, *_descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:
@@ -195,7 +202,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _works(pid: int) -> bool:
-    """Whether a process exists and is no zombie, which waits for its parent and does nothing any more."""
+    """Whether a process exists and is not a zombie."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return done.stdout.strip()[:1] not in ("", "Z")
 
@@ -206,4 +213,4 @@ def _raise_interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    run_chain(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -66,18 +66,6 @@ class Plan:
         """Runs that would train the same thing are one run; what follows training may change within it."""
         return self["train"].fingerprint[:12]
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        """The plan that `as_dict` described. Raises KeyError or TypeError when it is none."""
-        layout = values["degrees"]
-        return cls(
-            tuple(
-                StagePlan(**stage | {"needs": tuple(stage["needs"]), "resources": Resources(**stage["resources"])})
-                for stage in values["stages"]
-            ),
-            Degrees(**{name: layout[name] for name in Degrees.__dataclass_fields__}),
-        )
-
     def following(self, name: str) -> tuple[StagePlan, ...]:
         """The stage and all that come after it."""
         names = [stage.name for stage in self.stages]

@@ -153,7 +153,7 @@ def test_precompile_is_the_training_command_for_a_few_steps_under_graph_extracti
         .replace("precompile", "train")
         for _, ours in differing
     ] == [theirs for theirs, _ in differing]
-    commands = [ours for _, ours in differing if "stages.train" in ours or "engines.torchrun" in ours]
+    commands = [ours for _, ours in differing if "stages.train" in ours or "job.torchrun" in ours]
     assert len(commands) == 2
     assert commands[0].startswith('  exec neuron_parallel_compile "$python" -m hyperpod_ft.job.torchrun ')
     assert commands[1].endswith('-m hyperpod_ft.stages.train "$RUN_DIR" --trial\'')
