@@ -43,8 +43,8 @@ def write_json(path: Path, value: Any) -> None:
 def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
     """Yield an empty directory next to `final`; on success fsync all in it and rename it to `final`.
 
-    An earlier `final` is replaced. What a killed attempt left behind is removed first; with `keep_partial` it is yielded
-    instead, so that a download can resume. The caller holds a lock: there is one writer.
+    An earlier `final` is replaced. What a killed attempt left behind is removed first; with `keep_partial` it is
+    yielded instead, so that a download can resume. The caller holds a lock: there is one writer.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial")
