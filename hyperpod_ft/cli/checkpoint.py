@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyperpod_ft import publish
+from hyperpod_ft.cli.tables import printable
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 
@@ -144,6 +144,7 @@ def _made(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
 
     Raises UserError, before anything is written, when it cannot be made or is one of the inputs, in one or around one.
     """
+    from hyperpod_ft import publish  # noqa: PLC0415
     from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
 
     kinds.refuse_overlap(output, inputs)
@@ -266,7 +267,6 @@ def _print_verification(found: "Verification") -> None:
             f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
-        # names of tensors may hold anything, sequences that control a terminal included
-        print("wrong: " + "".join(character if character.isprintable() else "?" for character in line))
+        print(f"wrong: {printable(line)}")
     if found.ok:
         print("all is well")

@@ -34,7 +34,7 @@ def shown(path: Path | str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without the sequences that control a terminal, which models and programs may print."""
+    """Without the sequences that control a terminal: models, programs and names of tensors may hold any."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
