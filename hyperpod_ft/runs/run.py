@@ -242,7 +242,7 @@ class Run:
             try:
                 size = (self.root / output.path).stat().st_size
             except OSError:
-                return f"{output.path} is gone"
+                return f"{output.path} no longer exists"
             if size != output.size:
                 return f"{output.path} has {size} bytes, was {output.size}"
         return ""
