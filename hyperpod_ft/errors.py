@@ -39,9 +39,8 @@ def first_sentence(error: BaseException) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line of a program's output that is not blank, without the space around it; empty when there is none."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    """The last line of a program's output that is not blank, stripped; empty when there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _one_line(text: str) -> str:

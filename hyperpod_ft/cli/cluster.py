@@ -12,8 +12,8 @@ from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.aws.commands import Commands
-    from hyperpod_ft.aws.target import Target
     from hyperpod_ft.config.cluster_config import ClusterConfig
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def validate(
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
-    checked = validate_offline(config) if offline else _commands(_target(config, file), profile).validate(config)
+    checked = validate_offline(config) if offline else _commands(_reference(config, file), profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
 
@@ -110,7 +110,7 @@ def create(
 
         print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
         return
-    commands = _commands(_target(config, file), profile)
+    commands = _commands(_reference(config, file), profile)
     with _interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
@@ -217,13 +217,13 @@ def ssh_command(
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
 
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    way = _commands(_find(cluster, region), profile).way(request)
+    route = _commands(_find(cluster, region), profile).ssh_route(request)
     if dry_run:
-        print(ssh.preview(way, request))
+        print(ssh.preview(route, request))
     elif print_config:
-        print(ssh.write_config(way, request), end="")
+        print(ssh.write_config(route, request), end="")
     else:
-        raise typer.Exit(ssh.shell(way, show_cluster.tell) if ssm else ssh.connect(way, request, show_cluster.tell))
+        raise typer.Exit(ssh.shell(route, show_cluster.tell) if ssm else ssh.connect(route, request, show_cluster.tell))
 
 
 @app.command()
@@ -260,19 +260,21 @@ def _load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConf
     return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
 
 
-def _target(config: "ClusterConfig", file: Path) -> "Target":
-    from hyperpod_ft.aws.target import Target  # noqa: PLC0415 - keeps --help quick
+def _reference(config: "ClusterConfig", file: Path) -> "ClusterReference":
+    from hyperpod_ft.aws.cluster_reference import ClusterReference  # noqa: PLC0415 - keeps --help quick
 
-    return Target(config.name, config.region, config, str(file))
-
-
-def _find(reference: str, region: str | None) -> "Target":
-    from hyperpod_ft.aws import target  # noqa: PLC0415 - keeps --help quick
-
-    return target.find(reference, region)
+    return ClusterReference(config.name, config.region, config, str(file))
 
 
-def _commands(target: "Target", profile: str | None, say: Callable[[str], None] = show_cluster.say) -> "Commands":
+def _find(reference: str, region: str | None) -> "ClusterReference":
+    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - keeps --help quick
+
+    return cluster_reference.find(reference, region)
+
+
+def _commands(
+    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.say
+) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
     return Commands.of(target, profile, say)

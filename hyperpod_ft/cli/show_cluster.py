@@ -15,10 +15,10 @@ from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.aws.findings import Finding
-    from hyperpod_ft.aws.hyperpod.cluster import Cluster
+    from hyperpod_ft.aws.hyperpod.api import Cluster
     from hyperpod_ft.aws.hyperpod.nodes import Node
-    from hyperpod_ft.aws.stack.stack import Remains
-    from hyperpod_ft.aws.validation.validate import Checked
+    from hyperpod_ft.aws.stack.stack import Remaining
+    from hyperpod_ft.aws.validation.validate import ValidationResult
     from hyperpod_ft.config.cluster_config import ClusterConfig
 
 
@@ -53,7 +53,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
     return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
-def validated(checked: Checked, as_json: bool) -> int:
+def validated(checked: ValidationResult, as_json: bool) -> int:
     """Print what validation found and what it looked at; returns the exit code."""
     if as_json:
         print(json.dumps(asdict(checked), indent=2))
@@ -79,7 +79,7 @@ def _number(count: int, noun: str) -> str:
 
 def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
     """Print a cluster and its groups; returns the exit code."""
-    from hyperpod_ft.aws.hyperpod.cluster import FAILED  # noqa: PLC0415 - as above
+    from hyperpod_ft.aws.hyperpod.api import FAILED  # noqa: PLC0415 - as above
     from hyperpod_ft.aws.hyperpod.nodes import tally  # noqa: PLC0415
 
     if as_json:
@@ -120,7 +120,7 @@ def nodes(found: list[Node], as_json: bool) -> None:
     tables.console().print(table)
 
 
-def remains(left: Remains, name: str, region: str) -> None:
+def remains(left: Remaining, name: str, region: str) -> None:
     """Print what is left of a cluster and costs money."""
     lines = _costs(left)
     print(
@@ -135,7 +135,7 @@ def remains(left: Remains, name: str, region: str) -> None:
         print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
-def _costs(remains: Remains) -> list[str]:
+def _costs(remains: Remaining) -> list[str]:
     """What is still there and costs money, a line each."""
     lines = []
     if remains.filesystem:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.formats import check_prompt
+from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.monitor import Steps, steps
 from hyperpod_ft.planning.memory import Memory, available

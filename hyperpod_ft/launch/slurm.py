@@ -130,6 +130,24 @@ class Slurm:
             if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]])
         }
 
+    def first_node_address(self, job_id: str) -> str:
+        """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
+
+        Raises UserError when Slurm does not give it.
+        """
+        nodes = self._field(["job", job_id], "NodeList")
+        (first, *_) = self.host_names(nodes) or [nodes]
+        return self._field(["node", first], "NodeAddr")
+
+    def _field(self, entity: list[str], name: str) -> str:
+        """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
+        done = self._run(["scontrol", "show", "-o", *entity])
+        for part in done.stdout.split():
+            key, _, value = part.partition("=")
+            if key == name and value not in ("", "(null)"):
+                return value
+        raise _failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
+
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
@@ -283,4 +283,4 @@ class Run:
 
     def yaml(self) -> str:
         """The resolved run file."""
-        return yaml_file.dump(self.config)
+        return yaml_text.dump(self.config)
