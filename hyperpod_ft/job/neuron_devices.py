@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 
 _TOOLS = "/opt/aws/neuron/bin"
 # The second replaces the first with Neuron 2.34, says AWS's announcement of October 2026.
@@ -33,7 +33,7 @@ def devices(program: Path, device_files: Path = Path("/dev")) -> list[dict[str, 
             )
             if done.returncode == 0:
                 return _described(json.loads(done.stdout))
-            messages.append(_last_line(done.stderr + done.stdout) or f"exit status {done.returncode}")
+            messages.append(last_line(done.stderr + done.stdout) or f"exit status {done.returncode}")
         except (ValueError, AttributeError, TypeError) as error:
             messages.append(f"not the JSON that was expected: {error}")
         except subprocess.TimeoutExpired:
@@ -51,8 +51,3 @@ def _described(listing: Any) -> list[dict[str, Any]]:
     if isinstance(listing, dict):  # the newer format has the list in an object
         (listing,) = (value for value in listing.values() if isinstance(value, list))
     return [{key: value for key, value in entry.items() if key != "neuron_processes"} for entry in listing]
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron
 from hyperpod_ft.planning.pins import environment_name, pins_file
@@ -86,7 +86,8 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]
     except OSError as error:
         raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or leave it out") from error
     if done.returncode:
-        raise UserError(f"env: {python} cannot import {', '.join(imports)}: {_last_line(done.stderr)}", remedy)
+        message = last_line(done.stderr) or "gave no error message"
+        raise UserError(f"env: {python} cannot import {', '.join(imports)}: {message}", remedy)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -117,11 +118,6 @@ def _move_scripts(partial: Path, final: Path) -> None:
         content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
         if content.startswith(b"#!") or script.name.startswith("activate"):
             script.write_bytes(content.replace(str(partial).encode(), str(final).encode()))
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
 
 
 if __name__ == "__main__":
