@@ -8,20 +8,20 @@ _LONGEST = 200
 
 
 class UserError(Exception):
-    """One line: what is wrong, where, and what to do about it.
+    """One line: where, what is wrong, and what to do about it.
 
     >>> str(UserError("model.source: no such directory: /fsx/llama", "set it to a Hub id or a directory"))
     'model.source: no such directory: /fsx/llama; set it to a Hub id or a directory'
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        """`problem` says what and where; `remedy` says what to do. Line breaks in either are folded."""
+        """`problem` says where and what is wrong, `remedy` what to do. Line breaks become spaces."""
         super().__init__(_one_line(f"{problem}; {remedy}" if remedy else problem))
         self.problem, self.remedy = problem, remedy
 
 
 class ConfigError(UserError):
-    """Every problem of one run file, a line each, so that a user mends them in one go."""
+    """Every problem of one file, a line each, so that a user can correct them all at once."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("")
@@ -32,7 +32,7 @@ class ConfigError(UserError):
 
 
 def first_sentence(error: BaseException) -> str:
-    """What another library's exception says: its first sentence, of its first line, 200 characters at most."""
+    """The first sentence of another library's error message, from its first line, 200 characters at most."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     sentence = line.split(". ")[0].removesuffix(".")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
@@ -48,6 +48,6 @@ def _one_line(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown word: the known one closest to it, or nothing."""
+    """The end of an error about an unknown word: the closest known one, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""

@@ -66,7 +66,7 @@ class ByteProgress:
 
 
 def _bar(what: str) -> "Bar":
-    # imported here, so that commands that only format sizes start without it
+    # commands that only format sizes start without rich
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -90,6 +90,19 @@ def bytes_below(directory: Path) -> int:
             if path.is_file():
                 total += path.stat().st_size
     return total
+
+
+@contextmanager
+def activity(what: str) -> Iterator[None]:
+    """Show on a terminal what is going on while the block runs; nothing of it stays on the screen, or in a log."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(what, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # ECMA-48: to column 1, erase to the end of the line
 
 
 @contextmanager

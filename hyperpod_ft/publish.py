@@ -19,7 +19,7 @@ from hyperpod_ft.errors import UserError
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file by temporary name, fsync and rename. `mode` is cut by the umask, as for any new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # host and process id keep two writers' temporary files apart; whoever renames last wins, whole
+    # two writers have two temporary files, by host and process id; the last rename wins, with a whole file
     partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -41,10 +41,10 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
-    """Yield an empty directory beside `final`; on success fsync all in it and rename it to `final`.
+    """Yield an empty directory next to `final`; on success fsync all in it and rename it to `final`.
 
-    An earlier `final` is replaced. What an attempt that was killed left behind is removed first, or with
-    `keep_partial` handed on, so that a download can go on. The caller holds a lock: there is one writer.
+    An earlier `final` is replaced. What a killed attempt left behind is removed first; with `keep_partial` it is
+    yielded instead, so that a download can resume. The caller holds a lock: there is one writer.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial")
@@ -62,7 +62,7 @@ def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
 
 
 def replace_directory(final: Path, partial: Path) -> None:
-    """Give `partial`, beside it and on disk, the name `final`; an earlier `final` is gone afterwards."""
+    """Rename `partial`, on disk in the same directory, to `final`; an earlier `final` is removed."""
     replaced = final.with_name(f".{final.name}.replaced")
     remove(replaced)
     with contextlib.suppress(FileNotFoundError):
@@ -73,7 +73,7 @@ def replace_directory(final: Path, partial: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or directory tree if it is there."""
+    """Remove a file or directory tree if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -88,7 +88,7 @@ def fsync_tree(directory: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Have a file's content, or a directory's entries, on disk."""
+    """Flush a file's content, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -98,10 +98,10 @@ def fsync(path: Path) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[int]:
-    """Hold `path` exclusively, across nodes when the file system supports flock, until the block or process ends.
+    """Lock `path` exclusively, across nodes where the file system supports flock, until the block or process ends.
 
-    Yields the descriptor that holds it: a child that inherits it holds the lock as well. Prints `waiting` when another
-    process holds it. Raises UserError where the volume has no locks, or when after `patience` seconds it is still held.
+    Yields the descriptor that holds the lock: a child that inherits it holds it too. Prints `waiting` when another
+    process holds it. Raises UserError on a volume without locks, or when it is still held after `patience` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
@@ -122,9 +122,9 @@ def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterat
 
 @contextlib.contextmanager
 def sole_writer(final: Path) -> Iterator[None]:
-    """Keep other processes from making `final` meanwhile; what was there before is never replaced.
+    """Keep other processes from making `final` while the block runs. An existing `final` is never replaced.
 
-    Raises UserError when `final` exists or another process makes it, or where the volume has no locks.
+    Raises UserError when `final` exists, another process is making it, or the volume has no locks.
     """
     if not final.name:
         raise UserError(f"{final}: exists", "give another name")
@@ -132,7 +132,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(lock(path, patience=0))
-        # the one before may have removed the file between our opening and our locking it
+        # the previous holder may have removed the file after we opened and before we locked it
         while not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
             descriptor = stack.enter_context(lock(path, patience=0))
         try:

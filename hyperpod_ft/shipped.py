@@ -18,7 +18,7 @@ def shipped(folder: str) -> Path:
 
 def shell_templates() -> "jinja2.Environment":
     """The packaged `templates/`. An undefined name is an error; the filter `sh` quotes a value for a shell."""
-    # imported here, so that commands that render nothing start without it
+    # commands that render nothing start without jinja2
     import jinja2  # noqa: PLC0415
 
     environment = jinja2.Environment(

@@ -1,8 +1,8 @@
-"""What this process may use of the machine."""
+"""The part of the machine that this process may use."""
 
 import os
 
 
 def usable_cpus() -> int:
-    """CPUs this job may use: Slurm's share of the node where the system tells, else all."""
+    """CPUs this process may use: its share of the node where the system reports one, all CPUs elsewhere."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

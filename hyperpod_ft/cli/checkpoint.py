@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyperpod_ft import publish
+from hyperpod_ft.cli.tables import printable
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 
@@ -139,6 +139,7 @@ def _writing(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
 
     Raises UserError, before anything is written, when it cannot be created or overlaps an input.
     """
+    from hyperpod_ft import publish  # noqa: PLC0415
     from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
 
     kinds.refuse_overlap(output, inputs)
@@ -257,7 +258,6 @@ def _print_verification(found: "Verification") -> None:
             f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
-        # names of tensors may contain anything, even control sequences of a terminal
-        print("wrong: " + "".join(character if character.isprintable() else "?" for character in line))
+        print(f"wrong: {printable(line)}")
     if found.ok:
         print("no faults found")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.aws.cluster_reference import ClusterReference, find
 from hyperpod_ft.cli import show_cluster
-from hyperpod_ft.config import cluster_config as cluster_file
-from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.aws.commands import Commands
+    from hyperpod_ft.config.cluster_config import ClusterConfig
 
 app = typer.Typer(
     name="cluster",
@@ -47,9 +46,11 @@ def init(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = DEFAULT_FILE,
 ) -> None:
     """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
+    from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
+
     try:
         with output.open("x", encoding="utf-8") as stream:
-            stream.write(cluster_file.example().read_text(encoding="utf-8"))
+            stream.write(cluster_config.example().read_text(encoding="utf-8"))
     except FileExistsError:
         raise UserError(f"{output} exists", "give another name with -o") from None
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
@@ -84,8 +85,7 @@ def validate(
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
-    target = ClusterReference(config.name, config.region, config, str(file))
-    checked = validate_offline(config) if offline else _commands(target, profile).validate(config)
+    checked = validate_offline(config) if offline else _commands(_reference(config, file), profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
 
@@ -112,7 +112,7 @@ def create(
 
         print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
         return
-    commands = _commands(ClusterReference(config.name, config.region, config, str(file)), profile)
+    commands = _commands(_reference(config, file), profile)
     with _interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
@@ -126,7 +126,7 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    found, nodes = _commands(find(cluster, region), profile).look()
+    found, nodes = _commands(_find(cluster, region), profile).look()
     raise typer.Exit(show_cluster.status(found, nodes, as_json))
 
 
@@ -135,7 +135,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = _commands(find(cluster, region), profile).look()
+    _, found = _commands(_find(cluster, region), profile).look()
     show_cluster.nodes(found, as_json)
 
 
@@ -151,7 +151,7 @@ def scale(
     yes: Yes = False,
 ) -> None:
     """Change the number of instances in an instance group."""
-    commands = _commands(find(cluster, region), profile)
+    commands = _commands(_find(cluster, region), profile)
     fewer = commands.fewer(group, count)
     if fewer and not yes:
         _confirm(
@@ -172,7 +172,7 @@ def replace_node(
     yes: Yes = False,
 ) -> None:
     """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
-    commands = _commands(find(cluster, region), profile)
+    commands = _commands(_find(cluster, region), profile)
     chosen = commands.pick(node)
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
@@ -192,7 +192,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
+    for line in _commands(_find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -226,7 +226,7 @@ def ssh_command(
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
 
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = _commands(find(cluster, region), profile).ssh_route(request)
+    route = _commands(_find(cluster, region), profile).ssh_route(request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:
@@ -252,7 +252,7 @@ def delete(
 
     Prints the remaining resources that cost money. Safe to run again after an interruption.
     """
-    target = find(cluster, region)
+    target = _find(cluster, region)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {target.name}, {what}.")
     if _typed(target.name, confirm) != target.name:
@@ -263,12 +263,26 @@ def delete(
     show_cluster.remains(left, target.name, commands.region)
 
 
-def _load(file: Path, overrides: list[str] | None, legacy: bool) -> ClusterConfig:
-    return cluster_file.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
+def _load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":
+    from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
+
+    return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
+
+
+def _reference(config: "ClusterConfig", file: Path) -> "ClusterReference":
+    from hyperpod_ft.aws.cluster_reference import ClusterReference  # noqa: PLC0415 - keeps --help quick
+
+    return ClusterReference(config.name, config.region, config, str(file))
+
+
+def _find(reference: str, region: str | None) -> "ClusterReference":
+    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - keeps --help quick
+
+    return cluster_reference.find(reference, region)
 
 
 def _commands(
-    target: ClusterReference, profile: str | None, say: Callable[[str], None] = show_cluster.say
+    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.say
 ) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 

@@ -1,35 +1,23 @@
-"""The commands. Each parses, calls one function and prints; nothing here decides anything."""
+"""The commands on runs. Each parses its arguments, calls one function and prints what that returns.
 
-import errno
-import json
-import os
-import shlex
+What a command calls is imported in its body: `--help` and completion then import typer alone.
+"""
+
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft import __version__, publish
-from hyperpod_ft.cli import show_runs
+from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
 from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.launch import submit as submission
-from hyperpod_ft.launch.launcher import Launcher
-from hyperpod_ft.launch.monitor import all_runs, latest_jobs, status
-from hyperpod_ft.launch.process import Process
-from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.localcluster import LocalCluster, default_directory
-from hyperpod_ft.runs import figures
-from hyperpod_ft.runs.references import last_run, remember
-from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.shipped import PACKAGE
+
+if TYPE_CHECKING:
+    from hyperpod_ft.runs.run import Run
+    from hyperpod_ft.runs.selection import Selection
 
 app = typer.Typer(
     name="hyperpod-ft",
@@ -43,12 +31,12 @@ app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
 app.add_typer(checkpoint_app)
 
-_EXIT_INTERRUPTED = 130  # what shells make of SIGINT
+_EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")]
 RunReference = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe; the last submitted run when left out."),
+    typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")
@@ -65,7 +53,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 
@@ -75,12 +63,15 @@ def init(
     recipe: Annotated[str, typer.Argument(help="A packaged recipe.")] = "quickstart",
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
 ) -> None:
-    """Write a recipe as a run file of your own, ready to edit."""
-    if recipe not in runfile.recipes():
-        raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(runfile.recipes())}")
+    """Write a recipe as a run file to edit."""
+    from hyperpod_ft.config import run_file
+
+    recipes = run_file.recipes()
+    if recipe not in recipes:
+        raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
     try:
         with output.open("x", encoding="utf-8") as stream:
-            stream.write(runfile.recipes()[recipe].read_text(encoding="utf-8"))
+            stream.write(recipes[recipe].read_text(encoding="utf-8"))
     except FileExistsError:
         raise UserError(f"{output} exists", "give another name with -o") from None
     except OSError as error:
@@ -90,33 +81,32 @@ def init(
 
 @app.command()
 def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the stages of a run: which will be skipped and why, ranks and degrees, steps per epoch."""
-    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
+    """Show the stages of a run, which of them will run and why, its ranks and degrees, and steps per epoch."""
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch.preflight import preview
+
+    known = preview(_load(run_file, overrides))
     if as_json:
-        print(json.dumps(show_runs.plan_as_dict(run), indent=2))
+        _print_json(known.as_dict())
     else:
-        show_runs.plan(run)
+        show_runs.plan(known)
 
 
 @app.command(name="render")
 def render_command(
     run_file: RunFile,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the scripts here; the run directory when left out.")
+        Path | None, typer.Option("-o", "--output", help="Where to write the scripts. Default: the run directory.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Write the run's sbatch scripts without submitting them. Into the run directory, they are ready for sbatch."""
-    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
-    if output is None:
-        scripts = submission.prepare(run, _slurm(run))
-    else:
-        output.mkdir(parents=True, exist_ok=True)
-        scripts = []
-        for stage, text in render(run, Kit(Path(sys.executable), PACKAGE.parent)).items():
-            scripts.append(output / f"{stage}.sbatch")
-            scripts[-1].write_text(text, encoding="utf-8")
-    for script in scripts:
+    """Write the run's sbatch scripts without submitting them. Those in the run directory are ready for sbatch."""
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.render import write
+    from hyperpod_ft.launch.submit import prepare
+
+    run = _load(run_file, overrides)
+    for script in prepare(run, Launchers.of(run)) if output is None else write(run, output):
         print(script)
 
 
@@ -128,15 +118,22 @@ def submit(
         str | None, typer.Option("--from", metavar="STAGE", help="Only this stage and later ones.")
     ] = None,
     only: Annotated[str | None, typer.Option("--only", metavar="STAGE", help="Only this stage.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Run the selected stages again though they are done.")] = False,
-    launcher: Annotated[str, typer.Option("--launcher", help="`slurm`, or `process` where there is none.")] = "slurm",
+    force: Annotated[
+        bool, typer.Option("--force", help="Run the selected stages again even if they are done.")
+    ] = False,
+    launcher: Annotated[
+        str, typer.Option("--launcher", help="`slurm`, or `process` for plain processes on this machine.")
+    ] = "slurm",
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
-    """Submit what has to run, as a chain of jobs. What is done already is skipped."""
-    run = Run.of(runfile.load(runfile.find(run_file), overrides or ()))
+    """Submit the stages that have to run, as a chain of jobs. Stages that are done are skipped."""
+    import shlex
+
+    from hyperpod_ft.runs.selection import Selection
+
     found = Path(run_file)
     origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
-    _submit(run, _launcher(launcher, run), Selection(start, only, force), watch, shlex.join(origin))
+    _submit(_load(run_file, overrides), launcher, Selection(start, only, force), watch, shlex.join(origin))
 
 
 @app.command()
@@ -144,23 +141,31 @@ def resume(
     run: RunReference = None,
     overrides: Overrides = None,
     launcher: Annotated[
-        str | None, typer.Option("--launcher", help="`slurm` or `process`; as before when left out.")
+        str | None, typer.Option("--launcher", help="`slurm` or `process`. Default: the one used last.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
-    """Submit what is left of a run that failed, was cancelled or was cut short. Training continues where it was."""
-    opened = _open(run, overrides)
-    before = next((job.launcher for job in reversed(opened.jobs())), "slurm")
-    _submit(opened, _launcher(launcher or before, opened), Selection(), watch)
+    """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.selection import Selection
+
+    found = references.find(run, overrides or ())
+    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
+    _submit(found, launcher or before, Selection(), watch)
 
 
 @app.command(name="status")
 def status_command(run: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show what each stage of a run is doing; exit code 1 when a stage has failed."""
-    opened = _open(run, overrides)
-    current = status(opened, _slurm(opened))
+    """Show the state of each stage of a run; exit code 1 when a stage has failed."""
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.monitor import status
+    from hyperpod_ft.runs import references
+
+    found = references.find(run, overrides or ())
+    current = status(found, Launchers.of(found))
     if as_json:
-        print(json.dumps(current.as_dict(), indent=2))
+        _print_json(current.as_dict())
     else:
         show_runs.status(current)
     raise typer.Exit(1 if current.failed else 0)
@@ -168,20 +173,29 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
 
 @app.command()
 def logs(
-    stage: Annotated[str | None, typer.Argument(help="A stage; the one that failed or works when left out.")] = None,
+    stage: Annotated[str | None, typer.Argument(help="A stage. Default: the one that failed, or is running.")] = None,
     run: Annotated[str | None, typer.Option("--run", "-r", help="A run directory, run file or recipe.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing until the stage ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the stage ends.")] = False,
 ) -> None:
     """Print the log of a stage."""
-    opened = _open(run, None)
-    show_runs.log(opened, _slurm(opened), stage, follow)
+    from hyperpod_ft.launch import watch
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+
+    found = references.find(run)
+    for text in watch.log(found, Launchers.of(found), stage, until_it_ends=follow):
+        print(text, end="", flush=True)
 
 
 @app.command()
 def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
-    """Cancel the jobs of a run. `resume` goes on from where they were."""
-    opened = _open(run, overrides)
-    jobs = submission.cancel(opened, _slurm(opened))
+    """Cancel the jobs of a run. `resume` continues it later."""
+    from hyperpod_ft.launch import submit
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+
+    found = references.find(run, overrides or ())
+    jobs = submit.cancel(found, Launchers.of(found))
     for job in jobs:
         print(f"cancelled {job.stage} (job {job.job_id})")
     if not jobs:
@@ -190,14 +204,21 @@ def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
 
 @app.command(name="list")
 def list_command(
-    root: Annotated[Path | None, typer.Option("--root", help="cluster.root; that of the last submitted run.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="A cluster.root. Default: that of the run submitted last.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the runs below a root, newest first."""
-    chosen = root or last_run().root
-    statuses = [status(run, _slurm(run)) for run in all_runs(chosen)]
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.monitor import all_runs, status
+    from hyperpod_ft.runs import references
+
+    chosen = root or references.last_run().root
+    statuses = [status(run, Launchers.of(run)) for run in all_runs(chosen)]
     if as_json:
-        print(json.dumps([current.as_dict() for current in statuses], indent=2))
+        _print_json([current.as_dict() for current in statuses])
     else:
         show_runs.runs(chosen, statuses)
 
@@ -205,74 +226,55 @@ def list_command(
 @app.command()
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run directories, run files or recipes; trained ones.")
+        list[str], typer.Argument(metavar="RUN", help="Run directories, run files or recipes of trained runs.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Show trainings side by side: speed, hours, cost, losses, exact answers."""
-    compared = [figures.require(_open(run, None)) for run in runs]
+    """Show trained runs side by side: speed, hours, cost, losses, exact answers."""
+    from dataclasses import asdict
+
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.runs import figures, references
+
+    compared = [figures.require(references.find(run)) for run in runs]
     if as_json:
-        print(json.dumps([asdict(of) for of in compared], indent=2))
+        _print_json([asdict(of) for of in compared])
     else:
         show_runs.comparison(compared)
 
 
-def _submit(run: Run, launcher: Launcher, selection: Selection, watch: bool, origin: str = "") -> None:
-    slurm = _slurm(run)
-    jobs = submission.submit(run, launcher, slurm, selection)
+def _load(run_file: str, overrides: list[str] | None) -> "Run":
+    from hyperpod_ft.config import run_file as run_files
+    from hyperpod_ft.runs.run import Run
+
+    return Run.of(run_files.load(run_files.find(run_file), overrides or ()))
+
+
+def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
+    from hyperpod_ft import publish
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch import submit
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+
+    launchers = Launchers.of(run)
+    jobs = submit.submit(run, launchers, selection, launcher)
     if origin:
         publish.write_text(run.origin, origin)
-    remember(run)
+    references.remember(run)
     show_runs.submitted(run, jobs)
-    if watch and not show_runs.watch(run, slurm):
+    if watch and not show_runs.watch(run, launchers):
         raise typer.Exit(1)
 
 
-def _open(reference: str | None, overrides: list[str] | None) -> Run:
-    if reference is None or Path(reference).is_dir():
-        if overrides:
-            raise UserError("--set: a run directory is frozen", "give the run file that it was submitted with")
-        return last_run() if reference is None else Run.open(Path(reference))
-    if found := _named(reference):
-        return found
-    run = Run.of(runfile.load(runfile.find(reference), overrides or ()))
-    if not latest_jobs(run):
-        raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
-    return run
+def _print_json(value: object) -> None:
+    import json
 
-
-def _named(reference: str) -> Run | None:
-    """The run `name/id` below the root of the last run, as `submit` and `list` print it."""
-    if len(Path(reference).parts) != 2 or Path(reference).exists():
-        return None
-    directory = last_run().root / "runs" / reference
-    return Run.open(directory) if directory.is_dir() else None
-
-
-def _launcher(name: str, run: Run) -> Launcher:
-    if name == "process":
-        return Process()
-    if name == "slurm":
-        return _slurm(run)
-    raise UserError(f"--launcher {name}: unknown", "known: slurm, process")
-
-
-def _slurm(run: Run) -> Slurm:
-    """The Slurm of a run: the one it was submitted to while that exists.
-
-    Before, for instance type `local`, the local cluster when it is up and SLURM_CONF names no other.
-    """
-    for job in reversed(run.jobs()):
-        if job.slurm_conf and not job.cluster_is_gone:
-            return Slurm({"SLURM_CONF": job.slurm_conf})
-    cluster = LocalCluster(default_directory())
-    if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
-        return Slurm(cluster.environment())
-    return Slurm()
+    print(json.dumps(value, indent=2))
 
 
 def main() -> None:
-    """Entry point: a user's error is a line on stderr and exit code 2; a bug keeps its traceback."""
+    """Entry point: a user's error is one line on stderr and exit code 2; a bug keeps its traceback."""
     try:
         try:
             app()
@@ -285,6 +287,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
+        import errno
+
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
         where = error.filename or "standard output, or a file"
@@ -293,11 +297,13 @@ def main() -> None:
 
 
 def _flush_output() -> None:
-    """Raises OSError when what was printed cannot be written, as on a full disk; that nobody reads it is none."""
+    """Raises OSError when the output cannot be written, as on a full disk; a closed pipe is no error."""
+    import os
+
     try:
         sys.stdout.flush()
     except OSError as error:
-        # what is left in the buffer would fail once more at the end of the process
+        # the rest of the buffer would fail again when the process ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise

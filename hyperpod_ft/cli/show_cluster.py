@@ -1,32 +1,30 @@
 """The output of `hyperpod-ft cluster`."""
 
+from __future__ import annotations
+
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from hyperpod_ft.aws.findings import Finding
-from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.api import Cluster
-from hyperpod_ft.aws.hyperpod.nodes import Node, tally
-from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.cli import tables
 from hyperpod_ft.progress import format_bytes
 
-if TYPE_CHECKING:  # what they import is for commands that ask AWS
+if TYPE_CHECKING:  # --help and the other commands start without them
+    from hyperpod_ft.aws.findings import Finding
+    from hyperpod_ft.aws.hyperpod.api import Cluster
+    from hyperpod_ft.aws.hyperpod.nodes import Node
     from hyperpod_ft.aws.stack.stack import Remaining
     from hyperpod_ft.aws.validation.validate import ValidationResult
+    from hyperpod_ft.config.cluster_config import ClusterConfig
 
 
 def say(line: str) -> None:
     """Print a line of progress with the time."""
-    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+    print(f"{tables.clock()}  {line}", flush=True)
 
 
 def tell(line: str) -> None:
@@ -55,7 +53,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
     return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
-def validated(checked: "ValidationResult", as_json: bool) -> int:
+def validated(checked: ValidationResult, as_json: bool) -> int:
     """Print the findings and the checks of a validation; returns the exit code."""
     if as_json:
         print(json.dumps(asdict(checked), indent=2))
@@ -81,6 +79,9 @@ def _number(count: int, noun: str) -> str:
 
 def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
     """Print a cluster and its groups; returns the exit code."""
+    from hyperpod_ft.aws.hyperpod.api import FAILED  # noqa: PLC0415 - as above
+    from hyperpod_ft.aws.hyperpod.nodes import tally  # noqa: PLC0415
+
     if as_json:
         report = {
             **asdict(cluster),
@@ -93,17 +94,17 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
         print(f"{cluster.name}  {cluster.status}  {cluster.arn}")
         if cluster.failure:
             print(f"failure: {cluster.failure}")
-        table = _table("group", "role", "type", "instances", "nodes")
+        table = tables.table("group", "role", "type", "instances", "nodes")
         for group in cluster.groups:
             members = [node for node in nodes if node.group == group.name]
             instances = f"{group.current} of {group.target}"
             table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
-        _console().print(table)
+        tables.console().print(table)
         for line in dict.fromkeys(
             f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
         ):
             print(line)
-    failed = cluster.status == api.FAILED or any(node.failed for node in nodes)
+    failed = cluster.status == FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0
 
 
@@ -111,15 +112,15 @@ def nodes(found: list[Node], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(node) for node in found], indent=2))
         return
-    table = _table("group", "instance", "host", "type", "state", "since")
+    table = tables.table("group", "instance", "host", "type", "state", "since")
     for node in found:
         since = datetime.fromtimestamp(node.launched, timezone.utc).strftime("%Y-%m-%d %H:%M") if node.launched else ""
         state = f"{node.status}: {node.message}" if node.message else node.status
         table.add_row(node.group, node.instance_id, node.hostname, node.instance_type, state, since)
-    _console().print(table)
+    tables.console().print(table)
 
 
-def remains(left: "Remaining", name: str, region: str) -> None:
+def remains(left: Remaining, name: str, region: str) -> None:
     """Print the remaining resources of a cluster that cost money."""
     lines = _costs(left)
     print(f"Remaining in {region}, costs money:" if lines else f"Nothing that costs money remains in {region}.")
@@ -130,7 +131,7 @@ def remains(left: "Remaining", name: str, region: str) -> None:
         print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
-def _costs(remains: "Remaining") -> list[str]:
+def _costs(remains: Remaining) -> list[str]:
     """The remaining resources that cost money, a line each."""
     lines = []
     if remains.filesystem:
@@ -158,15 +159,3 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
         f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.partition}"
     )
     print(f"It costs money until you run: hyperpod-ft cluster delete {file}")
-
-
-def _console() -> Console:
-    # in a pipe rich assumes 80 columns and would fold ids that a script reads
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

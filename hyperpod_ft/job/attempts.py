@@ -16,6 +16,7 @@ from typing import Literal
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Restart, history
 from hyperpod_ft.runs.run import Run
@@ -187,16 +188,8 @@ def newest_checkpoint(run: Run) -> int:
 
 def last_step(run: Run) -> int:
     """The last step in metrics.jsonl; 0 when there is none."""
-    try:
-        lines = run.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):  # cut short by a kill
-            continue
-    return 0
+    row = metrics.last_row(run.metrics)
+    return int(row["step"]) if row else 0
 
 
 def node_name() -> str:

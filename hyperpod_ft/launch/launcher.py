@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hyperpod_ft.runs.records import Job
     from hyperpod_ft.runs.run import Run
 
-# Slurm's long names of the states that a job never leaves; any other, also one of a version to come, may still work.
+# Slurm's long names of the states that a job never leaves. In any other, also one of a later version, it is active.
 _TERMINAL = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
     *("PREEMPTED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
@@ -18,7 +18,7 @@ _TERMINAL = {
 
 @dataclass(frozen=True)
 class JobState:
-    """What the launcher says about a job, in Slurm's words."""
+    """A launcher's answer about a job, in Slurm's terms."""
 
     state: str  # PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, ...
     reason: str = ""
@@ -40,17 +40,17 @@ class Launcher(Protocol):
     def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
-        Calls `submitted` for each as soon as it is known, so that a crash half-way leaves no job unknown.
+        Calls `submitted` for each job at once, so that a crash half-way leaves no job unrecorded.
         """
 
     def states(self, run: "Run", jobs: Sequence["Job"]) -> Mapping[str, JobState]:
-        """State by job id, of the jobs the launcher still knows."""
+        """State by job id, of those jobs that the launcher still knows."""
 
     def active(self, run: "Run", jobs: Sequence["Job"]) -> Sequence["Job"]:
-        """Those of `jobs` that wait or work, and any other job of the run that the launcher knows of.
+        """Those of `jobs` that have not ended, and any other job of the run that the launcher knows.
 
-        A submission that was killed half-way may have left one that it could not write down.
+        A submission that was killed half-way may have left a job unrecorded.
         """
 
     def cancel(self, run: "Run", jobs: Sequence["Job"]) -> None:
-        """Stop the jobs and all that they started."""
+        """Stop the jobs and every process they started."""

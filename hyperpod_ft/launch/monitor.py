@@ -1,19 +1,18 @@
-"""What a run is doing now: the records first, then the launcher's word, then what the scripts left behind."""
+"""What a run is doing now: from its records, then the launchers' answers, then what the scripts left behind."""
 
-import json
+import math
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState, Launcher
-from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.planning.schedule import rows_per_step, total_steps
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.records import ISO_UTC, Job
 from hyperpod_ft.runs.run import Run
@@ -31,8 +30,8 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The newest row of metrics.jsonl against the steps there will be."""
+class TrainingProgress:
+    """How far a training at work has come: the newest row of metrics.jsonl, and the number of steps ahead."""
 
     step: int
     total_steps: int | None
@@ -62,7 +61,7 @@ class RunStatus:
     stages: tuple[StageStatus, ...]
     submitted: str = ""  # first, ISO 8601, UTC
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
     note: str = ""  # why states are unknown
 
@@ -74,48 +73,13 @@ class RunStatus:
         return asdict(self)
 
 
-def latest_jobs(run: Run) -> dict[str, Job]:
-    """The newest submission of each stage."""
-    return {job.stage: job for job in run.jobs()}
-
-
-def job_states(run: Run, slurm: Launcher) -> dict[str, JobState]:
-    """What the launchers say about the newest job of each stage that has not finished, by job id."""
-    open_jobs = [
-        job
-        for stage, job in latest_jobs(run).items()
-        if stage in run.plan and not run.is_done(stage) and not job.cluster_is_gone
-    ]
-    states: dict[str, JobState] = {}
-    for launcher in (slurm, Process()):
-        if jobs := [job for job in open_jobs if job.launcher == launcher.name]:
-            states |= launcher.states(run, jobs)
-    return states
-
-
-def active_jobs(run: Run, slurm: Launcher, also: Launcher | None = None) -> list[Job]:
-    """Jobs of this run that wait or work, written down if a submission that was killed could not.
-
-    Asks the launchers that the run has used, and `also` one that it has perhaps.
-    """
-    known = run.jobs()
-    active: list[Job] = []
-    for launcher in (slurm, Process()):
-        jobs = [job for job in known if job.launcher == launcher.name and not job.cluster_is_gone]
-        if jobs or (also is not None and also.name == launcher.name):
-            active += launcher.active(run, jobs)
-    for job in active:
-        if job not in known:
-            run.add_job(job)
-    return active
-
-
-def status(run: Run, slurm: Launcher) -> RunStatus:
-    """The state of every stage and of the run; what no launcher answers for is `unknown`, with the reason as note."""
-    jobs, note = latest_jobs(run), ""
+def status(run: Run, launchers: Launchers) -> RunStatus:
+    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
+    jobs, note = run.latest_jobs(), ""
+    unfinished = [job for stage, job in jobs.items() if stage in run.plan and not run.is_done(stage)]
     states: Mapping[str, JobState] | None = None
     try:
-        states = job_states(run, slurm)
+        states = launchers.states(run, unfinished)
     except UserError as error:
         note = str(error)
     needed = {stage.name for stage in choose(run)}
@@ -179,9 +143,9 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
         return "failed", known.state.lower()
     if known is None and exit_status is None:
         if not run.log(job.stage, job.job_id).exists():
-            return "not run", ""  # it never began
-        return "failed", "the job is gone and left no exit status"
-    return "not run", ""  # it succeeded, and its outputs are out of date or gone since
+            return "not run", ""  # it never started
+        return "failed", "the job no longer exists and left no exit status"
+    return "not run", ""  # it succeeded; its outputs have been changed or deleted since
 
 
 def _exit_status(marker: Path) -> str | None:
@@ -197,27 +161,30 @@ def _overall(stages: tuple[StageStatus, ...]) -> State:
     return next((state for state in order if state in states), "done")
 
 
-def _progress(run: Run, stages: tuple[StageStatus, ...]) -> Progress | None:
+def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
-    job = latest_jobs(run).get("train")
+    job = run.latest_jobs().get("train")
     if training is None or training.state == "done" or job is None or not run.metrics.exists():
         return None
-    # rows of an attempt before this one say nothing about it
+    # rows of an earlier job say nothing about this one
     if time.strftime(ISO_UTC, time.gmtime(run.metrics.stat().st_mtime)) < job.submitted:
         return None
-    rows = tail(run.metrics, 1)
-    try:
-        row = json.loads(rows[0])
-        step, loss, rate = row["step"], row["loss"], row["tokens_per_second"]
-        samples, mfu = row.get("samples_per_second"), row.get("mfu")
-    except (IndexError, ValueError, TypeError, KeyError, AttributeError):  # the last line is being written, or damaged
+    row = metrics.last_row(run.metrics)
+    if row is None:
         return None
     known = steps(run)
-    return Progress(step, known.total if known else None, loss, rate, samples, mfu)
+    return TrainingProgress(
+        step=row["step"],
+        total_steps=known.total if known else None,
+        loss=row.get("loss", math.nan),
+        tokens_per_second=row.get("tokens_per_second"),
+        samples_per_second=row.get("samples_per_second"),
+        mfu=row.get("mfu"),
+    )
 
 
 def steps(run: Run) -> Steps | None:
-    """How many optimizer steps the run takes; None before its dataset is prepared."""
+    """How many optimizer steps the run takes; None until its dataset is prepared."""
     record = run.record("dataset")
     if record is None or run.why_not_done("dataset"):
         return None
@@ -226,17 +193,8 @@ def steps(run: Run) -> Steps | None:
     return Steps(rows / per_step, total_steps(training, rows, per_step))
 
 
-def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a text file; none when it is not there."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return [line.rstrip("\n") for line in deque(stream, lines)]
-    except FileNotFoundError:
-        return []
-
-
 def all_runs(root: Path) -> list[Run]:
-    """The runs below a root, newest first; says on stderr which cannot be opened."""
+    """The runs below a root, newest first; names on stderr those that cannot be opened."""
     found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
     runs = []
     for path in found:

@@ -1,11 +1,10 @@
 """Launcher `process`: the same rendered scripts as plain processes, in dependency order, where there is no Slurm.
 
-A supervisor process, detached from the terminal, runs the scripts of one submission one after the other. It keeps
-their states in one file, and holds a lock for as long as it lives, which is how others tell that it does.
+A chain runner, a process detached from the terminal, runs the scripts of one submission one after the other. It keeps
+their states in one file, and holds a lock as long as it runs: a lock that is held shows others that it does.
 """
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
@@ -27,6 +28,36 @@ from hyperpod_ft.runs.run import Run
 _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
 
 
+@dataclass
+class ChainJob:
+    """A script of a chain, its state in Slurm's terms, and its process once it has started."""
+
+    stage: str
+    job_id: str
+    needs: list[str]  # stages of the same chain
+    state: str = "PENDING"
+    pid: int | None = None
+
+
+@dataclass
+class Chain:
+    """The scripts of one submission, in the order they run, and the process that runs them."""
+
+    jobs: list[ChainJob]
+    pid: int | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "Chain":
+        """Raises ValueError when the file is damaged."""
+        return _CHAIN.validate_json(path.read_bytes())
+
+    def write(self, path: Path) -> None:
+        publish.write_json(path, asdict(self))
+
+
+_CHAIN = TypeAdapter(Chain)
+
+
 @dataclass(frozen=True)
 class Process:
     """Plain processes on this machine."""
@@ -34,45 +65,42 @@ class Process:
     name: str = "process"
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
-        """Start the supervisor; it goes on when this program and its terminal are gone."""
+        """Start the chain runner; it outlives this program and its terminal."""
         first = len(run.jobs()) + 1
         jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
         known = {stage.name for stage in stages}
-        chain = [
-            {
-                "stage": job.stage,
-                "job_id": job.job_id,
-                "needs": [n for n in stage.needs if n in known],
-                "state": "PENDING",
-            }
-            for job, stage in zip(jobs, stages, strict=True)
-        ]
+        chain = Chain(
+            [
+                ChainJob(job.stage, job.job_id, [need for need in stage.needs if need in known])
+                for job, stage in zip(jobs, stages, strict=True)
+            ]
+        )
         state_file = run.directory / "processes" / f"{jobs[0].job_id}.json"
-        publish.write_json(state_file, {"pid": None, "jobs": chain})
+        chain.write(state_file)
         for job in jobs:
             submitted(job)
-        ready, tell = os.pipe()
-        with os.fdopen(ready) as told:
+        ready, notify = os.pipe()
+        with os.fdopen(ready) as runner_is_ready:
             subprocess.Popen(
-                [sys.executable, "-m", "hyperpod_ft.launch.process", str(run.directory), str(state_file), str(tell)],
+                [sys.executable, "-m", "hyperpod_ft.launch.process", run.directory, state_file, str(notify)],
                 stdin=subprocess.DEVNULL,
                 stdout=(state_file.with_suffix(".out")).open("a"),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=[tell],
+                pass_fds=[notify],
             )
-            os.close(tell)
-            told.read()  # returns when the supervisor holds its lock, or has died
+            os.close(notify)
+            runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
         found: dict[str, JobState] = {}
-        for state_file, content in _submissions(run):
+        for state_file, chain in _chains(run):
             alive = _is_alive(state_file)
-            for job in content["jobs"]:
-                state = JobState(job["state"], nodes="this machine")
-                if job["job_id"] in wanted and (alive or not state.active):
-                    found[job["job_id"]] = state
+            for job in chain.jobs:
+                state = JobState(job.state, nodes="this machine")
+                if job.job_id in wanted and (alive or not state.active):
+                    found[job.job_id] = state
         return found
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
@@ -80,28 +108,29 @@ class Process:
         return [job for job in jobs if job.job_id in states and states[job.job_id].active]
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Stop the supervisors that have one of the jobs, and what one that was killed left running."""
+        """Stop the chain runners that have one of the jobs, and the script that a killed one left running."""
         wanted = {job.job_id for job in jobs}
-        for state_file, content in _submissions(run):
-            if not any(job["job_id"] in wanted for job in content["jobs"]) or not _is_alive(state_file):
+        for state_file, chain in _chains(run):
+            if not any(job.job_id in wanted for job in chain.jobs) or not _is_alive(state_file):
                 continue
-            if _works(content["pid"]):
-                os.kill(content["pid"], signal.SIGTERM)
+            if chain.pid is not None and _works(chain.pid):
+                os.kill(chain.pid, signal.SIGTERM)
             else:
-                for job in content["jobs"]:
-                    if job["state"] == "RUNNING":
-                        stop_tree(job["pid"])
+                for job in chain.jobs:
+                    if job.state == "RUNNING" and job.pid is not None:
+                        stop_tree(job.pid)
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
             while _is_alive(state_file) and time.monotonic() < deadline:
                 time.sleep(0.05)
 
 
-def _submissions(run: Run) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _chains(run: Run) -> Iterator[tuple[Path, Chain]]:
+    """The chain of each submission, with the file that holds its states."""
     for state_file in sorted((run.directory / "processes").glob("*.json")):
         try:
-            yield state_file, json.loads(state_file.read_text(encoding="utf-8"))
+            yield state_file, Chain.read(state_file)
         except ValueError as error:
-            raise UserError(f"{state_file}: is damaged: {error}", "remove it once its processes are gone") from error
+            raise UserError(f"{state_file}: is damaged", "remove it once its processes have ended") from error
 
 
 def _is_alive(state_file: Path) -> bool:
@@ -113,32 +142,31 @@ def _is_alive(state_file: Path) -> bool:
     return False
 
 
-def supervise(directory: Path, state_file: Path, ready: int) -> None:
-    """Run the submission's scripts; SIGTERM stops the one that runs and cancels the rest."""
+def run_chain(directory: Path, state_file: Path, ready: int) -> None:
+    """Run the submission's scripts one after the other; SIGTERM stops the one that runs and cancels the rest."""
     run = Run.open(directory)
-    content: dict[str, Any] = json.loads(state_file.read_text(encoding="utf-8"))
+    chain = Chain.read(state_file)
     with publish.lock(state_file.with_suffix(".lock")) as held:
-        content["pid"] = os.getpid()
-        publish.write_json(state_file, content)
+        chain.pid = os.getpid()
+        chain.write(state_file)
         os.close(ready)
         signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
-            for job in content["jobs"]:
-                others = {other["stage"]: other["state"] for other in content["jobs"]}
-                ready_to_run = all(others[need] == "COMPLETED" for need in job["needs"])
-                if not ready_to_run:
-                    job["state"] = "CANCELLED"
+            for job in chain.jobs:
+                states = {other.stage: other.state for other in chain.jobs}
+                if any(states[need] != "COMPLETED" for need in job.needs):
+                    job.state = "CANCELLED"
                     continue
-                with run.log(job["stage"], job["job_id"]).open("ab") as log:
-                    script = _start(run, job["stage"], job["job_id"], log, held)
-                job |= {"state": "RUNNING", "pid": script.pid}
-                publish.write_json(state_file, content)
-                job["state"] = _finish(script)
+                with run.log(job.stage, job.job_id).open("ab") as log:
+                    script = _start(run, job.stage, job.job_id, log, held)
+                job.state, job.pid = "RUNNING", script.pid
+                chain.write(state_file)
+                job.state = _finish(script)
         except KeyboardInterrupt:
-            for job in content["jobs"]:
-                if job["state"] in ("PENDING", "RUNNING"):
-                    job["state"] = "CANCELLED"
-        publish.write_json(state_file, content)
+            for job in chain.jobs:
+                if job.state in ("PENDING", "RUNNING"):
+                    job.state = "CANCELLED"
+        chain.write(state_file)
 
 
 def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
@@ -153,7 +181,7 @@ def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "sub
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # the script keeps the lock too: it is seen, and can be stopped, though the supervisor was killed
+        # the script holds the lock too: it is found and can be stopped even if the chain runner was killed
         pass_fds=[held],
     )
 
@@ -167,8 +195,8 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 
 
 def stop_tree(root: int) -> None:
-    """End a process and all below it: first asked, so that training may save a checkpoint, then killed."""
-    # torchrun's workers lead sessions of their own, so the tree is walked
+    """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
+    # torchrun's workers lead sessions of their own, so that a process group would not reach them
     tree = [root, *_descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:
@@ -195,7 +223,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _works(pid: int) -> bool:
-    """Whether a process exists and is no zombie, which waits for its parent and does nothing any more."""
+    """Whether a process exists and is not a zombie."""
     done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return done.stdout.strip()[:1] not in ("", "Z")
 
@@ -206,4 +234,4 @@ def _raise_interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    supervise(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    run_chain(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

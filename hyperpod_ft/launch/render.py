@@ -1,9 +1,10 @@
-"""Plan -> {stage: sbatch text}. A pure function: the same run and kit give the same bytes.
+"""Run -> {stage: sbatch text}. `render` is a pure function: the same run and kit give the same bytes.
 
 Values from the run file reach a shell only through `shlex.quote`, and `#SBATCH` lines only after `config` has
 matched them against a strict pattern.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.planning import neuron_environment
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.shipped import shell_templates
+from hyperpod_ft.shipped import PACKAGE, shell_templates
 
-# Stages that run with the kit's interpreter, before the run's own environment exists; they alone use the network.
+# Stages that run with the kit's interpreter, before the run's own environment exists. Only they use the network.
 _BEFORE_ENVIRONMENT = ("env", "download")
 
 
@@ -34,13 +35,23 @@ def render(run: Run, kit: Kit) -> dict[str, str]:
     return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
 
 
+def write(run: Run, directory: Path) -> list[Path]:
+    """Write the scripts into a directory, to be read: they run the code of this installation."""
+    directory.mkdir(parents=True, exist_ok=True)
+    scripts = []
+    for stage, text in render(run, Kit(Path(sys.executable), PACKAGE.parent)).items():
+        scripts.append(directory / f"{stage}.sbatch")
+        scripts[-1].write_text(text, encoding="utf-8")
+    return scripts
+
+
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
     early = stage.name in _BEFORE_ENVIRONMENT
     template = environment.get_template(f"sbatch/{stage.name if stage.trains else 'base'}.sbatch.j2")
     return template.render(
         stage=stage.name,
         name=run.config.name,
-        run_id=run.plan.run_id,
+        job_comment=run.job_comment,
         run_dir=run.directory,
         job_name=run.job_name(stage.name),
         output=_quote_option(run.logs / "%x_%j.out"),

@@ -4,16 +4,41 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Job, utc_now
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
 _TIMEOUT_SECONDS = 60
+_NO_SLURM = (
+    "run this on a Slurm head node, start a cluster here (`hyperpod-ft local up`), or submit with --launcher process"
+)
+# What Slurm's programs say where they are installed and no cluster is configured.
+_NO_CONFIGURATION = "configuration source"
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A job as squeue, sacct or scontrol lists it. sacct keeps no comment on most clusters."""
+
+    job_id: str
+    state: JobState
+    name: str
+    comment: str = ""
+
+    def is_of(self, run: Run, stages: Sequence[str]) -> bool:
+        """Whether it is a job of one of these stages of the run.
+
+        A comment of this kit decides. Where a site has put another in its place, the name does; the caller makes sure
+        that the job's id is one of the run's.
+        """
+        if JOB_COMMENT in self.comment:
+            return run.job_comment in self.comment
+        return self.name in [run.job_name(stage) for stage in stages]
 
 
 @dataclass(frozen=True)
@@ -31,70 +56,79 @@ class Slurm:
         return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
-        """One sbatch a stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
+        """One sbatch per stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
 
-        Raises UserError with sbatch's own words; what was submitted before is cancelled then.
+        Raises UserError with sbatch's message; the jobs submitted before it are cancelled then.
         """
         jobs: dict[str, Job] = {}
         try:
             for stage in stages:
                 parents = [jobs[need].job_id for need in stage.needs if need in jobs]
-                jobs[stage.name] = Job(
-                    stage.name, self._sbatch(run, stage.name, parents), self.name, utc_now(), self._conf
-                )
+                jobs[stage.name] = self._job(stage.name, self._sbatch(run, stage.name, parents))
                 submitted(jobs[stage.name])
         except BaseException:
-            # asks Slurm too: an sbatch that was interrupted may have made a job without saying so
+            # asks Slurm too: an interrupted sbatch may have created a job without printing its id
             if left := self.active(run, list(jobs.values())):
                 self.cancel(run, left)
             raise
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        """One squeue, which lists every job that has not ended, whatever its state is called."""
-        known = {job.job_id: job for job in jobs}
+        """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
+
+        Other users' jobs are not searched: they belong to runs of theirs.
+        """
+        found = self._known_jobs(run, jobs, [])
         stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}
-        found = []
-        for job_id, _, comment, name in self._queue([]):
-            ours = name in stages and comment == run.plan.run_id
-            if job_id in known and (name == run.job_name(known[job_id].stage) or comment == run.plan.run_id):
-                found.append(known[job_id])
-            elif ours:
-                found.append(Job(stages[name], job_id, self.name, utc_now(), self._conf))
-        return found
+        others = [
+            self._job(stages[listed.name], listed.job_id)
+            for listed in self._queue(["--me"])
+            if listed.job_id not in found and run.job_comment in listed.comment and listed.name in stages
+        ]
+        return [job for job in jobs if job.job_id in found] + others
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         """Asks squeue, then sacct, then scontrol for what is still missing.
 
-        A job of another name and comment is someone else's: a cluster that was set up anew counts from 1 again.
+        A job of another run is left out: a cluster that was set up again counts its jobs from 1.
         """
-        names = {job.job_id: run.job_name(job.stage) for job in jobs}
-        if not names:
-            return {}
-        found = {
-            job: state
-            for job, state, comment, name in self._queue([f"--jobs={','.join(names)}", "--states=all"])
-            if name == names.get(job) or comment == run.plan.run_id
-        }
-        if missing := {job: name for job, name in names.items() if job not in found}:
-            found |= self._accounting(missing)
-        for job in names.keys() - found.keys():
-            found |= self._control(job, names[job], run.plan.run_id)
+        found = self._known_jobs(run, jobs, ["--states=all"])
+        stages = {job.job_id: job.stage for job in jobs if job.job_id not in found}
+        for listed in self._accounting(list(stages)):
+            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]]):
+                found[listed.job_id] = listed.state
+        for job_id, stage in stages.items():
+            if job_id not in found and (shown := self._show(job_id)) and shown.is_of(run, [stage]):
+                found[job_id] = shown.state
         return found
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         done = self._run(["scancel", *(job.job_id for job in jobs)])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise UserError(f"scancel: {_message(done.stderr)}", "see squeue")
+            raise _failure("scancel", done.stderr, "see squeue")
 
     def requeue(self, job_id: str) -> None:
-        """Have a job that runs end and wait to run again, under the same id. Raises UserError with scontrol's words."""
+        """End a running job and let it wait again under the same id. Raises UserError with scontrol's message."""
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:
-            raise UserError(f"scontrol requeue {job_id}: {_message(done.stderr)}", "go on with: hyperpod-ft resume")
+            raise _failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
 
     def host_names(self, node_list: str) -> list[str]:
-        """The nodes of a list like `node[1-4]`; none when Slurm does not say."""
+        """The nodes of a list like `node[1-4]`; empty when Slurm does not answer."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
+
+    def _job(self, stage: str, job_id: str) -> Job:
+        return Job(stage, job_id, self.name, utc_now(), self._conf)
+
+    def _known_jobs(self, run: Run, jobs: Sequence[Job], options: list[str]) -> dict[str, JobState]:
+        """The states of those of `jobs` that squeue lists."""
+        stages = {job.job_id: job.stage for job in jobs}
+        if not stages:
+            return {}
+        return {
+            listed.job_id: listed.state
+            for listed in self._queue([f"--jobs={','.join(stages)}", *options])
+            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]])
+        }
 
     def first_node_address(self, job_id: str) -> str:
         """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
@@ -112,58 +146,59 @@ class Slurm:
             key, _, value = part.partition("=")
             if key == name and value not in ("", "(null)"):
                 return value
-        raise UserError(f"scontrol show {' '.join(entity)}: no {name}: {_message(done.stderr)}", "see scontrol ping")
+        raise _failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
 
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
-        # by argument what the environment (SBATCH_JOB_NAME) may not change: jobs are known by it
+        # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]
-        arguments += [f"--comment={run.plan.run_id}"]
+        arguments += [f"--comment={run.job_comment}"]
         if parents:
-            # without the second option a job whose parent failed would wait for ever
+            # without the second option a job whose parent failed would wait forever
             arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
-            remedy = "correct the run file's cluster section"
-            if "configuration source" in done.stderr:
-                remedy = "run this on a Slurm head node, or start a cluster here: hyperpod-ft local up"
-            raise UserError(f"sbatch {stage}: {_message(done.stderr)}", remedy)
-        # a site's wrapper may greet first
+            raise _failure(f"sbatch {stage}", done.stderr, "correct the run file's cluster section")
+        # a site's wrapper may print a greeting first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:
-            raise UserError(f"sbatch {stage}: no job id in its answer: {done.stdout!r}", "is sbatch a wrapper here?")
+            raise UserError(
+                f"sbatch {stage}: printed no job id: {done.stdout!r}", "have any wrapper of sbatch print its output"
+            )
         return ids[-1].split(";")[0]
 
-    def _queue(self, selection: list[str]) -> Iterator[tuple[str, JobState, str, str]]:
-        """Job id, state, comment and name of the selected jobs; of all that have not ended for no selection."""
-        done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%k|%j", *selection])
+    def _queue(self, selection: list[str]) -> list[_Listed]:
+        """The selected jobs; without `--states`, those that have not ended."""
+        # the comment comes last: it may hold anything, the separator included
+        done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%k", *selection])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise UserError(f"squeue: {_message(done.stderr)}", "is slurmctld running?")
-        for line in done.stdout.splitlines():
-            fields = line.split("|", 6)
-            if len(fields) == 7:
-                job, state, reason, elapsed, nodes, comment, name = fields
-                yield job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), comment, name
+            raise _failure("squeue", done.stderr, "check that slurmctld is running")
+        rows = (line.split("|", 6) for line in done.stdout.splitlines())
+        return [
+            _Listed(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
+            for job, state, reason, elapsed, nodes, name, comment in (row for row in rows if len(row) == 7)
+        ]
 
-    def _accounting(self, names: Mapping[str, str]) -> dict[str, JobState]:
-        if shutil.which("sacct") is None:
-            return {}
+    def _accounting(self, job_ids: Sequence[str]) -> list[_Listed]:
+        if not job_ids or shutil.which("sacct") is None:
+            return []
         columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
-        done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(names)}"])
-        found = {}
+        done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(job_ids)}"])
         # accounting is off on many clusters: then sacct says so and exits 1
-        for line in done.stdout.splitlines() if done.returncode == 0 else []:
-            fields = line.split("|", 4)
-            if len(fields) == 5 and fields[4] == names.get(fields[0]):
-                found[fields[0]] = JobState(fields[1].split(" ")[0], "", fields[2], fields[3])
-        return found
+        rows = [line.split("|", 4) for line in done.stdout.splitlines()] if done.returncode == 0 else []
+        return [
+            _Listed(job, JobState(state.split(" ")[0], "", elapsed, nodes), name)
+            for job, state, elapsed, nodes, name in (row for row in rows if len(row) == 5)
+        ]
 
-    def _control(self, job: str, name: str, comment: str) -> dict[str, JobState]:
-        done = self._run(["scontrol", "show", "job", "-o", job])
+    def _show(self, job_id: str) -> _Listed | None:
+        done = self._run(["scontrol", "show", "job", "-o", job_id])
+        if done.returncode:
+            return None
         fields = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
-        if done.returncode or (fields.get("JobName") != name and fields.get("Comment") != comment):
-            return {}
-        state, reason, elapsed, nodes = (fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList"))
-        return {job: JobState(state, reason, elapsed, nodes)}
+        state, reason, elapsed, nodes, name, comment = (
+            fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
+        )
+        return _Listed(job_id, JobState(state, reason, elapsed, nodes), name, comment)
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         try:
@@ -179,19 +214,23 @@ class Slurm:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise UserError(
-                f"{arguments[0]}: not found on this machine",
-                "run this on a Slurm head node, start a cluster here (`hyperpod-ft local up`),"
-                " or use --launcher process",
-            ) from error
+            raise UserError(f"{arguments[0]}: not found on this machine", _NO_SLURM) from error
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", "is slurmctld running?") from error
+            raise UserError(
+                f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", "check that slurmctld is running"
+            ) from error
+
+
+def _failure(program: str, stderr: str, remedy: str) -> UserError:
+    """What a program of Slurm said when it failed, without its own name."""
+    message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
+    return UserError(f"{program}: {message}", _NO_SLURM if _NO_CONFIGURATION in stderr else remedy)
 
 
 def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[str, str]:
-    """The environment without what would change these programs' answers or outrank the run file.
+    """The environment without the variables that would change these programs' output or outrank the run file.
 
-    A site's SBATCH_ACCOUNT and the like stay where the run file leaves the choice open.
+    A site's SBATCH_ACCOUNT and the like remain where the run file leaves the choice open.
     """
     cluster = run.config.cluster if run else None
     open_choices = {
@@ -204,7 +243,3 @@ def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[s
         for name, value in environment.items()
         if name in open_choices or not name.startswith(("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_"))
     }
-
-
-def _message(text: str) -> str:
-    return re.sub(r"^\w+: (error|fatal): ", "", last_line(text)) or "gave no error message"

@@ -4,98 +4,78 @@ import contextlib
 import getpass
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import Launcher
-from hyperpod_ft.launch.monitor import active_jobs
-from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.preflight import check
 from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.planning.memory import Memory
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
-from hyperpod_ft.shipped import PACKAGE, shipped
 
 
-def submit(run: Run, launcher: Launcher, slurm: Launcher, selection: Selection) -> tuple[Job, ...]:
-    """Submit what has to run and return the jobs; none when all is done.
+def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str = "slurm") -> tuple[Job, ...]:
+    """Submit the stages that have to run, with the launcher of that name; returns the jobs, none when all is done.
 
-    `slurm` is asked about earlier jobs of the run that it may still have. Raises UserError when jobs of this run are
-    still active, or when this version would not plan the run as it was planned.
+    Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
+    plan the run differently.
     """
+    chosen = launchers.named(launcher)
     if run.plan != plan(run.config):
         raise UserError(
             f"{run.directory}: was planned by another version of hyperpod-ft",
-            f"go on with that version, or begin a run that shares what it can: hyperpod-ft submit {run.config_path}",
+            "continue with that version, or start a new run that shares what it can: "
+            f"hyperpod-ft submit {run.config_path}",
         )
-    with _alone(run, slurm, launcher):
+    with _alone(run, launchers, also=launcher):
         stages = choose(run, selection)
         if not stages:
             return ()
         _prepare(run)
         earlier = len(run.jobs())
         with _set_aside(run, stages if selection.force else ()):
-            launcher.submit(run, stages, run.add_job)
+            chosen.submit(run, stages, run.add_job)
         return tuple(run.jobs()[earlier:])
 
 
-def prepare(run: Run, slurm: Launcher) -> list[Path]:
+def prepare(run: Run, launchers: Launchers) -> list[Path]:
     """Write the run directory, ready for `sbatch`; returns the scripts in order.
 
-    Raises UserError when jobs of the run are still active: they read what this writes.
+    Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
-    with _alone(run, slurm, None):
+    with _alone(run, launchers):
         return _prepare(run)
 
 
-def cancel(run: Run, slurm: Launcher) -> tuple[Job, ...]:
-    """Stop the run's jobs, whichever launcher has them, and remember that it was on purpose."""
-    jobs = active_jobs(run, slurm)
-    for launcher in (slurm, Process()):
-        if mine := [job for job in jobs if job.launcher == launcher.name]:
-            launcher.cancel(run, mine)
+def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
+    """Stop the run's jobs, whichever launcher has them, and record that it was on purpose."""
+    jobs = launchers.active(run)
+    launchers.cancel(run, jobs)
     for job in jobs:
         publish.write_text(run.cancel_marker(job.stage, job.job_id), "")
     return tuple(jobs)
 
 
 @contextlib.contextmanager
-def _alone(run: Run, slurm: Launcher, launcher: Launcher | None) -> Iterator[None]:
-    """No other submission of the run, and none of its jobs at work."""
-    _make(run.logs)
-    with publish.lock(run.directory / "submit.lock", waiting="another submission of this run is under way; waiting"):
-        # a job that has left its record is only tidying up
-        if active := [job for job in active_jobs(run, slurm, also=launcher) if not run.is_done(job.stage)]:
+def _alone(run: Run, launchers: Launchers, also: str = "") -> Iterator[None]:
+    """No other submission of the run, and none of its jobs at work.
+
+    Freezes a new run before anything can fail, so that every command can read the directory that an error names.
+    """
+    _make(run)
+    with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run"):
+        # a job whose stage has left its record is about to end
+        if active := [job for job in launchers.active(run, also) if not run.is_done(job.stage)]:
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
             raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
         yield
-
-
-def check(run: Run) -> Memory | None:
-    """Refuse what would fail later, where that can be seen now.
-
-    Prompts that are no rows of the dataset's format, an interpreter that is not there, and, when the model is here
-    already, degrees that it cannot be divided by and accelerators that it does not fit (`download` does that
-    otherwise). Returns what it takes of an accelerator, where that is known.
-    """
-    for number, prompt in enumerate(run.config.generate.prompts):
-        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
-            check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
-    if run.config.env.python and not Path(run.config.env.python).exists():
-        raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
-    for directory in (run.base_model, Path(run.config.model.source)):
-        if directory.is_absolute() and directory.is_dir():
-            return check_model_directory(run.config, run.plan.degrees, directory)
-    return None
 
 
 def _prepare(run: Run) -> list[Path]:
@@ -111,50 +91,23 @@ def _prepare(run: Run) -> list[Path]:
     return [run.script(stage) for stage in scripts]
 
 
-def _make(directory: Path) -> None:
+def _make(run: Run) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not run.config_path.exists():
+            run.freeze()
+        run.logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cluster.root: cannot make {directory}: {error.strerror}",
+            f"cluster.root: cannot make {run.directory}: {error.strerror}",
             "set it to a directory on the shared volume that you may write to",
         ) from error
 
 
-def snapshot(root: Path) -> Path:
-    """A copy of the kit's code on the shared volume, by content: jobs run what was submitted."""
-    sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code(PACKAGE)}
-    templates = shipped("templates")
-    sources |= {
-        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in publish.files_below(templates)
-    }
-    identity = publish.text_digest(
-        "\n".join(f"{target} {publish.sha256(file)}" for file, target in sorted(sources.items()))
-    )
-    final = root / "code" / f"{__version__}-{identity[:12]}"
-    with publish.lock(root / "code" / ".lock"):
-        if not final.is_dir():
-            with publish.new_directory(final) as directory:
-                for file, target in sources.items():
-                    (directory / target).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, directory / target)
-    return final
-
-
-def _code(package: Path) -> list[Path]:
-    shipped_apart = {package / "templates", package / "examples"}
-    return [
-        file
-        for file in publish.files_below(package)
-        if "__pycache__" not in file.parts and not shipped_apart & set(file.parents)
-    ]
-
-
 @contextlib.contextmanager
 def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
-    """Forget that these stages were done, unless what follows fails: then it was never forgotten.
+    """Remove the records of these stages; put them back when the block fails.
 
-    Checkpoints of a training are not deleted, since it would go on from them, but left under another name.
+    A training that is forced must not resume from its checkpoints: they are kept under another name.
     """
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
@@ -178,7 +131,7 @@ def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
 
 
 def _moment() -> str:
-    """A part of a name that no other moment or process of this account has."""
+    """A part of a file name: this second and this process."""
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
 
 

@@ -66,18 +66,6 @@ class Plan:
         """Configurations with the same training are the same run; the stages after it may differ."""
         return self["train"].fingerprint[:12]
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        """The inverse of `as_dict`. Raises KeyError or TypeError for other values."""
-        degrees = values["degrees"]
-        return cls(
-            tuple(
-                StagePlan(**stage | {"needs": tuple(stage["needs"]), "resources": Resources(**stage["resources"])})
-                for stage in values["stages"]
-            ),
-            Degrees(**{name: degrees[name] for name in Degrees.__dataclass_fields__}),
-        )
-
     def following(self, name: str) -> tuple[StagePlan, ...]:
         """The stage and all later ones."""
         names = [stage.name for stage in self.stages]

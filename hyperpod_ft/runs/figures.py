@@ -1,4 +1,4 @@
-"""What a finished training came to, from its records: the columns of `compare`, and a line of `status`."""
+"""The results of a finished training, from its records: the columns of `compare`, and a line of `status`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Figures:
-    """One training. None: not known of this machine or model, not asked for, or not recorded by an earlier version."""
+    """One training. None: unknown for this machine or model, not requested, or not recorded by an earlier version."""
 
     run: str  # name/id
     method: str
@@ -47,7 +47,7 @@ class Figures:
 
 
 def figures(run: Run) -> Figures | None:
-    """None when the run is not trained. Checkpoints may have been deleted since: the record is what counts."""
+    """None when the run is not trained. The record counts: checkpoints may have been deleted since."""
     trained = _valid(run, "train")
     if trained is None:
         return None
@@ -56,7 +56,7 @@ def figures(run: Run) -> Figures | None:
     exact = generated.facts.get("exact_match", {}) if generated else {}
     nodes = run.plan.degrees.nodes
     facts = trained.facts
-    # a price may be given after the training
+    # the price may be set after the training
     hours = facts.get("node_hours")
     cost = usage.cost(run, hours) if hours is not None else None
     return Figures(
@@ -93,7 +93,7 @@ def require(run: Run) -> Figures:
     """Raises UserError when the run is not trained."""
     found = figures(run)
     if found is None:
-        raise UserError(f"{run.directory}: is not trained yet", f"look: hyperpod-ft status {run.directory}")
+        raise UserError(f"{run.directory}: is not trained yet", f"see: hyperpod-ft status {run.directory}")
     return found
 
 
@@ -106,7 +106,7 @@ def _exact(values: dict[str, Any] | None) -> Exact | None:
     return Exact(**values) if values and values["rows"] else None
 
 
-# What one line of the table is, and how it is written; None leaves the cell empty.
+# The lines of the table: a name, and how a cell is written; None leaves it empty.
 _LINES: tuple[tuple[str, Callable[[Figures], str | None]], ...] = (
     ("method", lambda of: of.method),
     ("instances", lambda of: of.instances),
@@ -132,7 +132,7 @@ _LINES: tuple[tuple[str, Callable[[Figures], str | None]], ...] = (
 
 
 def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
-    """Lines of a table with a column for each training, the first line its head; without what none of them knows."""
+    """Lines of a table with a column for each training, its head first. Lines without any value are left out."""
     yield ("", *(of.run for of in compared))
     for name, cell in _LINES:
         cells = [cell(of) for of in compared]
@@ -141,7 +141,7 @@ def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
 
 
 def line(of: Figures) -> str:
-    """The speed and the price of a training in one line."""
+    """The speed and the cost of a training in one line."""
     parts = (
         _number(of.samples_per_second, ",.3f", "{} samples/s"),
         _number(of.tokens_per_second, ",.0f", "{} tokens/s"),

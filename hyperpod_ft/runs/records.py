@@ -1,10 +1,11 @@
-"""What is written down about a run: the record of each stage, and every job submitted."""
+"""The records of a run: one of each finished stage, and one of each submitted job."""
 
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 
@@ -13,9 +14,9 @@ ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class Output:
-    """One file a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
+    """One file that a stage left: its path relative to `cluster.root`, size in bytes, and SHA-256.
 
-    The digest is empty where nobody asks for it: reading a model again to make it takes longer than making the model.
+    The digest is empty where nothing checks it: hashing a model takes longer than writing it.
     """
 
     path: str
@@ -25,13 +26,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Record:
-    """What a stage leaves when it has finished: the only proof that it did."""
+    """What a stage writes when it has finished: the only proof that it did."""
 
     stage: str
     fingerprint: str
     inputs: dict[str, str]  # fingerprints of the stages it needed
     outputs: tuple[Output, ...]
-    facts: dict[str, Any]  # what the stage wants known: rows, tokens, losses
+    facts: dict[str, Any]  # what the stage reports: rows, tokens, losses
     started: str  # ISO 8601, UTC
     seconds: float
     host: str
@@ -40,17 +41,17 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> "Record | None":
-        """The record at `path`; None when there is none, or it cannot be one of ours."""
+        """The record at `path`; None when it is missing or damaged."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            outputs = tuple(Output(**output) for output in values.pop("outputs"))
-            record = cls(outputs=outputs, **values)
-            return record if isinstance(record.facts, dict) else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return _RECORD.validate_json(path.read_bytes())
+        except (OSError, ValueError):
             return None
 
     def write(self, path: Path) -> None:
         publish.write_json(path, asdict(self))
+
+
+_RECORD = TypeAdapter(Record)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Job:
 
     @property
     def cluster_is_gone(self) -> bool:
-        """A local cluster's slurm.conf exists while the cluster does."""
+        """Whether it was a local cluster that has ended: its slurm.conf exists only while it runs."""
         return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
 
 

@@ -1,21 +1,35 @@
-"""The run that was submitted last on this account: what `status`, `logs`, `cancel` and `resume` mean by default."""
+"""What a RUN argument means: a run directory, `name/id`, a run file, a recipe, or the run submitted last."""
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-def _pointer() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "hyperpod-ft" / "last-run"
+def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
+    """The run that an argument means; None means the run submitted last on this account.
+
+    `overrides` are those of --set, for a run file or recipe. Raises UserError when there is no such run.
+    """
+    if reference is None or Path(reference).is_dir():
+        if overrides:
+            raise UserError("--set: a run directory cannot be changed", "give the run file it was submitted with")
+        return last_run() if reference is None else Run.open(Path(reference))
+    if found := _named(reference):
+        return found
+    run = Run.of(run_file.load(run_file.find(reference), overrides))
+    if not run.jobs():
+        raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
+    return run
 
 
 def remember(run: Run) -> None:
-    """A convenience: when the account's state directory is not to be written, it only says so."""
+    """Make it the run submitted last. Only prints a line when the account's state directory cannot be written."""
     try:
         publish.write_text(_pointer(), f"{run.directory}\n")
     except OSError as error:
@@ -23,9 +37,22 @@ def remember(run: Run) -> None:
 
 
 def last_run() -> Run:
-    """Raises UserError when there is none, or it is gone."""
+    """Raises UserError when no run was submitted, or its directory no longer exists."""
     try:
         directory = Path(_pointer().read_text(encoding="utf-8").rstrip("\n"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("no run was submitted yet", "give a run directory or a run file") from None
     return Run.open(directory)
+
+
+def _pointer() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "hyperpod-ft" / "last-run"
+
+
+def _named(reference: str) -> Run | None:
+    """The run `name/id` below the root of the last run, as `submit` and `list` print it."""
+    if len(Path(reference).parts) != 2 or Path(reference).exists():
+        return None
+    directory = last_run().root / "runs" / reference
+    return Run.open(directory) if directory.is_dir() else None

@@ -1,10 +1,11 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
@@ -14,6 +15,9 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.records import Job, Output, Record
 
+JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
+_JOBS = TypeAdapter(list[Job])
+_PLAN = TypeAdapter(Plan)
 _STEP = re.compile(r"step-(\d{8})")
 
 
@@ -31,22 +35,24 @@ class Run:
 
     @classmethod
     def open(cls, directory: Path) -> "Run":
-        """The run in a run directory, as it was planned, whatever today's kit would plan.
+        """The run in a run directory, as it was planned: another version of the kit may plan it differently.
 
-        Raises UserError when it is none, is damaged, or was moved away from its root.
+        Raises UserError when it is not a run directory, is damaged, or was moved away from its root.
         """
         frozen = directory / "run.yaml"
         if not frozen.is_file():
-            raise UserError(f"{directory}: no run.yaml in it", "give a run directory (`hyperpod-ft list` shows them)")
+            raise UserError(f"{directory}: no run.yaml in it", "give a run directory; `hyperpod-ft list` shows them")
         config = run_file.open_frozen(frozen)
         try:
-            run = cls(config, Plan.from_dict(json.loads((directory / "plan.json").read_text(encoding="utf-8"))))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{directory}: no usable plan.json in it", f"submit {frozen} as a run file") from error
+            run = cls(config, _PLAN.validate_json((directory / "plan.json").read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{directory}: its plan.json is missing or damaged", f"submit {frozen} as a run file"
+            ) from error
         if run.directory.resolve() != directory.resolve():
             raise UserError(
                 f"{frozen}: was edited or moved: it describes the run {run.directory}",
-                "submit it as a run file instead: hyperpod-ft submit FILE",
+                f"submit it as a run file: hyperpod-ft submit {frozen}",
             )
         return run
 
@@ -98,7 +104,7 @@ class Run:
 
     @property
     def trial_facts(self) -> Path:
-        """What the trial tells stage precompile of itself."""
+        """What the trial reports to stage precompile."""
         return self.trial / "facts.json"
 
     @property
@@ -108,7 +114,7 @@ class Run:
 
     @property
     def attempts(self) -> Path:
-        """How long each attempt at training has held the nodes, a file each."""
+        """How long each attempt at training has held its nodes, a file each."""
         return self.directory / "attempts"
 
     @property
@@ -135,6 +141,15 @@ class Run:
     def job_name(self, stage: str) -> str:
         return f"{self.config.name}-{stage}"
 
+    @property
+    def job_comment(self) -> str:
+        """Names this run directory in Slurm: two runs of one recipe below two roots are two runs.
+
+        A digest, since Slurm's listings leave no path with spaces whole. `root` was made absolute when the run file
+        was loaded.
+        """
+        return f"{JOB_COMMENT}{self.plan.run_id}@{publish.text_digest(str(self.directory))[:12]}"
+
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
         return self.logs / f"{self.job_name(stage)}_{job_id}.out"
@@ -144,7 +159,7 @@ class Run:
         return self.directory / "exits" / f"{stage}_{job_id}"
 
     def cancel_marker(self, stage: str, job_id: str) -> Path:
-        """There when the job was cancelled on purpose."""
+        """Exists when the job was cancelled on purpose."""
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
     def restarts(self, stage: str) -> Path:
@@ -152,7 +167,7 @@ class Run:
         return self.directory / "restarts" / f"{stage}.json"
 
     def attempt_directory(self, stage: str, job_id: str) -> Path:
-        """What the nodes tell about the latest attempt of a job at a stage that trains."""
+        """What the nodes report about the latest attempt of a job at a stage that trains."""
         return self.directory / "restarts" / f"{stage}-{job_id}.attempt"
 
     @property
@@ -208,7 +223,7 @@ class Run:
         return self.directory / "records" / f"{stage}.json"
 
     def lock_path(self, stage: str) -> Path:
-        """Locked while the stage works, so that two attempts at the same outputs take turns."""
+        """Locked while the stage works: two attempts at the same outputs take turns."""
         return self.record_path(stage).with_suffix(".lock")
 
     # What is known
@@ -227,7 +242,7 @@ class Run:
             try:
                 size = (self.root / output.path).stat().st_size
             except OSError:
-                return f"{output.path} is gone"
+                return f"{output.path} no longer exists"
             if size != output.size:
                 return f"{output.path} has {size} bytes, was {output.size}"
         return ""
@@ -238,19 +253,23 @@ class Run:
     def jobs(self) -> list[Job]:
         """Every submission so far, oldest first."""
         try:
-            return [Job(**job) for job in json.loads(self.jobs_path.read_text(encoding="utf-8"))]
+            return _JOBS.validate_json(self.jobs_path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return []
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise UserError(
-                f"{self.jobs_path}: is damaged: {error}", "restore it, or see squeue and remove it"
+                f"{self.jobs_path}: is damaged", "restore it, or cancel the run's jobs (see squeue) and remove it"
             ) from error
+
+    def latest_jobs(self) -> dict[str, Job]:
+        """The newest submission of each stage."""
+        return {job.stage: job for job in self.jobs()}
 
     def add_job(self, job: Job) -> None:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
 
     def describe(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
-        """Outputs for a record: every file at or below `paths`, with size and, if wanted, digest."""
+        """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
         files = [file for path in paths for file in publish.files_below(path)]
         return tuple(
             Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file) if digests else "")
@@ -258,9 +277,9 @@ class Run:
         )
 
     def freeze(self) -> None:
-        """Write what `open` reads."""
-        publish.write_text(self.config_path, self.yaml())
+        """Write what `open` reads. Makes the directory; its run.yaml, which makes it a run's, comes last."""
         publish.write_json(self.plan_path, self.plan.as_dict())
+        publish.write_text(self.config_path, self.yaml())
 
     def yaml(self) -> str:
         """The resolved run file."""

@@ -1,4 +1,4 @@
-"""Which stages of a run have to run: worked backwards from what a run is for."""
+"""Which stages of a run have to run, found backwards from its products."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Selection:
-    """Which stages a submission is about: all, from one on, or only one; `force` runs them though they are done."""
+    """The stages a submission may run: all, from one on, or only one; `force` runs them even if they are done."""
 
     start: str | None = None
     only: str | None = None
@@ -17,19 +17,19 @@ class Selection:
 
 
 def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...]:
-    """The stages that have to run, in order. Empty when all is done.
+    """The stages that have to run, in order. Empty when all are done.
 
-    Works backwards from what follows training, the products of a run: what is done needs nothing, so checkpoints
-    may be deleted once they are consolidated.
+    Starts at a run's products, the stages after training, and adds what they need. A stage that is done needs nothing:
+    checkpoints may be deleted once they are consolidated.
 
-    Raises UserError for an unknown stage, or one that needs what was not selected.
+    Raises UserError for an unknown stage, or when a stage that was not selected is needed.
     """
     for name in (selection.start, selection.only):
         if name is not None and name not in run.plan:
             known = ", ".join(stage.name for stage in run.plan.stages)
             raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
     if selection.start and selection.only:
-        raise UserError("--from and --only exclude each other", "give one")
+        raise UserError("--from and --only: cannot be combined", "give one of them")
     selected, targets = _targets(run, selection)
     chosen: set[str] = set()
     while targets:
@@ -40,7 +40,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
         if name not in selected:
             raise UserError(
                 f"stage {name} is needed and {run.why_not_done(name)}",
-                "submit without --from and --only, or from there",
+                f"submit without --from and --only, or --from {name}",
             )
         chosen.add(name)
         targets += run.plan[name].needs
@@ -48,7 +48,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
 
 
 def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
-    """The stages that may run, and those to begin with."""
+    """The stages that may run, and those to start the search at."""
     if selection.only:
         return {selection.only}, [selection.only]
     stages = run.plan.following(selection.start) if selection.start else run.plan.stages

@@ -1,19 +1,19 @@
-"""How long the training of a run has held its nodes: a small file an attempt, which a thread keeps up to date.
+"""How long the training of a run has held its nodes: one small file per attempt, kept up to date by a thread.
 
 Progress counts the steps that a checkpoint has saved; a bill counts every minute, those lost in a kill too. An attempt
-begins when its stage begins to work, some seconds after its job, and one that is killed is known to within
+begins when its stage begins to work, some seconds after its job; the end of one that is killed is known to within
 `_EVERY_SECONDS`.
 """
 
 import contextlib
-import json
-import math
 import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
@@ -24,19 +24,22 @@ _EVERY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One time that training held all the nodes of a run."""
+class Usage:
+    """One attempt at training: how long it held all the nodes of a run."""
 
     job_id: str
     started: str  # ISO 8601, UTC
-    seconds: float
-    nodes: int
-    accelerators: int  # chips on all nodes; 0 where there are none
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    nodes: Annotated[int, Field(ge=0)]
+    accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
+
+
+_USAGE = TypeAdapter(Usage)
 
 
 @contextlib.contextmanager
 def counted(run: Run) -> Iterator[None]:
-    """Keep the account of one attempt while the block lasts, whatever ends it. On one process of the job."""
+    """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "")
     path = run.attempts / f"{started.replace(':', '')}-{os.getpid()}.json"
@@ -46,9 +49,9 @@ def counted(run: Run) -> Iterator[None]:
 
     def write() -> None:
         seconds = round(time.monotonic() - clock, 3)
-        # a full volume ends the training, if anything does, with words of its own
+        # a full volume is reported by what the training itself writes
         with contextlib.suppress(OSError):
-            publish.write_json(path, asdict(Attempt(job_id, started, seconds, nodes, accelerators)))
+            publish.write_json(path, asdict(Usage(job_id, started, seconds, nodes, accelerators)))
 
     def keep() -> None:
         while not ended.wait(_EVERY_SECONDS):
@@ -65,20 +68,13 @@ def counted(run: Run) -> Iterator[None]:
         write()
 
 
-def attempts(run: Run) -> list[Attempt]:
-    """Every attempt so far, oldest first; a damaged file counts for nothing."""
+def attempts(run: Run) -> list[Usage]:
+    """Every attempt so far, oldest first; damaged files are skipped."""
     found = []
     for path in run.attempts.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            attempt = Attempt(**json.loads(path.read_text(encoding="utf-8")))
-            if _is_sound(attempt):
-                found.append(attempt)
-    return sorted(found, key=lambda attempt: attempt.started)
-
-
-def _is_sound(attempt: Attempt) -> bool:
-    numbers = (attempt.seconds, attempt.nodes, attempt.accelerators)
-    return isinstance(attempt.started, str) and all(0 <= number < math.inf for number in numbers)
+        with contextlib.suppress(OSError, ValueError):
+            found.append(_USAGE.validate_json(path.read_bytes()))
+    return sorted(found, key=lambda usage: usage.started)
 
 
 def totals(run: Run) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.monitor import active_jobs, status
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.launch.submit import submit
+from hyperpod_ft.launch.submit import cancel, submit
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -41,6 +42,11 @@ def waiting(make_run: MakeRun, **overrides: object) -> Run:
     return make_run(env__python="/bin/false", **overrides)
 
 
+def names_and_comments() -> set[tuple[str, str]]:
+    done = subprocess.run(["squeue", "-h", "-o", "%j|%k"], capture_output=True, text=True, check=True, timeout=30)
+    return {(name, comment) for name, comment in (line.split("|") for line in done.stdout.splitlines())}
+
+
 def sbatch_wrapper(directory: Path, text: str) -> None:
     wrapper = directory / "sbatch"
     real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
@@ -57,9 +63,10 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     run.freeze()
     program = (
-        "import pathlib, sys; from hyperpod_ft.runs.run import Run; from hyperpod_ft.launch.slurm import Slurm\n"
+        "import pathlib, sys; from hyperpod_ft.runs.run import Run\n"
+        "from hyperpod_ft.launch.launchers import Launchers\n"
         "from hyperpod_ft.launch.submit import submit; from hyperpod_ft.runs.selection import Selection\n"
-        "submit(Run.open(pathlib.Path(sys.argv[1])), Slurm(), Slurm(), Selection())\n"
+        "submit(Run.open(pathlib.Path(sys.argv[1])), Launchers(), Selection())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, run.directory]) as submission:
         while len(queue()) < 2:
@@ -67,12 +74,12 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
         submission.send_signal(signal.SIGKILL)
     assert len(run.jobs()) == 1, "the second was made, and nobody wrote it down"
     with pytest.raises(UserError, match=r"still at work: (env .*download|download .*env)"):
-        submit(run, slurm, slurm, Selection())
+        submit(run, Launchers(slurm), Selection())
     assert len(run.jobs()) == 2
-    slurm.cancel(run, active_jobs(run, slurm))
+    slurm.cancel(run, Launchers(slurm).active(run))
     while queue():
         time.sleep(0.1)
-    assert active_jobs(run, slurm) == []
+    assert Launchers(slurm).active(run) == []
 
 
 def test_an_interrupted_submission_cancels_what_it_made(
@@ -84,7 +91,7 @@ def test_an_interrupted_submission_cancels_what_it_made(
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="sbatch dataset: oops"):
-        submit(run, slurm, slurm, Selection())
+        submit(run, Launchers(slurm), Selection())
     deadline = time.monotonic() + 20
     while queue():
         assert time.monotonic() < deadline, queue()
@@ -98,9 +105,76 @@ def test_a_sites_own_ways(slurm: Slurm, make_run: MakeRun, tmp_path: Path, monke
     monkeypatch.setenv("SBATCH_JOB_NAME", "foo")
     monkeypatch.setenv("SBATCH_COMMENT", "site")
     monkeypatch.setenv("SQUEUE_FORMAT", "%A")
-    jobs = submit(run, slurm, slurm, Selection())
+    jobs = submit(run, Launchers(slurm), Selection())
     assert all(job.job_id.isdigit() for job in jobs)
     subprocess.run(["scontrol", "update", f"jobid={jobs[0].job_id}", "comment=billing-tag"], check=True, timeout=30)
     subprocess.run(["scontrol", "update", f"jobid={jobs[1].job_id}", "jobname=renamed"], check=True, timeout=30)
-    assert {entry.state for entry in status(run, slurm).stages} == {"pending"}
-    assert len(active_jobs(run, slurm)) == len(jobs)
+    assert {entry.state for entry in status(run, Launchers(slurm)).stages} == {"pending"}
+    assert len(Launchers(slurm).active(run)) == len(jobs)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root submits as another user")
+def test_the_jobs_of_another_user_are_left_alone(
+    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of one's own jobs, comment included, that somebody else submitted: neither counted nor cancelled."""
+    mine = waiting(make_run)
+    sbatch_wrapper(tmp_path, 'exec REAL --hold "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    other = submit_as(65534, mine)
+    try:
+        (listed,) = queue()
+        assert listed.split()[0] == other
+        jobs = submit(mine, Launchers(slurm), Selection())
+        assert names_and_comments() >= {(mine.job_name(job.stage), mine.job_comment) for job in jobs}
+        assert {job.job_id for job in cancel(mine, Launchers(slurm))} == {job.job_id for job in jobs}
+        deadline = time.monotonic() + 30
+        while len(queue()) > 1:
+            assert time.monotonic() < deadline, queue()
+            time.sleep(0.1)
+        assert queue()[0].split()[0] == other
+    finally:
+        subprocess.run(["scancel", other], check=True, timeout=30)
+
+
+def submit_as(user: int, run: Run) -> str:
+    """The id of a held job of that user which looks like the first of the run."""
+    name = run.job_name(run.plan.stages[0].name)
+    done = subprocess.run(
+        [
+            *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
+            # into the directories of this test, which are root's alone
+            *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
+            *("sbatch", "--parsable", "--hold", f"--job-name={name}", f"--comment={run.job_comment}"),
+            *("--output=/dev/null", "--chdir=/", "--wrap=true"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return done.stdout.strip()
+
+
+def test_two_runs_of_one_recipe_below_two_roots_are_two(
+    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = waiting(make_run)
+    second = waiting(make_run, cluster__root=str(tmp_path / "other root"), cluster__instance_type="local")
+    assert first.plan == second.plan and first.directory != second.directory
+    sbatch_wrapper(tmp_path, 'exec REAL --hold "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    of_first = submit(first, Launchers(slurm), Selection())
+    of_second = submit(second, Launchers(slurm), Selection())
+    assert len(of_first) == len(of_second) == len(first.plan.stages)
+    assert set(Launchers(slurm).active(first)) == set(of_first)
+    # the first run's ids under the second's names, as after a cluster was set up again
+    assert slurm.states(second, of_first) == {}
+    assert {job.job_id for job in slurm.active(second, of_first)} == {job.job_id for job in of_second}
+    assert cancel(second, Launchers(slurm)) == of_second
+    deadline = time.monotonic() + 30
+    while len(queue()) > len(of_first):
+        assert time.monotonic() < deadline, queue()
+        time.sleep(0.1)
+    assert {entry.state for entry in status(first, Launchers(slurm)).stages} == {"pending"}
+    assert {entry.state for entry in status(second, Launchers(slurm)).stages} == {"cancelled"}

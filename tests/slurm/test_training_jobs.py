@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.launch.submit import snapshot
+from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import Record

@@ -4,7 +4,6 @@ Its files are read once, by several threads, in bounded memory. Only the compari
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import ByteProgress
+from hyperpod_ft.progress import ByteProgress, activity
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.verify.logits import Logits
@@ -218,9 +217,9 @@ def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path 
         raise UserError("--adapter is a model and --base an adapter", "swap them")
     kinds.expect("--adapter", adapter, "adapter")
     kinds.expect("--base", base, "model")
-    print("loading torch and peft", file=sys.stderr, flush=True)
     try:
-        from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - the other checks need no torch
+        with activity("loading torch and peft"):
+            from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - the other checks need no torch
     except ImportError as error:
         raise UserError(
             f"--adapter and --base: {error.name} is not installed", "pip install 'hyperpod-ft[torch]'"

@@ -69,23 +69,50 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
-    assert "no such run file" in refused("plan", "nothing.yaml", cwd=tmp_path)
-    assert "did you mean learning_rate?" in refused(
-        "plan", "quickstart", "--set", "training.learning_rat=1", cwd=tmp_path
-    )
-    assert "does not divide the model's 4 key/value heads" in refused(
-        *("plan", "quickstart", "--set", "parallelism.tensor_parallel=8", "--set", "parallelism.ranks_per_node=8"),
-        cwd=tmp_path,
-    )
-    assert "no recipe 'x'" in refused("init", "x", cwd=tmp_path)
-    assert "no run was submitted yet" in refused("status", cwd=tmp_path)
-    assert "no run.yaml in it" in refused("status", str(tmp_path), cwd=tmp_path)
-    assert "was not submitted yet" in refused("status", "quickstart", cwd=tmp_path)
-    assert "--launcher x: unknown" in refused("submit", "quickstart", "--launcher", "x", cwd=tmp_path)
+    degrees = ("--set", "parallelism.tensor_parallel=8", "--set", "parallelism.ranks_per_node=8")
     (tmp_path / "file").touch()
-    assert "cluster.root: cannot make" in refused(
-        "submit", "quickstart", "--set", f"cluster.root={tmp_path / 'file'}", cwd=tmp_path
-    )
+    for arguments, facts in (
+        (("plan", "nothing.yaml"), ("nothing.yaml", "hyperpod-ft init", "quickstart")),
+        (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
+        (("plan", "quickstart", *degrees), ("tensor_parallel", "4 key/value heads")),
+        (("init", "x"), ("'x'", "quickstart")),
+        (("status",), ("no run", "run directory")),
+        (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
+        (("status", "quickstart"), ("hyperpod-ft submit quickstart",)),
+        (("submit", "quickstart", "--launcher", "x"), ("--launcher x", "slurm, process")),
+        (("submit", "quickstart", "--set", f"cluster.root={tmp_path / 'file'}"), ("cluster.root", f"{tmp_path}/file")),
+    ):
+        error = refused(*arguments, cwd=tmp_path)
+        assert all(fact in error for fact in facts), error
+
+
+def test_every_command_says_what_to_do_without_slurm(tmp_path: Path) -> None:
+    """Slurm's programs are installed, and no cluster is configured: this is what they say then."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
+        (programs / name).write_text(
+            f"#!/bin/sh\necho '{name}: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
+            f"echo '{name}: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+        )
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def names_both(text: str) -> bool:
+        return "hyperpod-ft local up" in text and "--launcher process" in text
+
+    assert names_both(refused("submit", "quickstart", cwd=tmp_path, **environment))
+    (run_file_,) = tmp_path.glob("**/run.yaml")
+    run = str(run_file_.parent)
+    assert "nothing to cancel" in call("cancel", run, cwd=tmp_path, **environment).stdout
+    # jobs of a Slurm that this machine cannot reach
+    jobs = [{"stage": "env", "job_id": "7", "launcher": "slurm", "submitted": "2026-01-01T00:00:00Z"}]
+    Path(run, "jobs.json").write_text(json.dumps(jobs))
+    for command in ("submit", "quickstart"), ("resume", run), ("cancel", run):
+        assert names_both(refused(*command, cwd=tmp_path, **environment)), command
+    for command in ("status", run), ("logs", "-r", run), ("list", "--root", str(Path(run).parents[2])):
+        done = call(*command, cwd=tmp_path, **environment)
+        assert names_both(done.stdout), (command, done.stdout, done.stderr)
 
 
 def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.process import Process
-from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -23,7 +23,7 @@ MakeRun = Callable[..., Run]
 def prepared(make_run: MakeRun, **scripts: str) -> Run:
     """A run whose scripts are these few lines."""
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     for name, text in scripts.items():
         run.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
     return run
@@ -98,12 +98,12 @@ def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: Make
     script = int(pid_file.read_text())
     supervisor = int(Path(f"/proc/{script}/stat").read_text().split()[3])
     os.kill(supervisor, signal.SIGKILL)
-    assert status(run, Slurm()).stages[0].state == "running"
+    assert status(run, Launchers()).stages[0].state == "running"
     with pytest.raises(UserError, match="still at work"):
-        submit(run, Process(), Slurm(), Selection())
+        submit(run, Launchers(), Selection(), "process")
     Process().cancel(run, run.jobs())
     assert not alive(script)
-    current = status(run, Slurm())
+    current = status(run, Launchers())
     assert current.stages[0].state == "failed"
 
 

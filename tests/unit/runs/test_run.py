@@ -1,9 +1,18 @@
-"""Where a run keeps things."""
+"""Where a run keeps things, and what can be read of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
-from hyperpod_ft.errors import last_line
+import pytest
+
+from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.submit import cancel, submit
+from hyperpod_ft.runs import metrics, references
+from hyperpod_ft.runs.records import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 
 
 def test_checkpoints_are_found_by_their_full_names(make_run: Callable[..., Run]) -> None:
@@ -18,3 +27,25 @@ def test_checkpoints_are_found_by_their_full_names(make_run: Callable[..., Run])
 def test_the_last_line_of_what_a_program_said() -> None:
     assert last_line("first\n  last \n\n  \n") == "last"
     assert last_line(" \n") == ""
+
+
+def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert metrics.last_row(path) is None
+    path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
+    assert list(metrics.rows(path)) == [{"step": 1}, {"step": 2, "loss": 1.5}]
+    assert metrics.last_row(path) == {"step": 2, "loss": 1.5}
+
+
+def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(
+    make_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    class Unreachable(Slurm):
+        def active(self, run: Run, jobs: object) -> list[Job]:
+            raise UserError("squeue: no answer in 60 s")
+
+    run = make_run()
+    with pytest.raises(UserError, match="no answer"):
+        submit(run, Launchers(Unreachable()), Selection())
+    assert references.find(str(run.directory)) == run
+    assert cancel(run, Launchers(Unreachable())) == ()

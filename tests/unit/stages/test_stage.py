@@ -13,10 +13,12 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.monitor import all_runs, status
 from hyperpod_ft.launch.process import Process
 from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.launch.submit import prepare, snapshot, submit
+from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.records import Job, Record
 from hyperpod_ft.runs.run import Run
@@ -71,7 +73,7 @@ def test_an_output_that_is_gone_or_cut_short_makes_the_stage_run_again(make_run:
     output.write_text("ab")
     assert run.why_not_done("download") == "x has 2 bytes, was 3"
     output.unlink()
-    assert run.why_not_done("download") == "x is gone"
+    assert "x no longer exists" in run.why_not_done("download")
 
 
 def test_a_record_of_another_configuration_does_not_count(make_run: MakeRun) -> None:
@@ -155,7 +157,7 @@ def test_the_program_ends_with_2_and_one_line_for_a_users_error(make_run: MakeRu
 
 def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    scripts = prepare(run, Slurm())
+    scripts = prepare(run, Launchers())
     assert Run.open(run.directory) == run
     assert [script.stem for script in scripts] == [planned.name for planned in run.plan.stages]
     assert json.loads(run.plan_path.read_text())["run_id"] == run.plan.run_id
@@ -198,9 +200,9 @@ def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: Make
 
 def test_status_of_a_run_whose_checkpoints_were_deleted_is_done(make_run: MakeRun) -> None:
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     finish_all(run, but="train")
-    current = status(run, Slurm())
+    current = status(run, Launchers())
     assert current.state == "done"
     train = next(entry for entry in current.stages if entry.stage == "train")
     assert train.detail == "has not run, and nothing needs it"
@@ -210,7 +212,7 @@ def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     values = json.loads(run.plan_path.read_text())
     for planned in values["stages"]:
         planned["fingerprint"] = f"0123{planned['fingerprint'][4:]}"
@@ -218,9 +220,9 @@ def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
     run.directory.rename(older)
     (older / "plan.json").write_text(json.dumps(values))
     opened = Run.open(older)
-    assert status(opened, Slurm()).state == "not run"
+    assert status(opened, Launchers()).state == "not run"
     with pytest.raises(UserError, match="planned by another version"):
-        submit(opened, Process(), Slurm(), Selection())
+        submit(opened, Launchers(), Selection(), "process")
     broken = older.with_name("broken")
     broken.mkdir()
     (broken / "run.yaml").write_text("name: x\n")
@@ -271,13 +273,13 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
             return {}
 
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     run.add_job(Job("env", "7", "slurm", ""))
     if marker is not None:
         publish.write_text(run.exit_marker("env", "7"), marker)
     if log:
         publish.write_text(run.log("env", "7"), "")
-    assert status(run, Forgetful()).stages[0].state == state
+    assert status(run, Launchers(Forgetful())).stages[0].state == state
 
 
 def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
@@ -286,11 +288,11 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
             raise UserError("squeue: no answer in 60 s")
 
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     finish(run, "download")
     for name in ("env", "download"):
         run.add_job(Job(name, "7", "slurm", ""))
-    current = status(run, Silent())
+    current = status(run, Launchers(Silent()))
     assert {entry.stage: entry.state for entry in current.stages[:3]} == {
         "env": "unknown",
         "download": "done",
@@ -305,12 +307,12 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path
             raise AssertionError("another cluster is not asked")
 
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     run.add_job(Job("env", "7", "slurm", "", str(tmp_path / "gone" / "slurm.conf")))
-    assert status(run, Other()).stages[0].state == "not run"
+    assert status(run, Launchers(Other())).stages[0].state == "not run"
     run.cancel_marker("env", "7").parent.mkdir()
     run.cancel_marker("env", "7").touch()
-    assert status(run, Other()).stages[0].state == "cancelled"
+    assert status(run, Launchers(Other())).stages[0].state == "cancelled"
 
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
@@ -325,7 +327,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
     before = sorted(path for path in run.root.rglob("*") if path.suffix != ".lock")
     for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
         with pytest.raises(UserError, match="no such partition"):
-            submit(run, Refusing(), Slurm(), selection)
+            submit(run, Launchers(process=Refusing()), selection, "process")
         assert choose(run) == ()
         assert set(before) <= set(run.root.rglob("*"))
 
@@ -338,16 +340,16 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     finish_all(run)
     with usage.counted(run):
         pass
-    submit(run, Accepting(), Slurm(), Selection(only="merge", force=True))
+    submit(run, Launchers(process=Accepting()), Selection(only="merge", force=True), "process")
     assert usage.totals(run)["attempts"] == 1
-    submit(run, Accepting(), Slurm(), Selection(only="train", force=True))
+    submit(run, Launchers(process=Accepting()), Selection(only="train", force=True), "process")
     assert usage.totals(run)["attempts"] == 0
     assert len(list(run.directory.glob("attempts.discarded-*/*.json"))) == 1
 
 
 def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:
     run = make_run()
-    prepare(run, Slurm())
+    prepare(run, Launchers())
     run.jobs_path.write_text('[{"stage": "env", "jo')
     with pytest.raises(UserError, match="is damaged"):
-        status(run, Slurm())
+        status(run, Launchers())

@@ -1,0 +1,42 @@
+"""How the commands print: tables, paths as a person types them, and text that cannot control a terminal."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def table(*columns: str) -> "Table":
+    from rich.table import Table  # noqa: PLC0415 - commands that print no table start without rich
+
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def console() -> "Console":
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    # in a pipe rich assumes 80 columns and would fold paths and ids that a script reads
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def shown(path: Path | str) -> str:
+    """A path as a person would type it from here."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)
+
+
+def printable(text: str) -> str:
+    """Without the sequences that control a terminal: models, programs and names of tensors may hold any."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,74 @@
+"""The launchers a run may have used, and which of them a command asks."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launcher import JobState, Launcher
+from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.localcluster import LocalCluster, default_directory
+from hyperpod_ft.runs.records import Job
+from hyperpod_ft.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Launchers:
+    """Slurm, and the plain processes of this machine. Each is asked only about jobs of its own."""
+
+    slurm: Launcher = field(default_factory=Slurm)
+    process: Launcher = field(default_factory=Process)
+
+    @classmethod
+    def of(cls, run: Run) -> "Launchers":
+        """With the Slurm the run was last submitted to, if it still exists.
+
+        For a run that was not: the local cluster, for instance type `local`, when it is up and SLURM_CONF is not set.
+        """
+        for job in reversed(run.jobs()):
+            if job.slurm_conf and not job.cluster_is_gone:
+                return cls(Slurm({"SLURM_CONF": job.slurm_conf}))
+        cluster = LocalCluster(default_directory())
+        if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
+            return cls(Slurm(cluster.environment()))
+        return cls()
+
+    def named(self, name: str) -> Launcher:
+        for launcher in (self.slurm, self.process):
+            if launcher.name == name:
+                return launcher
+        raise UserError(f"--launcher {name}: unknown", f"known: {self.slurm.name}, {self.process.name}")
+
+    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+        """State by job id, of those jobs that their launchers still know."""
+        states: dict[str, JobState] = {}
+        for launcher, of_launcher in self._by_launcher(jobs):
+            if of_launcher:
+                states |= launcher.states(run, of_launcher)
+        return states
+
+    def active(self, run: Run, also: str = "") -> list[Job]:
+        """Jobs of this run that have not ended. One that a killed submission left unrecorded is recorded here.
+
+        Asks the launchers that the run has used, and the one named `also`.
+        """
+        known = run.jobs()
+        active: list[Job] = []
+        for launcher, of_launcher in self._by_launcher(known):
+            if of_launcher or launcher.name == also:
+                active += launcher.active(run, of_launcher)
+        for job in active:
+            if job not in known:
+                run.add_job(job)
+        return active
+
+    def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
+        for launcher, of_launcher in self._by_launcher(jobs):
+            if of_launcher:
+                launcher.cancel(run, of_launcher)
+
+    def _by_launcher(self, jobs: Sequence[Job]) -> Iterator[tuple[Launcher, list[Job]]]:
+        """Each launcher with those of the jobs that it may still have."""
+        for launcher in (self.slurm, self.process):
+            yield launcher, [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]

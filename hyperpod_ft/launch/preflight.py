@@ -1,0 +1,86 @@
+"""What a submission would do, and what it refuses: found out before any job is submitted."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.data.prompts import check_prompt
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.monitor import Steps, steps
+from hyperpod_ft.planning.memory import Memory, available
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
+
+
+@dataclass(frozen=True)
+class StagePreview:
+    """A stage, whether it will run, and why it is not done; `reason` is empty when it is."""
+
+    planned: StagePlan
+    runs: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A run's plan with what only this volume shows: which stages are done, the steps, the memory a rank needs."""
+
+    run: Run
+    stages: tuple[StagePreview, ...]
+    memory: Memory | None  # None: unknown until the model is downloaded
+    available_bytes: float  # on each rank
+    steps: Steps | None  # None: unknown until the dataset is prepared
+    rows_per_step: int
+    tokens_per_step: int  # at most
+
+    def as_dict(self) -> dict[str, Any]:
+        values = self.run.plan.as_dict()
+        for stage, known in zip(values["stages"], self.stages, strict=True):
+            stage |= {"runs": known.runs, "reason": known.reason}
+        memory = {"available_bytes": self.available_bytes, "bytes": asdict(self.memory)} if self.memory else None
+        return {
+            "run_directory": str(self.run.directory),
+            **values,
+            "memory": memory,
+            "steps_per_epoch": self.steps.per_epoch if self.steps else None,
+            "total_steps": self.steps.total if self.steps else None,
+        }
+
+
+def preview(run: Run) -> Preview:
+    """Raises UserError as `check` does."""
+    memory = check(run)
+    will_run = {stage.name for stage in choose(run)}
+    rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
+    return Preview(
+        run=run,
+        stages=tuple(
+            StagePreview(stage, stage.name in will_run, run.why_not_done(stage.name)) for stage in run.plan.stages
+        ),
+        memory=memory,
+        available_bytes=available(run.config),
+        steps=steps(run),
+        rows_per_step=rows,
+        tokens_per_step=rows * run.config.dataset.max_length,
+    )
+
+
+def check(run: Run) -> Memory | None:
+    """Refuse now what would fail in a job later, as far as this machine can see it.
+
+    That is: prompts that do not match the dataset's format, an interpreter that does not exist and, for a model that is
+    here already, degrees that do not divide it and accelerators that it does not fit (stage download checks any other).
+    Returns the memory a rank needs, None when the model is not here. Raises UserError.
+    """
+    for number, prompt in enumerate(run.config.generate.prompts):
+        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
+            check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
+    if run.config.env.python and not Path(run.config.env.python).exists():
+        raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
+    for directory in (run.base_model, Path(run.config.model.source)):
+        if directory.is_absolute() and directory.is_dir():
+            return check_model_directory(run.config, run.plan.degrees, directory)
+    return None

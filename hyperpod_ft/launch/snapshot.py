@@ -1,0 +1,36 @@
+"""A copy of the kit's code on the shared volume: jobs run the code that they were submitted with."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperpod_ft import __version__, publish
+from hyperpod_ft.shipped import PACKAGE, shipped
+
+
+def snapshot(root: Path) -> Path:
+    """A directory, named after its content, that holds the `hyperpod_ft` package as it is now."""
+    sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code()}
+    templates = shipped("templates")
+    sources |= {
+        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in publish.files_below(templates)
+    }
+    identity = publish.text_digest(
+        "\n".join(f"{target} {publish.sha256(file)}" for file, target in sorted(sources.items()))
+    )
+    final = root / "code" / f"{__version__}-{identity[:12]}"
+    with publish.lock(root / "code" / ".lock"):
+        if not final.is_dir():
+            with publish.new_directory(final) as directory:
+                for file, target in sources.items():
+                    (directory / target).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, directory / target)
+    return final
+
+
+def _code() -> Iterator[Path]:
+    # a wheel has these inside the package, a checkout beside it
+    elsewhere = {PACKAGE / "templates", PACKAGE / "examples"}
+    for file in publish.files_below(PACKAGE):
+        if "__pycache__" not in file.parts and not elsewhere & set(file.parents):
+            yield file

@@ -1,0 +1,98 @@
+"""Following a run until it ends: its status, the log of a stage, and what a failed stage said."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.monitor import RunStatus, StageStatus, status
+from hyperpod_ft.runs.run import Run
+
+_AT_WORK = ("running", "pending")
+# a local cluster has no other users; a shared slurmctld is asked less often
+_POLL_SECONDS, _POLL_SECONDS_LOCAL = 10.0, 1.0
+_SLURM_ATTEMPTS = 20
+_SLURM_RETRY_SECONDS = 15.0
+_LAST_LINES = 12
+
+
+def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
+    """The status of the run, again and again until no stage is running or pending.
+
+    While Slurm does not answer, yields statuses with a note. Raises UserError when it has not for five minutes.
+    """
+    unanswered = 0
+    while True:
+        current = status(run, launchers)
+        yield current
+        if current.note:
+            unanswered += 1
+            if unanswered == _SLURM_ATTEMPTS:
+                raise UserError(current.note, f"later: hyperpod-ft status {run.directory}")
+            time.sleep(_SLURM_RETRY_SECONDS)
+            continue
+        unanswered = 0
+        if not any(stage.state in _AT_WORK for stage in current.stages):
+            return
+        _pause(run)
+
+
+def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) -> Iterator[str]:
+    """The text of a stage's newest log: of the given stage, or of the one that failed, is at work or ended last.
+
+    With `until_it_ends`, waits for the stage to start and yields what is added until it ends. A stage without a log
+    yields a line that says so. Raises UserError for an unknown stage.
+    """
+    if stage is not None and stage not in run.plan:
+        raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
+    position = 0
+    while True:
+        current = status(run, launchers)
+        chosen = _choose(current, stage)
+        # the state is read before the text, so that nothing written before the end is missed
+        ended = not until_it_ends or chosen.state not in _AT_WORK
+        if chosen.log:
+            stage = chosen.stage
+            with Path(chosen.log).open(encoding="utf-8", errors="replace") as stream:
+                stream.seek(position)
+                yield stream.read()
+                position = stream.tell()
+        elif ended:
+            reason = f": {current.note}" if current.note else ""
+            yield f"no log: stage {chosen.stage}: {chosen.state}{reason}\n"
+        if ended:
+            return
+        _pause(run)
+
+
+def last_lines(failed: StageStatus) -> list[str]:
+    """The errors that a failed stage printed in its last attempt; the end of its log when it printed none."""
+    lines = _tail(Path(failed.log), 400) if failed.log else []
+    # the script prints such a line when it starts
+    started = max((number for number, line in enumerate(lines) if line.startswith("== ")), default=0)
+    errors = [line for line in lines[started:] if line.startswith("error: ")]
+    return list(dict.fromkeys(errors)) or lines[-_LAST_LINES:]
+
+
+def _choose(current: RunStatus, stage: str | None) -> StageStatus:
+    if stage is not None:
+        return next(known for known in current.stages if known.stage == stage)
+    for state in ("failed", *_AT_WORK):
+        for known in current.stages:
+            if known.state == state:
+                return known
+    return next((known for known in reversed(current.stages) if known.log), current.stages[0])
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return [line.rstrip("\n") for line in deque(stream, lines)]
+    except FileNotFoundError:
+        return []
+
+
+def _pause(run: Run) -> None:
+    time.sleep(_POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS)

@@ -1,0 +1,27 @@
+"""What is shown while work is under way."""
+
+import io
+
+import pytest
+
+from hyperpod_ft import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_activity_leaves_nothing_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    with pytest.raises(ImportError), progress.activity("loading"):
+        assert screen.getvalue() == "loading"
+        raise ImportError
+    assert screen.getvalue().split("\r\x1b[K") == ["loading", ""], "erased, and the cursor back where it was"
+
+
+def test_an_activity_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.activity("loading"):
+        pass
+    assert capsys.readouterr().err == ""
