@@ -1,4 +1,4 @@
-"""Whether a run's model can be divided as asked and fits the accelerators: asked as soon as its config.json is here."""
+"""Whether a run can train its model: packing, degrees and memory, checked as soon as config.json is available."""
 
 import itertools
 import json
@@ -13,6 +13,7 @@ from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.packing_rules import check_packing
 from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees
 
 # a key of the run file to its new value
@@ -20,14 +21,16 @@ Change = dict[str, Any]
 
 
 def check_model_directory(config: RunConfig, layout: Degrees, directory: Path) -> Memory | None:
-    """Refuse a model on disk that cannot be divided, or cannot fit. Returns what it takes, where that is known.
+    """Refuse a model on disk that cannot be packed, divided or fitted. Returns the memory it takes, where known.
 
-    It is not known without accelerators, nor for families that are not built like Llama: those are left to the
-    engine, which knows their attributes.
+    The memory is not known without accelerators, nor for families that are not built like Llama: those are left to
+    the engine, which knows their attributes.
     """
     model_config = _read(directory)
+    family = str(model_config.get("model_type", ""))
+    check_packing(config, family)
     if config.engine == "neuron":
-        check_family(str(model_config.get("model_type", "")), layout)
+        check_family(family, layout)
     shape = model_shape(model_config)
     if shape is None:
         return None
