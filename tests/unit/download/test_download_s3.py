@@ -81,7 +81,8 @@ def test_complete_files_of_a_killed_attempt_are_kept(
     partial = run.base_model.with_name(f".{run.base_model.name}.partial")
     partial.mkdir(parents=True)
     (partial / "model.safetensors").write_bytes(LARGE)
-    (partial / "config.json").write_bytes(b"x" * len(CONFIG))  # same size, but older than the object: it was replaced since
+    # of the same size, but older than the object, which was replaced since
+    (partial / "config.json").write_bytes(b"x" * len(CONFIG))
     os.utime(partial / "config.json", (0, 0))
     (partial / "model.safetensors.6eF7A2b1").write_bytes(b"half")  # boto3's own half file
     kept = (partial / "model.safetensors").stat()
