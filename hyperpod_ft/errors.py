@@ -38,6 +38,11 @@ def first_sentence(error: BaseException) -> str:
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
+def last_line(text: str) -> str:
+    """The last line of a program's output that is not blank, stripped; empty when there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 

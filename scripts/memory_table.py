@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.memory import GIB, available, estimate
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees
+from hyperpod_ft.planning.parallelism import check_model, degrees_of
 
 BEGIN, END = "<!-- made by `python scripts/reference.py` -->", "<!-- end -->"
 
@@ -96,15 +96,15 @@ def _estimate(
             "parallelism": {"tensor_parallel": tensor, "pipeline_parallel": pipeline},
         }
     )
-    shape, layout = model_shape(model_config), degrees(config)
+    shape, degrees = model_shape(model_config), degrees_of(config)
     assert shape is not None
-    check_model(config, layout, shape)
-    memory, room = estimate(config, layout, shape), available(config)
+    check_model(config, degrees, shape)
+    memory, room = estimate(config, degrees, shape), available(config)
     return _row(
         name,
         "LoRA" if method == "lora" else method,
         f"{nodes} x {instance_type}",
-        f"{tensor} x {pipeline} x {layout.data_parallel}",
+        f"{tensor} x {pipeline} x {degrees.data_parallel}",
         *(f"{value / GIB:.1f}" for value in vars(memory).values()),
         f"{memory.total / GIB:.1f}",
         f"{room / GIB:.1f}",

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fine-tune a language model through a chain of real Slurm jobs, on this machine, with nothing set up before.
+# Fine-tune a language model through a chain of real Slurm jobs on this machine. Needs nothing set up before.
 #
 #   ./scripts/quickstart.sh
 #
 # Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
-# answers before and after, and stops the Slurm again. Everything it writes is in .venv and .quickstart; run it again
-# and what is done is skipped. Without Slurm and the right to install it, plain processes run the same scripts.
+# answers before and after, and stops the Slurm again. Everything it writes is in .venv and .quickstart. A second run
+# skips what is done. If Slurm is missing and may not be installed, plain processes run the same scripts.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -14,7 +14,7 @@ source scripts/setup.sh
 mkdir -p .quickstart
 exec 9>.quickstart/lock
 if command -v flock >/dev/null && ! flock --nonblock 9; then
-  die "another quickstart is at work in this checkout; wait for it, or stop it with Ctrl-C"
+  die "another quickstart is running in this checkout; wait for it, or stop it with Ctrl-C"
 fi
 
 setup_python --editable '.[torch]'
@@ -27,7 +27,7 @@ launcher=process
 if setup_slurm; then
   launcher=slurm
 else
-  say "Going on without Slurm: plain processes run the same scripts"
+  say "Continuing without Slurm: plain processes run the same scripts"
 fi
 
 stop() {
@@ -37,7 +37,7 @@ stop() {
   if [[ $launcher == slurm ]]; then "$kit" local down >/dev/null || true; fi
   case $status in
     0) say "Done, and the private Slurm is stopped. Next: . .venv/bin/activate, and docs/your-own-data.md" ;;
-    130 | 143) say "Stopped: no job is left. ./scripts/quickstart.sh goes on from here" ;;
+    130 | 143) say "Stopped; no job is left running. ./scripts/quickstart.sh resumes from here" ;;
   esac
   exit "$status"
 }

@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: a virtual environment with pinned packages, and Slurm where it may be installed.
+# Sourced by quickstart.sh and test.sh: a virtual environment with pinned packages, and Slurm if it may be installed.
 # shellcheck shell=bash
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }
@@ -28,7 +28,7 @@ setup_python() {
     return
   fi
   if [[ "$*" == *torch* ]]; then
-    say "Setting up .venv: downloads PyTorch, 0.2 GB for the CPU alone, 3 GB where pip finds the build with CUDA"
+    say "Setting up .venv: downloads PyTorch: 0.2 GB for CPUs only, 3 GB if pip finds the CUDA build"
   else
     say "Setting up .venv"
   fi
@@ -38,7 +38,7 @@ setup_python() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# setup_neuron_sources: what optimum-neuron's trainer can be told is read from its source; nothing of it is imported.
+# setup_neuron_sources: tests read the arguments of optimum-neuron's trainer from its source; nothing of it is imported.
 setup_neuron_sources() {
   local packages wanted=.venv/neuron-sources
   mapfile -t packages < <(sed -n 's/^\(optimum-neuron\)\[training\]\(==.*\)/\1\2/p' hyperpod_ft/pins/neuron-2.26.1.txt; echo trl==0.24.0)
@@ -57,19 +57,19 @@ has_packages() {
     awk -v wanted=$# '$1 == "installed" { found++ } END { exit found != wanted }'
 }
 
-# setup_slurm [PACKAGE...]: install Slurm and munge from the distribution, and packages beside them, when missing and
-# allowed; false when it cannot. No daemon of theirs runs afterwards, nor from the next boot on.
+# setup_slurm [PACKAGE...]: install Slurm, munge and the given packages from the distribution, if missing and allowed;
+# false if that fails. None of their daemons runs afterwards, nor after the next boot.
 setup_slurm() {
   local packages=(slurmctld slurmd slurm-client munge "$@") as_root=()
   if has_slurm && has_packages "$@"; then return 0; fi
   if ! command -v apt-get >/dev/null; then
-    printf 'Missing here: Slurm or what comes with it. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
+    printf 'Slurm or its dependencies are missing. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
     return 1
   fi
   if [[ $EUID -ne 0 ]]; then
     # never asks for a password: a script that stops half-way for one is a surprise
     if ! sudo --non-interactive true 2>/dev/null; then
-      printf 'No right to install what is missing here. Install it with: sudo apt-get install %s\n' "${packages[*]}" >&2
+      printf 'Slurm or its dependencies are missing, and this user may not install them. Run: sudo apt-get install %s\n' "${packages[*]}" >&2
       return 1
     fi
     as_root=(sudo --non-interactive)
@@ -82,7 +82,7 @@ fresh=()
 for package in "$@"; do
   [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || fresh+=("$package")
 done
-# Debian's way to have packages start nothing while they are installed.
+# On Debian, this file keeps packages from starting daemons while they are installed.
 if [[ ! -e $policy ]]; then
   trap 'rm -f "$policy"' EXIT
   printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -1,34 +1,32 @@
 """What the commands do to a cluster that is there or comes to be: ask, wait, tell."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
-from hyperpod_ft.aws.hyperpod import logs as cluster_logs
-from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
-from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, Watch
+from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch, Say
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
 from hyperpod_ft.aws.ssh.config import SshFiles
-from hyperpod_ft.aws.ssh.connect import SshRequest, Way
+from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
 from hyperpod_ft.aws.stack.events import describe
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS as STACK_POLL_SECONDS
-from hyperpod_ft.aws.stack.stack import Remains
-from hyperpod_ft.aws.target import Target
-from hyperpod_ft.aws.validation.validate import Checked, validate_account, validate_offline
+from hyperpod_ft.aws.stack.stack import Remaining
+from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account, validate_offline
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 
-Say = Callable[[str], None]
 # For tests, whose AWS answers at once.
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 
@@ -37,14 +35,14 @@ _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 class Commands:
     """One cluster, and the way to AWS. Every method raises UserError; durations are in minutes, None not to wait."""
 
-    target: Target
+    target: ClusterReference
     session: Session
     say: Say
     poll_seconds: float = POLL_SECONDS
     stack_poll_seconds: float = STACK_POLL_SECONDS
 
     @classmethod
-    def of(cls, target: Target, profile: str | None, say: Say) -> "Commands":
+    def of(cls, target: ClusterReference, profile: str | None, say: Say) -> "Commands":
         session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
         given = os.environ.get(_POLL_VARIABLE)
         if given:
@@ -61,7 +59,7 @@ class Commands:
         asked = create(config, self.session, self.say, self.stack_poll_seconds)
         return None if timeout is None else self._wait(timeout, Awaited(targets=asked))
 
-    def validate(self, config: ClusterConfig) -> Checked:
+    def validate(self, config: ClusterConfig) -> ValidationResult:
         """All that can be checked without changing anything."""
         offline = validate_offline(config)
         return offline + validate_account(config, self.session.client, offline.findings)
@@ -79,7 +77,7 @@ class Commands:
         with self._explained():
             cluster = self._scalable(group)
             before = cluster.group(group).target
-            hyperpod.scale(self._sagemaker, cluster, group, count)
+            api.scale(self._sagemaker, cluster, group, count)
         self.say(f"{group}: asked for {count} instances, {before} before")
         if timeout is not None:
             self._wait(timeout, Awaited(targets={group: count}))
@@ -88,11 +86,11 @@ class Commands:
         with self._explained():
             self._require()
             nodes = self._nodes()
-        return [hyperpod.pick(nodes, name) for name in dict.fromkeys(names)]
+        return [api.pick(nodes, name) for name in dict.fromkeys(names)]
 
     def replace(self, nodes: list[Node], timeout: float | None) -> None:
         with self._explained():
-            hyperpod.replace(self._sagemaker, self._require(), nodes)
+            api.replace(self._sagemaker, self._require(), nodes)
         for node in nodes:
             self.say(f"{node.group} {node.instance_id}: asked to be replaced")
         if timeout is not None:
@@ -117,16 +115,16 @@ class Commands:
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
 
-    def way(self, request: SshRequest) -> Way:
+    def ssh_route(self, request: SshRequest) -> SshRoute:
         """How a node is reached."""
         config = self.target.config
         usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
         with self._explained():
             cluster, nodes = self._require(), self._nodes()
-            account = ssm.Account(self.region, self.session.profile)
-        return ssh.way(cluster, nodes, account, request, Path.home(), usual)
+            aws_cli = ssm.AwsCli(self.region, self.session.profile)
+        return ssh.choose_route(cluster, nodes, aws_cli, request, Path.home(), usual)
 
-    def delete(self, delete_data: bool, timeout: float) -> Remains:
+    def delete(self, delete_data: bool, timeout: float) -> Remaining:
         config = self.target.config
         if config is not None and config.existing is not None and delete_data:
             raise UserError(
@@ -149,8 +147,8 @@ class Commands:
         with self._explained():
             return self._watch().until_complete(timeout * 60, awaited)
 
-    def _watch(self) -> Watch:
-        return Watch(
+    def _watch(self) -> ClusterWatch:
+        return ClusterWatch(
             self._sagemaker,
             self.session.client("logs"),
             self.target.name,
@@ -161,14 +159,14 @@ class Commands:
 
     def _require(self) -> Cluster:
         name = self.target.name
-        cluster = hyperpod.find(self._sagemaker, name)
+        cluster = api.find(self._sagemaker, name)
         if cluster is None and (stack := self._stack()):
             raise UserError(
                 f"no cluster {name!r} in {self.region}, but its stack {stack['StackName']} is, {stack['StackStatus']},"
                 " and costs money",
                 f"`hyperpod-ft cluster create` goes on with it, `hyperpod-ft cluster delete {name}` says what it keeps",
             )
-        return cluster or hyperpod.require(self._sagemaker, name)
+        return cluster or api.require(self._sagemaker, name)
 
     def _stack(self) -> dict[str, Any] | None:
         """The cluster's stack; None without one, or without the permission to look."""

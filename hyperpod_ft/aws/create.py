@@ -1,11 +1,11 @@
 """From a cluster file to a cluster. Each step looks at what is there first, so that a run goes on from any other."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod import cluster, lifecycle_files, requests
+from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
+from hyperpod_ft.aws.hyperpod.waiting import Say
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.foundation import Foundation, of_existing
@@ -13,7 +13,6 @@ from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
-Say = Callable[[str], None]
 _ROLE_ATTEMPTS = 12
 
 
@@ -43,10 +42,10 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
 
 def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
     """What DescribeCluster says. Raises UserError for a cluster that is not the cluster file's."""
-    described = cluster.describe(sagemaker, config.name)
+    described = api.describe(sagemaker, config.name)
     if described is None:
         return None
-    if problem := cluster.not_ours(cluster.of_description(described), subnet_id):
+    if problem := api.not_ours(api.of_description(described), subnet_id):
         raise UserError(problem, "choose another name in the cluster file")
     if provisioning_differs(config, described):
         other = {"api": "legacy", "legacy": "api"}[config.provisioning]
@@ -86,7 +85,7 @@ def _bring_up_to_date(
         say(f"cluster {name}: differs from the cluster file: {line}")
     if not found.groups:
         return {}
-    if status != cluster.IN_SERVICE:
+    if status != api.IN_SERVICE:
         say(f"cluster {name}: takes new groups and lifecycle scripts once it is InService: run this again then")
         return {}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))

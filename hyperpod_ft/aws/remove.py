@@ -1,25 +1,21 @@
 """From a cluster back to nothing, but for the data unless that is asked for; and what goes on costing money."""
 
-from collections.abc import Callable
-
-from hyperpod_ft.aws.hyperpod.waiting import Watch
+from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import stack
-from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remains
-
-Say = Callable[[str], None]
+from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remaining
 
 
 def remove(
     name: str,
     stack_name: str,
     session: Session,
-    watch: Watch,
+    watch: ClusterWatch,
     *,
     delete_data: bool,
     timeout_seconds: float,
     poll_seconds: float = POLL_SECONDS,
-) -> Remains:
+) -> Remaining:
     """Delete the cluster, wait, then what its stack need not keep. Returns what remains. Raises UserError.
 
     Safe to run again: what is gone already is passed over.

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint.adapters import config, lora
+from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
-from hyperpod_ft.checkpoint.sharded.sharded import Adapter, Sharded
+from hyperpod_ft.checkpoint.sharded.sharded import Sharded, ShardedAdapter
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
@@ -62,7 +62,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
             for adapter in checkpoint.adapters:
                 below = _place(adapter, alone=len(checkpoint.adapters) == 1)
                 (directory / below).mkdir(exist_ok=True)
-                publish.write_json(directory / below / config.CONFIG, adapter.config)
+                publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
                 named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
                 files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
             with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
@@ -121,7 +121,7 @@ def _is_tied(base: Path, weights: Mapping[str, LogicalTensor]) -> bool:
     return tied.is_tied(model_directory.read_config(base), weights)
 
 
-def _place(adapter: Adapter, *, alone: bool) -> str:
+def _place(adapter: ShardedAdapter, *, alone: bool) -> str:
     return "" if alone or adapter.name == _DEFAULT_ADAPTER else adapter.name
 
 

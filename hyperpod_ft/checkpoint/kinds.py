@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hyperpod_ft.checkpoint.adapters import config
+from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
 from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.checkpoint.sharded.nxd import reader
@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 
 Kind = Literal["sharded checkpoint", "adapter", "model", "file", "missing", "other"]
 
-_ADAPTER_NAMES = (config.CONFIG, WEIGHTS, "adapter_model.bin")
+_ADAPTER_NAMES = (lora_config.CONFIG, WEIGHTS, "adapter_model.bin")
 _MODEL_PATTERNS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -87,7 +87,7 @@ def _looked_for(wanted: Collection[Kind]) -> str:
     names: dict[Kind, str] = {
         "sharded checkpoint": f"{reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
         " of torch.distributed.checkpoint",
-        "adapter": config.CONFIG,
+        "adapter": lora_config.CONFIG,
         "model": "model.safetensors or its index",
     }
     return "; ".join(names[kind] for kind in wanted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.aws.target import Target, find
+from hyperpod_ft.aws.cluster_reference import ClusterReference, find
 from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.config import cluster_config as cluster_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -82,7 +82,7 @@ def validate(
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
-    target = Target(config.name, config.region, config, str(file))
+    target = ClusterReference(config.name, config.region, config, str(file))
     checked = validate_offline(config) if offline else _commands(target, profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
@@ -110,7 +110,7 @@ def create(
 
         print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
         return
-    commands = _commands(Target(config.name, config.region, config, str(file)), profile)
+    commands = _commands(ClusterReference(config.name, config.region, config, str(file)), profile)
     with _interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
@@ -217,13 +217,13 @@ def ssh_command(
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
 
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    way = _commands(find(cluster, region), profile).way(request)
+    route = _commands(find(cluster, region), profile).ssh_route(request)
     if dry_run:
-        print(ssh.preview(way, request))
+        print(ssh.preview(route, request))
     elif print_config:
-        print(ssh.write_config(way, request), end="")
+        print(ssh.write_config(route, request), end="")
     else:
-        raise typer.Exit(ssh.shell(way, show_cluster.tell) if ssm else ssh.connect(way, request, show_cluster.tell))
+        raise typer.Exit(ssh.shell(route, show_cluster.tell) if ssm else ssh.connect(route, request, show_cluster.tell))
 
 
 @app.command()
@@ -258,7 +258,9 @@ def _load(file: Path, overrides: list[str] | None, legacy: bool) -> ClusterConfi
     return cluster_file.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
 
 
-def _commands(target: Target, profile: str | None, say: Callable[[str], None] = show_cluster.say) -> "Commands":
+def _commands(
+    target: ClusterReference, profile: str | None, say: Callable[[str], None] = show_cluster.say
+) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
     return Commands.of(target, profile, say)

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hyperpod_ft.aws.findings import Finding
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
-from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # what they import is for commands that ask AWS
-    from hyperpod_ft.aws.stack.stack import Remains
-    from hyperpod_ft.aws.validation.validate import Checked
+    from hyperpod_ft.aws.stack.stack import Remaining
+    from hyperpod_ft.aws.validation.validate import ValidationResult
 
 
 def say(line: str) -> None:
@@ -55,7 +55,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
     return 1 if any(finding.severity == "error" for finding in found) else 0
 
 
-def validated(checked: "Checked", as_json: bool) -> int:
+def validated(checked: "ValidationResult", as_json: bool) -> int:
     """Print what validation found and what it looked at; returns the exit code."""
     if as_json:
         print(json.dumps(asdict(checked), indent=2))
@@ -103,7 +103,7 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
             f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
         ):
             print(line)
-    failed = cluster.status == hyperpod.FAILED or any(node.failed for node in nodes)
+    failed = cluster.status == api.FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0
 
 
@@ -119,7 +119,7 @@ def nodes(found: list[Node], as_json: bool) -> None:
     _console().print(table)
 
 
-def remains(left: "Remains", name: str, region: str) -> None:
+def remains(left: "Remaining", name: str, region: str) -> None:
     """Print what is left of a cluster and costs money."""
     lines = _costs(left)
     print(
@@ -134,7 +134,7 @@ def remains(left: "Remains", name: str, region: str) -> None:
         print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
-def _costs(remains: "Remains") -> list[str]:
+def _costs(remains: "Remaining") -> list[str]:
     """What is still there and costs money, a line each."""
     lines = []
     if remains.filesystem:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import yaml_file
-from hyperpod_ft.config.fields import PositiveInt, Section, matches
-from hyperpod_ft.config.yaml_file import Kind
+from hyperpod_ft.config.fields import PositiveInt, Section, matches, shortened
+from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.shipped import shipped
 
 # botocore's patterns of ClusterName, ClusterInstanceGroupName and ClusterPartitionName
@@ -207,15 +207,15 @@ class ClusterConfig(Section):
             raise ValueError(f"holds {len(value)} tags; AWS takes 50, of which the kit and AWS need some: at most 40")
         for key in value:
             if key.lower().startswith("aws:"):
-                raise ValueError(f"{key}: tags that start with aws: are AWS's own")
+                raise ValueError(f"{shortened(key)}: tags that start with aws: are reserved by AWS; rename it")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterConfig":
-        _unique("instance groups", [group.name for group in self.groups])
-        _unique("users", [user.name for user in self.users])
-        _unique("users with uid", [str(user.uid) for user in self.users])
-        _unique("users with gid", [str(user.group_id) for user in self.users])
+        _unique("instance group names", [group.name for group in self.groups])
+        _unique("user names", [user.name for user in self.users])
+        _unique("uid", [str(user.uid) for user in self.users])
+        _unique("gid", [str(user.group_id) for user in self.users])
         if self.accounting and self.provisioning == "api":
             raise ValueError(
                 "accounting: HyperPod sets up Slurm under provisioning `api`; leave it out, or set `legacy`"
@@ -230,10 +230,10 @@ def stack_name(cluster: str) -> str:
 
 def _unique(what: str, values: list[str]) -> None:
     if twice := sorted({value for value in values if values.count(value) > 1}):
-        raise ValueError(f"two {what} {', '.join(twice)}; give each its own")
+        raise ValueError(f"{what} used twice: {shortened(', '.join(twice))}; give each its own")
 
 
-CLUSTER_FILE = Kind(ClusterConfig, "docs/cluster-file.md", "hyperpod-ft cluster init")
+CLUSTER_FILE = FileKind(ClusterConfig, "docs/cluster-file.md", "hyperpod-ft cluster init")
 
 
 def example() -> Path:

@@ -1,13 +1,30 @@
-"""The types of fields in the files users write: what a value may be, and how a wrong one is told."""
+"""The types of fields in the files users write: what a value may be, and how an error shows a wrong one."""
 
 import re
+import reprlib
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+_SHOWN = 80  # characters of a user's text that an error repeats
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = _SHOWN
+_repr.maxlevel, _repr.maxlist, _repr.maxdict = 3, 10, 10
+
+
+def shortened(text: str) -> str:
+    """A text as errors repeat it: at most 80 characters."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def shown(value: object) -> str:
+    """A value as errors repeat it: its repr, at most 80 characters."""
+    return shortened(_repr.repr(value))
+
 
 def matches(pattern: str, words: str) -> AfterValidator:
-    """Refuses other text, in words a person understands."""
+    """Refuses any other string and says what it must be in `words`."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value, re.ASCII):
@@ -17,14 +34,16 @@ def matches(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# What may stand on an `#SBATCH` line: nothing a shell or sbatch could read as more than one plain word.
+# Goes on an `#SBATCH` line: only what a shell and sbatch read as one plain word.
 SlurmWord = Annotated[
-    str, matches(r"[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}", "one word of letters, digits and . _ , + -, at most 128 long")
+    str,
+    matches(r"[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}", "a word of at most 128 letters, digits and . _ , + -"),
 ]
 TimeLimit = Annotated[
     str,
     matches(
-        r"\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){0,2}", "a Slurm time limit, [days-]hours:minutes:seconds, as 08:00:00"
+        r"\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){0,2}",
+        "a Slurm time limit, [days-]hours:minutes:seconds, as in 08:00:00",
     ),
 ]
 
@@ -33,7 +52,7 @@ _SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text looks as if it held a password or a token."""
+    """Whether a text appears to contain a password or a token."""
     return bool(_SECRET_VALUE.search(text))
 
 
@@ -49,13 +68,13 @@ def time_limit_seconds(limit: str) -> int:
 
 def plain_path(value: str) -> str:
     if bad := _UNSAFE_PATH.search(value):
-        raise ValueError(f"the path holds {bad.group()!r}; use letters, digits, spaces and ./@+=,:~-_ only")
+        raise ValueError(f"contains {bad.group()!r}; use letters, digits, spaces and ./@+=,:~-_ only")
     return value
 
 
 def no_control_characters(value: str) -> str:
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        raise ValueError("holds a line break or another control character")
+        raise ValueError("contains a line break or another control character")
     return value
 
 
@@ -66,7 +85,7 @@ Revision = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a commi
 
 def _package_repository(value: str) -> str:
     if holds_secret(value):
-        raise ValueError("holds a password; put it into ~/.netrc")
+        raise ValueError("contains a password; put it into ~/.netrc")
     if value.startswith("/"):
         return plain_path(value)
     if not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/%+-]+", value):
@@ -80,11 +99,11 @@ PackageRepository = Annotated[str, AfterValidator(_package_repository)]
 def _refuse_bool(value: Any) -> Any:
     # pydantic would read `true` as 1
     if isinstance(value, bool):
-        raise ValueError("is true/false; a number is expected")
+        raise ValueError("must be a number, not true or false")
     return value
 
 
-# Bounds far beyond sense, below what overflows in torch and Slurm.
+# Far above any sensible value, and below what overflows in torch and Slurm.
 PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, le=2**31 - 1)]
 Share = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, lt=1)]
@@ -93,6 +112,6 @@ PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=1e-9, l
 
 
 class Section(BaseModel):
-    """A part of such a file: frozen, and a key it does not know is an error."""
+    """A section of such a file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.config.engine_rules import FLASH_ATTENTION_LENGTH, check_engine
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -26,15 +27,14 @@ from hyperpod_ft.config.fields import (
     holds_secret,
     matches,
     no_control_characters,
+    shortened,
+    shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE
 
-FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel takes multiples of it
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
-# optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
-_CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What the scripts set themselves.
 _RESERVED_NAMES = re.compile(
@@ -100,7 +100,7 @@ class Cluster(Section):
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
         if name not in CATALOGUE:
-            raise ValueError(f"unknown instance type {value!r}; known: {', '.join(sorted(CATALOGUE))}")
+            raise ValueError(f"unknown instance type; known: {', '.join(sorted(CATALOGUE))}")
         return name
 
     @field_validator("environment")
@@ -108,11 +108,11 @@ class Cluster(Section):
     def _plain_environment(cls, value: dict[str, str]) -> dict[str, str]:
         for name, content in value.items():
             if not _ENVIRONMENT_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of an environment variable")
+                raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
-                raise ValueError(f"{name} is set by the job scripts themselves")
+                raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
             if _SECRET_NAME.search(name) or holds_secret(content):
-                raise ValueError(f"{name} looks like a secret; export it in the shell that submits instead")
+                raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
             no_control_characters(content)
         return value
 
@@ -211,7 +211,7 @@ class Dataset(Section):
             try:
                 Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
             except TemplateSyntaxError as error:
-                raise ValueError(f"{key}: line {error.lineno}: {error.message}") from error
+                raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
 
 
 class Lora(Section):
@@ -353,61 +353,9 @@ class RunConfig(Section):
     generate: Generate = Field(default_factory=Generate)
 
     @model_validator(mode="after")
-    def _engine_supports_the_rest(self) -> "RunConfig":
-        device = CATALOGUE[self.cluster.instance_type].device
-        if self.engine == "neuron" and device != "neuron":
-            raise ValueError(f"engine neuron needs a trn instance type, not {self.cluster.instance_type}")
-        if self.engine == "neuron":
-            self._compile_cache_is_the_kits()
-        if self.engine == "torch" and device == "neuron":
-            if self.cluster.instance_type.startswith("trn1"):
-                raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
-            if self.env.python is None:
-                raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
-        if self.engine == "torch" and self.parallelism.pipeline_parallel > 1:
-            raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
-        if self.training.method == "full" and self.merge.dtype != "base":
-            raise ValueError("merge.dtype: with training.method full nothing is merged; leave it at base")
-        if self.engine == "neuron":
-            self._neuron_supports_the_rest()
+    def _suits_its_engine(self) -> "RunConfig":
+        check_engine(self)
         return self
-
-    def _neuron_supports_the_rest(self) -> None:
-        if self.neuron.flash_attention and self.dataset.max_length % FLASH_ATTENTION_LENGTH:
-            raise ValueError(
-                f"neuron.flash_attention: dataset.max_length {self.dataset.max_length} is no multiple of"
-                f" {FLASH_ATTENTION_LENGTH}; make it one, or leave flash_attention out"
-            )
-        if self.training.method != "lora":
-            return
-        if self.neuron.fuse_qkv:
-            raise ValueError("neuron.fuse_qkv: optimum-neuron fails with it and LoRA; set it to false")
-        if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in self.lora.target_modules}) == 1:
-            raise ValueError(
-                "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none"
-            )
-
-    def _compile_cache_is_the_kits(self) -> None:
-        """Stages `precompile` and `train` look after one cache, below the root; both have to mean the same."""
-        root, given = self.cluster.root, self.cluster.environment
-        # one that is not absolute yet is looked at again when it is resolved
-        if root.startswith("/") and not _CACHE_PATH.fullmatch(root):
-            raise ValueError(
-                f"cluster.root: compiled graphs are kept below {root}, and optimum-neuron reads such a path only as far"
-                " as letters, digits and / _ - go; choose another root"
-            )
-        if "NEURON_COMPILE_CACHE_URL" in given or re.search(
-            r"--(cache_dir|no.cache)", given.get("NEURON_CC_FLAGS", "")
-        ):
-            raise ValueError(
-                "cluster.environment: the kit sets the directory of the Neuron compile cache; leave it out"
-            )
-        grouping = {"NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"} & given.keys()
-        if grouping or re.search(r"--(lnc|logical.nc.config)\b", given.get("NEURON_CC_FLAGS", "")):
-            raise ValueError(
-                "cluster.environment: the kit tells runtime and compiler how cores are grouped (LNC), as the instance"
-                " type has it; leave it out"
-            )
 
     @property
     def root(self) -> Path:

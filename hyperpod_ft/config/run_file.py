@@ -7,12 +7,12 @@ from typing import Any
 
 from hyperpod_ft.config import sources, yaml_file
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.yaml_file import Kind
+from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
 from hyperpod_ft.shipped import PACKAGE
 
 RECIPES = PACKAGE / "recipes"
-RUN_FILE = Kind(RunConfig, "docs/run-file.md", "hyperpod-ft init")
+RUN_FILE = FileKind(RunConfig, "docs/run-file.md", "hyperpod-ft init")
 
 
 def recipes() -> dict[str, Path]:
@@ -48,8 +48,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def open_frozen(path: Path) -> RunConfig:
-    """The config of a resolved run file, as `yaml_file.dump` wrote it."""
-    return validate(yaml_file.parse(RUN_FILE, path), str(path))
+    """The config of a resolved run file, as `yaml_text.dump` wrote it."""
+    return validate(yaml_file.parse(RUN_FILE, path, limited=False), str(path))
 
 
 def validate(values: Mapping[str, Any], where: str) -> RunConfig:

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hyperpod_ft.config.fields import shortened, shown
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.publish import files_below, sha256
 from hyperpod_ft.shipped import shipped
 
-Kind = Literal["hub", "s3", "local"]
+SourceKind = Literal["hub", "s3", "local"]
 
 EXAMPLES = {"tiny-llama": "quickstart/tiny-llama", "qa": "quickstart/qa.jsonl"}
 
-# The Hub's own rule: `name` or `organisation/name`.
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)
+# The Hub's own rule: `name` or `organisation/name`, at most 96 characters.
+_HUB_ID = re.compile(r"^(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)
 _S3_URI = re.compile(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]*)?$")
 SMALL_FILE_BYTES = 16 << 20
 
@@ -29,12 +30,12 @@ class Asset:
     revision: str
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         return kind_of(self.source)
 
     @property
     def slug(self) -> str:
-        """A directory name that tells source and revision, for example `meta-llama--Meta-Llama-3-8B@8cde5ca…`."""
+        """A directory name made of source and revision, for example `meta-llama--Meta-Llama-3-8B@8cde5ca…`."""
         if self.kind == "hub":
             name = self.source.replace("/", "--")
         else:
@@ -43,57 +44,65 @@ class Asset:
         return re.sub(r"[^A-Za-z0-9._-]", "-", name) + "@" + re.sub(r"[^A-Za-z0-9._-]", "-", revision)
 
 
-def kind_of(source: str) -> Kind:
+def kind_of(source: str) -> SourceKind:
     if source.startswith("s3://"):
         return "s3"
     return "local" if source.startswith(("/", ".", "~")) else "hub"
 
 
 def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
-    """Pin a source as a run file gives it. `where` names the key in errors; `base` is where relative paths start.
+    """Pin the source in a run file. `where` names the key in errors; relative paths are relative to `base`.
 
-    Raises UserError when it is no Hub id, S3 URI or existing path, or a local path whose content is not `revision`.
+    Raises UserError unless it is a Hub id, an S3 URI or an existing path, whose content must then match `revision`.
     """
     if source.startswith("example:"):
         source = str(_example(where, source))
     kind = kind_of(source)
     if kind == "hub":
-        if (base / source).is_file() or source.endswith((".jsonl", ".json", ".parquet")):
+        if source.endswith((".jsonl", ".json", ".parquet")) or _exists(base / source):
             raise UserError(
-                f"{where}: {source!r} is taken for a Hub id", f"a local path begins with ./ or /: ./{source}"
+                f"{where}: {shown(source)} would be read as a Hub id",
+                f"start a local path with ./ or /: ./{shortened(source)}",
             )
         if not _HUB_ID.match(source) or ".." in source:
             raise UserError(
-                f"{where}: {source!r} is no Hub id, s3:// URI or path",
+                f"{where}: {shown(source)} is not a Hub id, s3:// URI or path",
                 "write a local path as /path or ./path",
             )
         return Asset(source, revision or "main")
     revision_key = where.replace("source", "revision")
     if kind == "s3":
         if revision is not None:
-            raise UserError(f"{revision_key}: an S3 URI has no revision", "remove it")
+            raise UserError(f"{revision_key}: an S3 URI has no revision", "remove the key")
         if not _S3_URI.match(source):
-            raise UserError(f"{where}: {source!r} is no S3 URI", "write it as s3://bucket/prefix")
+            raise UserError(f"{where}: {shown(source)} is not an S3 URI", "write it as s3://bucket/prefix")
         return Asset(source, "")
     path = (base / Path(source).expanduser()).resolve()
-    if not path.exists():
-        raise UserError(f"{where}: no such file or directory: {path}", "correct the path")
+    if not _exists(path):
+        raise UserError(f"{where}: no such file or directory: {shortened(str(path))}", "correct the path")
     digest = "local-" + _digest(path)
     if revision not in (None, digest):
-        raise UserError(f"{revision_key}: {path} is {digest}, not {revision}", "remove it, or restore the files")
+        raise UserError(f"{revision_key}: {path} is {digest}, not {revision}", "remove the key, or restore the files")
     return Asset(str(path), digest)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the file system allows; a directory that may not be searched
+        return False
 
 
 def _example(where: str, source: str) -> Path:
     name = source.removeprefix("example:")
     if name not in EXAMPLES:
-        raise UserError(f"{where}: the kit ships no example {name!r}", f"known: {', '.join(sorted(EXAMPLES))}")
+        raise UserError(f"{where}: there is no example {shown(name)}", f"known: {', '.join(sorted(EXAMPLES))}")
     return shipped("examples") / EXAMPLES[name]
 
 
 def _digest(path: Path) -> str:
-    # Small files by content, so that a fresh checkout of the same data is the same data; large ones by size
-    # and time, so that planning stays fast.
+    # Small files by content, so that a fresh checkout of the same data has the same digest; large ones by size and
+    # time, so that planning stays fast.
     digest = hashlib.sha256()
     for file in files_below(path):
         status = file.stat()

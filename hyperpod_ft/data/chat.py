@@ -1,42 +1,38 @@
 """Messages to text through the tokenizer's chat template, with the assistant's turns marked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyperpod_ft.data.example import Example, RowError, Segment
+from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 
-if TYPE_CHECKING:
-    from hyperpod_ft.data.tokenizer import Tokenizer
-
-_MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # transformers asks the same of a template
+_MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers decides it
 
 
 def render(messages: Sequence[Any], tokenizer: Tokenizer, *, all_trained: bool) -> Example:
-    """A conversation that ends with the assistant. Raises RowError, or UserError for an unfit template."""
+    """A conversation that ends with the assistant. Raises RowError, or UserError for an unsuitable template."""
     _check(messages)
     if messages[-1]["role"] != "assistant":
-        raise RowError("last message is not the assistant's", f"its role is {messages[-1]['role']!r}")
+        raise RowError("last message is not from the assistant", f"its role is {messages[-1]['role']!r}")
     template = _template(tokenizer)
     if _MARKS_TURNS.search(template):
         text, spans = _apply(messages, tokenizer, template, return_assistant_tokens_mask=True)
     else:
         text, spans = _prefix_spans(messages, tokenizer, template)
     if not spans or not text[slice(*spans[-1])].strip():
-        raise RowError("chat template leaves the last answer out")
+        raise RowError("chat template omits the last answer")
     segments = tuple(Segment(piece, trained or all_trained) for piece, trained in _cut(text, spans))
     return Example(text[: spans[-1][0]], messages[-1]["content"], segments)
 
 
 def prompt(messages: Sequence[Any], tokenizer: Tokenizer) -> str:
-    """The text at whose end the assistant answers the conversation; an answer it ends with is left out."""
+    """The text that the assistant's answer follows; an answer at the end of the conversation is left out."""
     _check(messages)
-    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return _apply(asked, tokenizer, _template(tokenizer), add_generation_prompt=True)[0]
+    before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return _apply(before, tokenizer, _template(tokenizer), add_generation_prompt=True)[0]
 
 
 def _check(messages: Sequence[Any]) -> None:
@@ -44,7 +40,7 @@ def _check(messages: Sequence[Any]) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError("message without a role", f"message {number}")
         if not isinstance(message.get("content"), str):
-            raise RowError("message whose content is no text", f"message {number}")
+            raise RowError("message whose content is not a string", f"message {number}")
         if message["role"] == "assistant" and not message["content"].strip():
             raise RowError("empty completion", f"message {number}")
 
@@ -62,8 +58,8 @@ def _template(tokenizer: Tokenizer) -> str:
 def _apply(
     messages: Sequence[Any], tokenizer: Tokenizer, template: str, **options: bool
 ) -> tuple[str, list[tuple[int, int]]]:
-    # transformers' own renderer: its Jinja environment, and the spans that {% generation %} marks
-    from jinja2 import TemplateError  # noqa: PLC0415 - here for the same reason as transformers: only chats need it
+    # transformers' renderer: it has the Jinja environment and finds the spans that {% generation %} marks
+    from jinja2 import TemplateError  # noqa: PLC0415 - only chats need these two
     from transformers.utils import chat_template_utils  # noqa: PLC0415
 
     renderer: Any = chat_template_utils.render_jinja_template  # annotated `-> str`, returns two lists
@@ -72,14 +68,14 @@ def _apply(
             [list(messages)], chat_template=template, **options, **dict(tokenizer.special_tokens_map)
         )
     except TemplateError as error:  # a template's own raise_exception("roles must alternate")
-        raise RowError("chat template refuses the messages", str(error)) from error
-    except Exception as error:  # whatever the template's own expressions raise on this row
+        raise RowError("chat template rejects the messages", str(error)) from error
+    except Exception as error:  # the template's expressions may raise anything
         raise RowError("chat template fails", f"{type(error).__name__}: {error}") from error
     return str(texts[0]), spans[0] if spans else []
 
 
 def _prefix_spans(messages: Sequence[Any], tokenizer: Tokenizer, template: str) -> tuple[str, list[tuple[int, int]]]:
-    # A turn is what rendering one message more adds after the generation prompt.
+    # A turn is the text that one more message adds after the generation prompt.
     text, _ = _apply(messages, tokenizer, template)
     spans = []
     for index, message in enumerate(messages):
@@ -90,7 +86,7 @@ def _prefix_spans(messages: Sequence[Any], tokenizer: Tokenizer, template: str) 
         if not (text.startswith(after) and after.startswith(before)):
             raise UserError(
                 "dataset.format: chat: the chat template rewrites earlier text when a message is added,"
-                " so the assistant's turns cannot be told apart",
+                " so that the assistant's turns cannot be found",
                 "mark them in the template with {% generation %}",
             )
         spans.append((len(before), len(after)))

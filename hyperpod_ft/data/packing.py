@@ -62,7 +62,7 @@ def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """Consecutive rows, each array int32 [rows, max_length]."""
 
     input_ids: NDArray[np.int32]
@@ -81,7 +81,7 @@ def fill(
     stop: int,
     max_length: int,
     pad: int,
-) -> Rows:
+) -> PackedRows:
     """Rows `first` to `stop` of a layout over the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens]).
 
     Labels stand where their token does. Positions restart at 0 with each piece, and with the padding.
@@ -104,4 +104,4 @@ def fill(
     input_ids[places] = tokens_ids
     labels[places] = np.where(trained[source], tokens_ids, np.int32(IGNORED))
     position_ids[places] = tokens - np.repeat(before, lengths)
-    return Rows(input_ids, labels, position_ids)
+    return PackedRows(input_ids, labels, position_ids)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.data.packing import Rows
+from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.errors import UserError
 
 SplitName = Literal["train", "validation"]
@@ -85,11 +85,13 @@ class Prepared:
         return [sample for sample in samples if sample.split == split]
 
     def report(self) -> dict[str, Any]:
-        """`report.json`; its keys are the fields of `data.report.Report`."""
+        """`report.json`; its keys are the fields of `data.report.DatasetReport`."""
         return dict(json.loads((self.directory / _REPORT).read_text(encoding="utf-8")))
 
 
-def write_split(directory: Path, name: SplitName, blocks: Iterable[Rows], row_count: int, max_length: int) -> None:
+def write_split(
+    directory: Path, name: SplitName, blocks: Iterable[PackedRows], row_count: int, max_length: int
+) -> None:
     """Write a split's arrays block by block, so that memory holds one block; nothing when there is no row."""
     if not row_count:
         return

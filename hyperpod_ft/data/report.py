@@ -15,7 +15,7 @@ _NAMED_IN_ERROR = 5
 
 
 @dataclass
-class Account:
+class RowCount:
     """Every row read so far: used, or bad for a reason."""
 
     rows_read: int = 0
@@ -54,7 +54,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Report:
+class DatasetReport:
     """Counts. Tokens are those of both splits without padding; a label token is one that the loss is on."""
 
     rows_read: int

@@ -1,4 +1,4 @@
-"""The user's own Jinja templates over a row's fields, sandboxed."""
+"""The user's Jinja templates over a row's fields, sandboxed."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,13 +14,16 @@ from hyperpod_ft.errors import UserError
 
 @lru_cache(maxsize=16)
 def _compile(source: str) -> Template:
-    # The run file may come from someone else: the sandbox keeps its templates from Python's internals.
+    # The run file may come from someone else: in the sandbox its templates cannot reach Python's internals.
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(source)
 
 
 def fill(key: str, source: str, row: Mapping[str, Any]) -> str:
-    """The text of the template `source`, which `dataset.<key>` holds. Raises RowError, or UserError for a breach."""
+    """The template `source` of `dataset.<key>`, rendered.
+
+    Raises RowError, or UserError when it tries to leave the sandbox.
+    """
     template = _compile(source)
     try:
         return template.render(dict(row))
@@ -28,5 +31,5 @@ def fill(key: str, source: str, row: Mapping[str, Any]) -> str:
         raise UserError(f"dataset.{key}: {error}", "use the row's fields only") from error
     except UndefinedError as error:
         raise RowError("undefined in template", f"{key}: {error}") from error
-    except Exception as error:  # whatever the template's own expressions raise on this row
+    except Exception as error:  # the template's expressions may raise anything
         raise RowError("template fails", f"{key}: {type(error).__name__}: {error}") from error

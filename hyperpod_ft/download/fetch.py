@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.sources import Asset
-from hyperpod_ft.download.listing import Choice, Listing, Source, refuse_unsafe
+from hyperpod_ft.download.listing import Choice, FileSource, Listing, refuse_unsafe
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
@@ -58,7 +58,7 @@ def ensure(
     what: str,
     where: str,
     asset: Asset,
-    source: Source,
+    source: FileSource,
     choose: Choice,
     directory: Path,
     check: Callable[[Path], object] = lambda _: None,
@@ -87,7 +87,7 @@ def _fetch(
     what: str,
     where: str,
     asset: Asset,
-    source: Source,
+    source: FileSource,
     choose: Choice,
     directory: Path,
     check: Callable[[Path], object],
@@ -122,7 +122,7 @@ def _prune(partial: Path, wanted: set[str]) -> None:
             path.unlink()
 
 
-def _check_free_disk(where: str, source: Source, listing: Listing, partial: Path) -> None:
+def _check_free_disk(where: str, source: FileSource, listing: Listing, partial: Path) -> None:
     if isinstance(source, Local) and not source.needs_space(partial):
         return
     needed = listing.size - bytes_below(partial)

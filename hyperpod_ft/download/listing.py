@@ -36,7 +36,7 @@ class Listing:
 Choice = Callable[[Sequence[File]], Sequence[File]]
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """A place files come from. Both methods raise UserError for what a user can mend."""
 
     def listing(self) -> Listing: ...

@@ -25,8 +25,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
 from hyperpod_ft.runs.run import Run
 
 HYPERPOD = Path("/opt/sagemaker_cluster")  # there on HyperPod's nodes only
@@ -226,7 +226,7 @@ def check(run: Run) -> int:
         return 0
     reports = _gather(directory, nodes)
     if found := problems(reports, instance, replacement):
-        Ending.leave_here(None, EXIT_USER_ERROR, time.time())
+        Ending.write_here(None, EXIT_USER_ERROR, time.time())
         return _tell(found)
     if len(reports) < nodes:
         known = {report.node for report in reports}

@@ -1,10 +1,11 @@
-"""What the script of a job that trains becomes: it starts the ranks, and again when they crash, until they are done.
+"""Supervise a training job on its first node: start the ranks, and start them again when they crash, until done.
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
-`restarts.decide` says what follows each attempt. SIGUSR1, Slurm's notice of the time limit, is handed on to the
-command (srun passes it to the nodes), so that the ranks save a checkpoint; then the job is requeued: what depends on
-it keeps waiting. Exit status: as a stage's.
+The job's script becomes this process. `attempts.decide` chooses what follows each attempt. The stage's record ends the
+job, even when processes on other nodes hang or fail after it was written. SIGUSR1, Slurm's notice of the time limit,
+is forwarded to the command (srun passes it to the nodes), so that the ranks save a checkpoint; then the job is
+requeued, and jobs that depend on it keep waiting. Exit status: as a stage's.
 """
 
 import contextlib
@@ -22,29 +23,34 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.job import attempts
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.restarts import NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
 from hyperpod_ft.runs.run import Run
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
-# Of the time between the notice and the limit, what the ranks get to save in before the job is requeued under them.
+# Share of the time between the notice and the limit that the ranks get to save in before the job is requeued.
 _SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
+_RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
+# How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
+_GRACE_SECONDS = 10
+_TERMINATION_SECONDS = 5
 _SLURM_ENDS_IT_WITHIN_SECONDS = 120
 _SIGNALS_REACH_ALL_WITHIN_SECONDS = 1
 _SAVED_BY_NOW_SECONDS = 45  # more than Slurm's KillWait
-# What scontrol says when its controller does not answer; other words are a refusal.
+# What scontrol prints when its controller does not answer; any other message is a refusal.
 _AWAY = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _SLURM_IS_AWAY_SECONDS = 60
 _ASK_AGAIN_SECONDS = 5
 
 
 class Signals:
-    """What this process was told, and the child that hears of the notice too."""
+    """The signal this process received, and the child that the notice is forwarded to."""
 
     def __init__(self) -> None:
-        self.told = 0
+        self.received = 0
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
         for number in _SIGNALS:
@@ -52,60 +58,64 @@ class Signals:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._first_at = self._first_at or time.monotonic()
-        if number == signal.SIGTERM or not self.told:  # the end outranks the notice
-            self.told = number
-        # Slurm sends SIGTERM to every process of the job by itself
+        if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
+            self.received = number
+        # Slurm itself sends SIGTERM to every process of the job
         if number == signal.SIGUSR1 and self.child is not None and self.child.poll() is None:
             self.child.send_signal(number)
 
     def seconds_since(self) -> float:
         """Since the first signal; 0 before it."""
-        return time.monotonic() - self._first_at if self.told else 0.0
+        return time.monotonic() - self._first_at if self.received else 0.0
 
     def wait(self, seconds: float, awaited: tuple[int, ...] = _SIGNALS) -> None:
-        """Until the time is over, or one of the signals has come."""
+        """Wait until the time is over, or one of the signals was received."""
         deadline = time.monotonic() + seconds
-        while self.told not in awaited and time.monotonic() < deadline:
+        while self.received not in awaited and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 
 def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) -> int | None:
-    """Attempt the command until it has succeeded or is given up; returns the exit status, None when requeued.
+    """Attempt the command until it succeeds or is given up; returns the exit status, None when requeued.
 
     Raises UserError when Slurm does not requeue the job.
     """
+    if run.is_done(stage):
+        print(f"{stage}: already done, nothing to do", flush=True)
+        return 0
     job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "manual")
     slurm_id = os.environ.get("SLURM_JOB_ID", "")
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
-    begun_at = restarts.newest_checkpoint(run)
+    begun_at = attempts.newest_checkpoint(run)
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
         outcome = _attempt(run, stage, command, signals, begun_at, job_id)
-        decision = restarts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
-        if decision.what == "retry":
-            restarts.remember(run, stage, job_id, outcome, decision)
-            pause = restarts.pause_seconds(decision.number, accelerators)
-            _tell(stage, decision, f" in {pause} s")
+        decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
+        if decision.action == "retry":
+            attempts.remember(run, stage, job_id, outcome, decision)
+            pause = attempts.pause_seconds(decision.number, accelerators)
+            _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
-            if not signals.told:
+            if not signals.received:
                 print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
                 continue
-            decision = restarts.decide(replace(outcome, told=signals.told), earlier, allowed, requeues=bool(slurm_id))
-        _tell(stage, decision)
-        if decision.what == "end":
+            outcome = replace(outcome, signal=signals.received)
+            decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
+        _print(stage, decision)
+        if decision.action == "end":
             return decision.status
-        restarts.remember(run, stage, job_id, outcome, decision)
+        attempts.remember(run, stage, job_id, outcome, decision)
         _requeue(slurm_id, signals)
-        # Slurm ends this job as soon as it can; a script that ended by itself first would be a job that failed
+        # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
         return None
 
 
 def _requeue(slurm_id: str, signals: Signals) -> None:
-    """Ask until Slurm has understood: its controller may be away for a while. Raises UserError when it does not."""
+    """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
     deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
     while True:
         try:
@@ -114,7 +124,7 @@ def _requeue(slurm_id: str, signals: Signals) -> None:
             if not _AWAY.search(str(error)) or time.monotonic() > deadline:
                 raise
             signals.wait(_ASK_AGAIN_SECONDS, (signal.SIGTERM,))
-            if signals.told == signal.SIGTERM:
+            if signals.received == signal.SIGTERM:
                 raise
         else:
             return
@@ -124,39 +134,64 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
     directory.mkdir(parents=True)
-    environment = os.environ | {restarts.ATTEMPT_DIRECTORY: str(directory)}
+    environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
     signals.child = child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-    seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
-    ended = False
-    while child.poll() is None:
-        if signals.told == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
-            child.terminate()  # it came to this process alone; a second one would cut short what the first began
-            ended = True
-        if signals.told == signal.SIGUSR1 and signals.seconds_since() > seconds_to_save:
-            break  # ranks hang, or a step takes longer than there is time
-        time.sleep(_POLL_SECONDS)
-    if child.returncode:
+    _wait(run, stage, child, signals)
+    recorded = run.is_done(stage)
+    if child.returncode and not recorded:
         signals.wait(_SIGNALS_REACH_ALL_WITHIN_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
     return Outcome(
         status=status if status >= 0 else 128 - status,
-        endings=restarts.endings(directory) if status else (),
-        told=signals.told,
+        recorded=recorded,
+        endings=attempts.endings(directory) if status else (),
+        signal=signals.received,
         begun_at=begun_at,
-        checkpoint=restarts.newest_checkpoint(run),
-        step=restarts.last_step(run),
+        checkpoint=attempts.newest_checkpoint(run),
+        step=attempts.last_step(run),
     )
 
 
-def _tell(stage: str, decision: Decision, more: str = "") -> None:
-    if decision.words:
-        # what a user can mend is marked as such errors are
+def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> None:
+    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record."""
+    seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
+    ended = False
+    recorded_at, looked_at = 0.0, 0.0
+    while child.poll() is None:
+        now = time.monotonic()
+        if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
+            looked_at = now
+            recorded_at = now if run.is_done(stage) else 0.0
+        if recorded_at and now - recorded_at > _GRACE_SECONDS:
+            print(f"{stage}: done; ending what still runs on the nodes", flush=True)
+            _end(child)
+            return
+        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
+            child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
+            ended = True
+        if signals.received == signal.SIGUSR1 and signals.seconds_since() > seconds_to_save:
+            return  # ranks hang, or a step takes longer than the time left
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End the command. What srun leaves on the nodes when it is killed, Slurm ends with the job."""
+    child.terminate()
+    try:
+        child.wait(_TERMINATION_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _print(stage: str, decision: Decision, more: str = "") -> None:
+    if decision.message:
         mark = "error: " if decision.status == EXIT_USER_ERROR else ""
-        print(f"{mark}{stage}: {decision.words}{more}", flush=True)
+        print(f"{mark}{stage}: {decision.message}{more}", flush=True)
 
 
 def main() -> int:
-    """Run the command line; returns the exit status, which it leaves on the shared volume as every script does."""
+    """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
     signals = Signals()
     try:
@@ -165,14 +200,14 @@ def main() -> int:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     marker = run.exit_marker(stage, os.environ.get("HYPERPOD_FT_JOB_ID", "manual"))
-    publish.remove(marker)  # of the time before the job was requeued
+    publish.remove(marker)  # left before the job was requeued
     try:
         status = supervise(run, stage, command, signals)
     except UserError as error:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
         status = EXIT_USER_ERROR
     except BaseException:
-        # this process is the script: nobody else would end the ranks, or leave the exit status
+        # this process is the script: nothing else would end the ranks, or leave the exit status
         if signals.child is not None and signals.child.poll() is None:
             signals.child.terminate()
         with contextlib.suppress(OSError):

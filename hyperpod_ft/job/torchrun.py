@@ -1,7 +1,7 @@
-"""torchrun, which on its own always exits with 1: here with the status of the rank that failed first, and its number.
+"""torchrun, but it exits with the status of the rank that failed first, not always with 1, and reports that rank.
 
-Everything else is torchrun's. SIGUSR1, the notice of the time limit, goes to the ranks and nowhere else: what torchrun
-does with a signal gives the ranks half a minute, which a checkpoint of a large model may exceed.
+SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun itself would kill them half a minute
+after a signal, and a checkpoint of a large model may take longer.
 """
 
 import os
@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from hyperpod_ft.runs.restarts import Ending
+from hyperpod_ft.job.attempts import Ending
 
 
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
-    signal.signal(signal.SIGUSR1, _hand_on)
+    signal.signal(signal.SIGUSR1, _forward)
     # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
@@ -28,7 +28,7 @@ def main() -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        Ending.leave_here(rank, status, failure.timestamp)
+        Ending.write_here(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status
     except SignalException as stopped:
@@ -36,8 +36,8 @@ def main() -> int:
     return 0
 
 
-def _hand_on(number: int, _: FrameType | None) -> None:
-    # whatever fails here would end torchrun just when its ranks should save
+def _forward(number: int, _: FrameType | None) -> None:
+    # an exception here would end torchrun just when its ranks should save
     with suppress(Exception):
         for pid in _children():
             with suppress(ProcessLookupError):
@@ -45,7 +45,7 @@ def _hand_on(number: int, _: FrameType | None) -> None:
 
 
 def _children() -> list[int]:
-    """The processes that this one has started."""
+    """Ids of this process's child processes."""
     if not Path("/proc/self/stat").exists():  # not Linux
         listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
         return [
@@ -54,7 +54,7 @@ def _children() -> list[int]:
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            # the name, in brackets, may hold anything
+            # the program's name, in brackets, may contain spaces and brackets
             if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
                 found.append(int(file.parent.name))
     return found

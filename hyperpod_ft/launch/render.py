@@ -36,7 +36,7 @@ def render(run: Run, kit: Kit) -> dict[str, str]:
 
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
     early = stage.name in _BEFORE_ENVIRONMENT
-    template = environment.get_template(f"sbatch/{'train' if stage.trains else 'base'}.sbatch.j2")
+    template = environment.get_template(f"sbatch/{stage.name if stage.trains else 'base'}.sbatch.j2")
     return template.render(
         stage=stage.name,
         name=run.config.name,
@@ -48,7 +48,6 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
         cluster=run.config.cluster.model_dump(),
         trains=stage.trains,
         instance=CATALOGUE[run.config.cluster.instance_type],
-        degrees=run.plan.degrees,
         threads=1 if stage.trains else stage.resources.cpus or 8,
         offline=not early,
         python=kit.python if early else run.python,

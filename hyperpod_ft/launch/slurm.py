@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Job, utc_now
@@ -84,17 +84,35 @@ class Slurm:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         done = self._run(["scancel", *(job.job_id for job in jobs)])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise UserError(f"scancel: {_last_line(done.stderr)}", "see squeue")
+            raise UserError(f"scancel: {_message(done.stderr)}", "see squeue")
 
     def requeue(self, job_id: str) -> None:
         """Have a job that runs end and wait to run again, under the same id. Raises UserError with scontrol's words."""
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:
-            raise UserError(f"scontrol requeue {job_id}: {_last_line(done.stderr)}", "go on with: hyperpod-ft resume")
+            raise UserError(f"scontrol requeue {job_id}: {_message(done.stderr)}", "go on with: hyperpod-ft resume")
 
     def host_names(self, node_list: str) -> list[str]:
         """The nodes of a list like `node[1-4]`; none when Slurm does not say."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
+
+    def first_node_address(self, job_id: str) -> str:
+        """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
+
+        Raises UserError when Slurm does not give it.
+        """
+        nodes = self._field(["job", job_id], "NodeList")
+        (first, *_) = self.host_names(nodes) or [nodes]
+        return self._field(["node", first], "NodeAddr")
+
+    def _field(self, entity: list[str], name: str) -> str:
+        """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
+        done = self._run(["scontrol", "show", "-o", *entity])
+        for part in done.stdout.split():
+            key, _, value = part.partition("=")
+            if key == name and value not in ("", "(null)"):
+                return value
+        raise UserError(f"scontrol show {' '.join(entity)}: no {name}: {_message(done.stderr)}", "see scontrol ping")
 
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # by argument what the environment (SBATCH_JOB_NAME) may not change: jobs are known by it
@@ -108,7 +126,7 @@ class Slurm:
             remedy = "correct the run file's cluster section"
             if "configuration source" in done.stderr:
                 remedy = "run this on a Slurm head node, or start a cluster here: hyperpod-ft local up"
-            raise UserError(f"sbatch {stage}: {_last_line(done.stderr)}", remedy)
+            raise UserError(f"sbatch {stage}: {_message(done.stderr)}", remedy)
         # a site's wrapper may greet first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:
@@ -119,7 +137,7 @@ class Slurm:
         """Job id, state, comment and name of the selected jobs; of all that have not ended for no selection."""
         done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%k|%j", *selection])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise UserError(f"squeue: {_last_line(done.stderr)}", "is slurmctld running?")
+            raise UserError(f"squeue: {_message(done.stderr)}", "is slurmctld running?")
         for line in done.stdout.splitlines():
             fields = line.split("|", 6)
             if len(fields) == 7:
@@ -188,6 +206,5 @@ def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[s
     }
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1]) if lines else "failed without a word"
+def _message(text: str) -> str:
+    return re.sub(r"^\w+: (error|fatal): ", "", last_line(text)) or "gave no error message"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.data.formats import check_prompt
+from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import Launcher
 from hyperpod_ft.launch.monitor import active_jobs

@@ -110,13 +110,13 @@ class LocalCluster:
                 try:
                     self._runtime.create(shape, programs)
                     held_fds = (lock.fileno(), block.lock.fileno())
-                    if not self._runtime.start_supervisor(shape, programs, held_fds, owner):
-                        raise self._failure("its supervisor does not start")
+                    if not self._runtime.start_watch(shape, programs, held_fds, owner):
+                        raise self._failure("the watch over its daemons does not start")
                     self._wait_until_idle(shape, programs, deadline)
                     self._command("keep")
                 except BaseException:  # Ctrl-C too
                     self._runtime.ask("stop")
-                    with suppress(OSError):  # guards of a killed supervisor may still be at work; the next up clears
+                    with suppress(OSError):  # guards of a killed watch may still be at work; the next up clears
                         self._runtime.clear()
                     raise
         return True
@@ -127,7 +127,7 @@ class LocalCluster:
         if not self.directory.is_dir():
             return was_running
         deadline = time.monotonic() + ANSWER_S
-        while (lock := self._runtime.try_lock()) is None:  # the guards of a supervisor that was killed are at work
+        while (lock := self._runtime.try_lock()) is None:  # the guards of a killed watch are at work
             if time.monotonic() > deadline:
                 raise UserError(f"{self.directory} stays locked", f"see `fuser {self.directory}/lock`")
             time.sleep(0.01)
@@ -226,7 +226,7 @@ class LocalCluster:
 
     def _command(self, words: str) -> None:
         if self._runtime.ask(words) is None:
-            raise self._failure("its supervisor ended")
+            raise self._failure("the watch over its daemons ended")
 
     def _failure(self, what: str) -> UserError:
         """An error with the last fatal word of a daemon, if there is one."""

@@ -117,7 +117,7 @@ def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list
 
 
 def kill_strays(conf: Path) -> None:
-    """SIGKILL job processes of the cluster of `conf` that outlived supervisor and guards (`pkill -9 -f` hits both).
+    """SIGKILL job processes of the cluster of `conf` that outlived watch and guards (`pkill -9 -f` hits both).
 
     A step daemon has slurmd's environment; a task has the SLURM_CONF it was submitted with, and SLURMD_NODENAME,
     which nothing but a step daemon sets. This process and its ancestors are spared.

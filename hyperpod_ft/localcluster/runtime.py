@@ -1,4 +1,4 @@
-"""What one local cluster keeps on disk, and the line to its supervisor.
+"""What one local cluster keeps on disk, and the line to the watch over its daemons.
 
 Two directories belong to it. `directory` is the user's choice, of any length and spelling, and keeps the logs and the
 lock. `path`, a short private name under /tmp derived from it, keeps what Slurm and munge must be able to spell and
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.localcluster.daemons import Order
 from hyperpod_ft.localcluster.ports import PortBlock
 from hyperpod_ft.localcluster.processes import ProcessIdentity, kill_strays
 from hyperpod_ft.localcluster.programs import Programs
 from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
-from hyperpod_ft.localcluster.supervisor import Order
 
 ANSWER_S = 15.0
 
@@ -48,7 +48,7 @@ class Runtime:
         return lock
 
     def clear(self) -> None:
-        """Remove what is left of an earlier cluster. Only with the lock: then no supervisor and no guard lives."""
+        """Remove what is left of an earlier cluster. Only with the lock: then no watch and no guard is alive."""
         kill_strays(self.conf)
         if self.path.is_symlink() or (self.path.exists() and self.path.stat().st_uid != os.getuid()):
             raise UserError(f"{self.path} belongs to someone else", "remove it, or use another directory")
@@ -86,7 +86,7 @@ class Runtime:
         """The shape of the running cluster."""
         return Shape.from_json((self.path / "shape.json").read_text())
 
-    def start_supervisor(
+    def start_watch(
         self, shape: Shape, programs: Programs, held_fds: tuple[int, ...], owner: ProcessIdentity | None
     ) -> bool:
         """Start the process that keeps the daemons; from now on `ask` reaches it. False if it cannot start."""
@@ -94,7 +94,7 @@ class Runtime:
         assert starter is not None
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control,
-            (self.logs / "supervisor.log").open("ab") as log,
+            (self.logs / "daemons.log").open("ab") as log,
         ):
             control.bind(str(self.path / "control"))
             control.listen(16)
@@ -124,7 +124,7 @@ class Runtime:
         return answer.returncode == 0
 
     def ask(self, words: str) -> str | None:
-        """Send the supervisor a command and return its answer; None when there is no supervisor."""
+        """Send the daemon watch a command and return its answer; None when it does not run."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
             control.settimeout(ANSWER_S)
             try:
@@ -132,7 +132,7 @@ class Runtime:
                 control.sendall(words.encode())
                 return b"".join(iter(lambda: control.recv(200), b"")).decode()
             except TimeoutError:
-                raise UserError(f"the supervisor of {self.directory} does not answer", f"see {self.logs}") from None
+                raise UserError(f"the local cluster in {self.directory} does not answer", f"see {self.logs}") from None
             except OSError:
                 return None
 

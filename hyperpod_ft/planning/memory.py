@@ -64,16 +64,16 @@ def available(config: RunConfig) -> float:
     return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
 
 
-def estimate(config: RunConfig, layout: Degrees, shape: ModelShape) -> Memory:
+def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
     """Memory of the fullest rank. `shape` can be divided as `parallelism.check_model` asks."""
     of_engine = _neuron if config.engine == "neuron" else _torch
-    estimates = (of_engine(config, layout, shape, part) for part in parts(config, layout, shape))
+    estimates = (of_engine(config, degrees, shape, part) for part in parts(config, degrees, shape))
     return max(estimates, key=lambda memory: memory.total)
 
 
-def parts(config: RunConfig, layout: Degrees, shape: ModelShape) -> Iterator[Part]:
+def parts(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Part]:
     """One for each pipeline stage. Layers that are left over go to the last stages, as neuronx-distributed does."""
-    tensor, stages = layout.tensor_parallel, layout.pipeline_parallel
+    tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
     # engine torch leaves embedding and output matrix whole
     matrix = shape.vocabulary * shape.hidden // (tensor if config.engine == "neuron" else 1)
     copies = kv_size_multiplier(shape.kv_heads, tensor)
@@ -119,7 +119,7 @@ def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool)
     return config.lora.r * matrices * (shape.vocabulary + shape.hidden)
 
 
-def _neuron(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> Memory:
+def _neuron(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
     """optimum-neuron: bf16 weights; with ZeRO-1 the optimizer has weights of its own, and shards all that it has."""
     lora, bf16 = config.training.method == "lora", config.training.precision == "bf16"
     computed = 2 if bf16 else _FP32
@@ -129,18 +129,18 @@ def _neuron(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -
     if config.neuron.zero_1 and bf16:
         kept = _FP32 if config.neuron.master_weights else 2
         accumulated = _FP32 if config.neuron.master_weights else trained
-        gradients = part.trainable * (accumulated + kept / layout.data_parallel)
-        optimizer = part.trainable * 3 * kept / layout.data_parallel
+        gradients = part.trainable * (accumulated + kept / degrees.data_parallel)
+        optimizer = part.trainable * 3 * kept / degrees.data_parallel
     else:
         gradients = float(part.trainable * trained)
         optimizer = float(part.trainable * 2 * trained)
-    activations, logits = _activations(config, layout, shape, part)
+    activations, logits = _activations(config, degrees, shape, part)
     return Memory(frozen + part.trainable * trained, gradients, optimizer, activations, logits)
 
 
-def _torch(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> Memory:
+def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
     """FSDP2: everything is sharded over dp, and what computes is gathered; see engines/model.py."""
-    training, data = config.training, layout.data_parallel
+    training, data = config.training, degrees.data_parallel
     lora = training.method == "lora"
     computed = 2 if training.precision == "bf16" else _FP32
     adapters = part.trainable if lora else 0
@@ -151,7 +151,7 @@ def _torch(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) ->
         gathered = part.end_parameters + min(2, part.layers) * (gathered - part.end_parameters) / part.layers
     # gradients of micro batches before the last wait unreduced, in fp32
     waiting = _FP32 if training.gradient_accumulation_steps > 1 else 0
-    activations, logits = _activations(config, layout, shape, part)
+    activations, logits = _activations(config, degrees, shape, part)
     return Memory(
         weights=at_rest / data + gathered * computed,
         gradients=part.trainable * (_FP32 / data + waiting),
@@ -161,15 +161,15 @@ def _torch(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) ->
     )
 
 
-def _activations(config: RunConfig, layout: Degrees, shape: ModelShape, part: Part) -> tuple[float, float]:
+def _activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> tuple[float, float]:
     """Bytes of the activations that wait for the backward pass, and of what the loss needs on top of them."""
     training = config.training
-    rows = training.micro_batch_size if layout.pipeline_parallel == 1 else 1
+    rows = training.micro_batch_size if degrees.pipeline_parallel == 1 else 1
     tokens = rows * config.dataset.max_length
     width = 2 if training.precision == "bf16" else _FP32
-    outside = _outside_share(config, layout)
-    layer = tokens * _layer_activations(config, layout, shape)
-    logits = tokens * _loss_bytes(config, layout, shape) * part.last
+    outside = _outside_share(config, degrees)
+    layer = tokens * _layer_activations(config, degrees, shape)
+    logits = tokens * _loss_bytes(config, degrees, shape) * part.last
     if not training.gradient_checkpointing:
         return part.in_flight * part.layers * layer, logits
     kept = part.in_flight * part.layers * tokens * shape.hidden * width * outside
@@ -177,13 +177,13 @@ def _activations(config: RunConfig, layout: Degrees, shape: ModelShape, part: Pa
     return kept + max(0.0, layer - logits), logits
 
 
-def _outside_share(config: RunConfig, layout: Degrees) -> float:
+def _outside_share(config: RunConfig, degrees: Degrees) -> float:
     """The share of what lies outside attention and MLP that a rank keeps: whole without sequence parallelism."""
     divided = config.engine == "neuron" and config.neuron.sequence_parallel
-    return 1 / layout.tensor_parallel if divided else 1.0
+    return 1 / degrees.tensor_parallel if divided else 1.0
 
 
-def _layer_activations(config: RunConfig, layout: Degrees, shape: ModelShape) -> float:
+def _layer_activations(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes a token that a layer's forward pass keeps.
 
     Two norms each keep their input in fp32, what they normalized, and the linears' input. Attention keeps query, key
@@ -202,7 +202,7 @@ def _layer_activations(config: RunConfig, layout: Degrees, shape: ModelShape) ->
     if config.training.method == "lora":
         in_outside, in_inside = _adapter_activations(config, shape)
         outside, inside = outside + in_outside, inside + in_inside
-    return outside * _outside_share(config, layout) + inside / layout.tensor_parallel
+    return outside * _outside_share(config, degrees) + inside / degrees.tensor_parallel
 
 
 def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int]:
@@ -220,14 +220,14 @@ def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int
     return each * outside, each * (sum(inputs.values()) - outside)
 
 
-def _loss_bytes(config: RunConfig, layout: Degrees, shape: ModelShape) -> float:
+def _loss_bytes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes a token of the last norm, the logits and the cross entropy.
 
     Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not: at the
     fullest moment, in the backward pass, log-probabilities and two gradients, all fp32.
     """
     width = 2 if config.training.precision == "bf16" else _FP32
-    norm = shape.hidden * (_FP32 + 2 * width) * _outside_share(config, layout)
+    norm = shape.hidden * (_FP32 + 2 * width) * _outside_share(config, degrees)
     if config.engine == "neuron":
-        return norm + shape.vocabulary / layout.tensor_parallel * (width + 2 * _FP32)
+        return norm + shape.vocabulary / degrees.tensor_parallel * (width + 2 * _FP32)
     return norm + shape.vocabulary * 3 * _FP32

@@ -1,12 +1,11 @@
-"""Whether a run can train its model: packing, degrees and memory, checked as soon as config.json is available."""
+"""Whether a run can pack for its model, divide it, and fit it into the accelerators; needs only its config.json."""
 
-import itertools
-import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
@@ -14,125 +13,126 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.packing_rules import check_packing
-from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees
+from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees_of
 
-# a key of the run file to its new value
+# keys of the run file and their new values
 Change = dict[str, Any]
 
+_FACTORS = (2, 4, 8)  # of nodes and pipeline stages
+_JSON_OBJECT = TypeAdapter(dict[str, Any])
 
-def check_model_directory(config: RunConfig, layout: Degrees, directory: Path) -> Memory | None:
-    """Refuse a model on disk that cannot be packed, divided or fitted. Returns the memory it takes, where known.
 
-    The memory is not known without accelerators, nor for families that are not built like Llama: those are left to
-    the engine, which knows their attributes.
+def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Memory | None:
+    """The memory that a training step of a model on disk takes. Raises UserError when the run cannot train it.
+
+    None without accelerators, and for families that are not built like Llama: the engine checks those, since it knows
+    their attributes.
     """
     model_config = _read(directory)
     family = str(model_config.get("model_type", ""))
     check_packing(config, family)
     if config.engine == "neuron":
-        check_family(family, layout)
+        check_family(family, degrees)
     shape = model_shape(model_config)
     if shape is None:
         return None
-    check_model(config, layout, shape)
-    return check_memory(config, layout, shape)
+    check_model(config, degrees, shape)
+    return check_memory(config, degrees, shape)
 
 
-def check_memory(config: RunConfig, layout: Degrees, shape: ModelShape) -> Memory | None:
-    """What a training step takes on the fullest rank; None without accelerators.
+def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory | None:
+    """The memory that a training step takes on the fullest rank; None without accelerators.
 
-    Raises UserError when that is more than there is, with the arithmetic and the least change that would fit.
+    Raises UserError when the accelerator has less, with the arithmetic and a change that would fit.
     """
     room = available(config)
     if not room:
         return None
-    memory = estimate(config, layout, shape)
+    memory = estimate(config, degrees, shape)
     if memory.total <= room:
         return memory
     instance = CATALOGUE[config.cluster.instance_type]
     raise UserError(
-        f"training.method {config.training.method}: takes {memory}, and {instance.name} has {room / GIB:.1f} of its"
-        f" {instance.rank_gib:g} GiB for it",
+        f"training.method {config.training.method}: needs {memory}, and {instance.name} has {room / GIB:.1f} of its"
+        f" {instance.rank_gib:g} GiB available",
         _remedy(config, shape, room),
     )
 
 
-def _read(directory: Path) -> Mapping[str, Any]:
-    file, remedy = directory / "config.json", "it has to be a Hugging Face model's directory"
+def _read(directory: Path) -> dict[str, Any]:
+    file, remedy = directory / "config.json", "use the directory of a Hugging Face model"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"model.source: {file}: {reason}", remedy) from error
-    if not isinstance(values, dict):
-        raise UserError(f"model.source: {file}: holds no JSON object", remedy)
-    return values
+        return _JSON_OBJECT.validate_json(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"model.source: {file}: {error.strerror}", remedy) from error
+    except ValidationError as error:
+        raise UserError(f"model.source: {file}: is not a JSON object", remedy) from error
 
 
 def _remedy(config: RunConfig, shape: ModelShape, room: float) -> str:
-    """The least change that fits, by the weights of `_alternatives`; each is planned and estimated as the run was."""
-    for change in _alternatives(config):
-        changed = _changed(config, change)
-        if changed is None:
-            continue
-        try:
-            layout = degrees(changed)
-            check_model(changed, layout, shape)
-        except UserError:
-            continue
-        memory = estimate(changed, layout, shape)
-        if memory.total <= room:
-            settings = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
-            return f"this would fit, with {memory.total / GIB:.1f} GiB: {settings}"
+    """The first change that fits by itself, else the first ones that fit together; on more nodes only if need be."""
+    ladder: list[Change] = []
+    for more in (_on_these_nodes(config), _on_more_nodes(config)):
+        ladder += more
+        for change in ladder:
+            if (total := _total(config, change, shape)) <= room:
+                return _would_fit(change, total)
+        together: Change = {}
+        least = _total(config, together, shape)
+        for change in ladder:
+            if (total := _total(config, together | change, shape)) < least:
+                together, least = together | change, total
+            if least <= room:
+                return _would_fit(together, least)
     return "choose a smaller model, or an instance type with more memory"
 
 
-def _changed(config: RunConfig, change: Change) -> RunConfig | None:
-    """The run file with other values; None where it refuses them."""
+def _would_fit(change: Change, total: float) -> str:
+    settings = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
+    return f"this would fit, with {total / GIB:.1f} GiB: {settings}"
+
+
+def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
+    """Bytes on the fullest rank after a change; infinite when the run file or the model does not allow it."""
     values = config.model_dump()
     for key, value in change.items():
         section, name = key.split(".")
         values[section][name] = value
     try:
-        return RunConfig.model_validate(values)
-    except ValidationError:
-        return None
+        changed = RunConfig.model_validate(values)
+        degrees = degrees_of(changed)
+        check_model(changed, degrees, shape)
+    except (ValidationError, UserError):
+        return math.inf
+    return estimate(changed, degrees, shape).total
 
 
-def _alternatives(config: RunConfig) -> list[Change]:
-    """Combinations of the changes that save memory, those that change least first."""
-    weighed = []
-    for chosen in itertools.product(*_choices(config)):
-        change = {key: value for _, part in chosen for key, value in part.items()}
-        if change:
-            weighed.append((sum(weight for weight, _ in chosen), change))
-    return [change for _, change in sorted(weighed, key=lambda pair: pair[0])]
+def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
+    """The changes that save memory, in the order a user would try them.
 
-
-def _choices(config: RunConfig) -> Iterator[list[tuple[int, Change]]]:
-    """For each thing that may change: how it may, each with its weight.
-
-    Weights rank what a user would rather do: pay time, then divide otherwise, then train less, then rent more.
+    First those that cost time, then other degrees, then LoRA instead of all parameters.
     """
-    training, neuron, layout = config.training, config.engine == "neuron", degrees(config)
-    same: tuple[int, Change] = (0, {})
-    if not training.gradient_checkpointing:
-        yield [same, (1, {"training.gradient_checkpointing": True})]
-    if neuron and not config.neuron.zero_1:
-        yield [same, (1, {"neuron.zero_1": True})]
-    if neuron and not config.neuron.sequence_parallel:
-        yield [same, (1, {"neuron.sequence_parallel": True})]
-    yield [same, *((2 + more, change) for more, change in enumerate(_smaller_micro_batches(training)))]
-    larger = range(layout.tensor_parallel + 1, layout.ranks_per_node + 1)
-    divisors = [degree for degree in larger if layout.ranks_per_node % degree == 0]
-    yield [same, *((4 + more, {"parallelism.tensor_parallel": degree}) for more, degree in enumerate(divisors))]
+    training, neuron, degrees = config.training, config.engine == "neuron", degrees_of(config)
+    yield {"training.gradient_checkpointing": True}
     if neuron:
-        stages = [layout.pipeline_parallel * factor for factor in (2, 4, 8)]
-        yield [same, *((12 + more, {"parallelism.pipeline_parallel": count}) for more, count in enumerate(stages))]
+        yield {"neuron.zero_1": True}
+        yield {"neuron.sequence_parallel": True}
+    yield from _smaller_micro_batches(training)
+    for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):
+        if degrees.ranks_per_node % degree == 0:
+            yield {"parallelism.tensor_parallel": degree}
+    if neuron:
+        yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
     if training.method == "full":
-        yield [same, (24, {"training.method": "lora"})]
-    nodes = [layout.nodes * factor for factor in (2, 4, 8)]
-    yield [same, *((48 + more, {"cluster.nodes": count}) for more, count in enumerate(nodes))]
+        yield {"training.method": "lora"}
+
+
+def _on_more_nodes(config: RunConfig) -> Iterator[Change]:
+    for more in _FACTORS:
+        nodes: Change = {"cluster.nodes": config.cluster.nodes * more}
+        yield nodes
+        if config.engine == "neuron":
+            yield {"parallelism.pipeline_parallel": config.parallelism.pipeline_parallel * more} | nodes
 
 
 def _smaller_micro_batches(training: Training) -> Iterator[Change]:

@@ -1,11 +1,11 @@
-"""What config.json tells of a model's size: its widths, layers and heads, and from these its parameters."""
+"""A model's size from its config.json: widths, layers and heads, and from these its number of parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-# built like Llama: their configurations spell the same sizes alike
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "granite")
+from pydantic import BaseModel, PositiveInt, ValidationError
+
 COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 
@@ -21,8 +21,8 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool = False  # one matrix embeds tokens and predicts them
-    head_norms: bool = False  # norms over each query's and key's head
+    tied: bool = False  # input and output embeddings are one matrix
+    head_norms: bool = False  # a norm over each query and key head
     qkv_bias: bool = False
     output_bias: bool = False  # of attention
     mlp_bias: bool = False
@@ -69,29 +69,41 @@ class ModelShape:
         return self.layers * layer + matrices * self.vocabulary * self.hidden + self.hidden
 
 
+class _ConfigJson(BaseModel):
+    """The keys of config.json that these families share. transformers lets most be null."""
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3", "granite"]
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    vocab_size: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    tie_word_embeddings: bool | None = None  # false in all of these families
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+
+
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a parsed config.json describes; None for other families, which spell or build it otherwise."""
-    family = model_config.get("model_type")
-    if family not in _FAMILIES:
-        return None
+    """The shape that a parsed config.json describes; None for other families, whose keys or layers differ."""
     try:
-        heads = int(model_config["num_attention_heads"])
-        hidden = int(model_config["hidden_size"])
-        bias = bool(model_config.get("attention_bias"))
-        return ModelShape(
-            family=str(family),
-            hidden=hidden,
-            intermediate=int(model_config["intermediate_size"]),
-            layers=int(model_config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(model_config.get("num_key_value_heads") or heads),
-            head_dim=int(model_config.get("head_dim") or hidden // heads),
-            vocabulary=int(model_config["vocab_size"]),
-            tied=bool(model_config.get("tie_word_embeddings", False)),  # what these families take it for
-            head_norms=family == "qwen3",
-            qkv_bias=bias or family == "qwen2",
-            output_bias=bias,
-            mlp_bias=bool(model_config.get("mlp_bias")),
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        values = _ConfigJson.model_validate(model_config)
+    except ValidationError:
         return None
+    bias = bool(values.attention_bias)
+    return ModelShape(
+        family=values.model_type,
+        hidden=values.hidden_size,
+        intermediate=values.intermediate_size,
+        layers=values.num_hidden_layers,
+        heads=values.num_attention_heads,
+        kv_heads=values.num_key_value_heads or values.num_attention_heads,
+        head_dim=values.head_dim or values.hidden_size // values.num_attention_heads,
+        vocabulary=values.vocab_size,
+        tied=bool(values.tie_word_embeddings),
+        head_norms=values.model_type == "qwen3",
+        qkv_bias=bias or values.model_type == "qwen2",
+        output_bias=bias,
+        mlp_bias=bool(values.mlp_bias),
+    )

@@ -10,7 +10,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
 from hyperpod_ft.planning.neuron_environment import graph_settings
-from hyperpod_ft.planning.parallelism import Degrees, degrees
+from hyperpod_ft.planning.parallelism import Degrees, degrees_of
 from hyperpod_ft.planning.pins import environment_name, requirements
 
 _WARNING_SECONDS = 300
@@ -69,13 +69,13 @@ class Plan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
         """The plan that `as_dict` described. Raises KeyError or TypeError when it is none."""
-        layout = values["degrees"]
+        degrees = values["degrees"]
         return cls(
             tuple(
                 StagePlan(**stage | {"needs": tuple(stage["needs"]), "resources": Resources(**stage["resources"])})
                 for stage in values["stages"]
             ),
-            Degrees(**{name: layout[name] for name in Degrees.__dataclass_fields__}),
+            Degrees(**{name: degrees[name] for name in Degrees.__dataclass_fields__}),
         )
 
     def following(self, name: str) -> tuple[StagePlan, ...]:
@@ -113,11 +113,11 @@ _BESIDE_TRAINING = {"log_every_steps", "save_every_steps", "keep_checkpoints", "
 _GRAPHS_UNCHANGED = _BESIDE_TRAINING | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
 
 
-def _training_inputs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     return {
         "training": config.training.model_dump(exclude=_BESIDE_TRAINING),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
-        "degrees": asdict(layout),
+        "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         "attention": config.model.attention,
         "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT) if config.engine == "neuron" else None,
@@ -129,14 +129,14 @@ def _packages(config: RunConfig) -> Any:
     return config.env.python or [requirements(environment_name(config))]
 
 
-def _graphs(config: RunConfig, layout: Degrees) -> dict[str, Any]:
+def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     """What the compiled graphs of a training depend on: shapes and operations, not data or the schedule's numbers."""
     return {
         "model": config.model.model_dump(),
         "max_length": config.dataset.max_length,
         "training": config.training.model_dump(exclude=_GRAPHS_UNCHANGED),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
-        "degrees": asdict(layout),
+        "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT),
         "environment": graph_settings(config),
@@ -183,7 +183,7 @@ _STAGES: dict[Stage, _Definition] = {
 
 def plan(config: RunConfig) -> Plan:
     """The plan of a resolved run file. Raises UserError when degrees do not divide."""
-    layout = degrees(config)
+    degrees = degrees_of(config)
     chosen = [name for name in _STAGES if _applies(name, config)]
     stages: list[StagePlan] = []
     fingerprints: dict[str, str] = {}
@@ -196,7 +196,7 @@ def plan(config: RunConfig) -> Plan:
         if definition.self_contained:
             inherited = []
         fingerprints[name] = _fingerprint(
-            name, definition.version, config.engine, definition.depends_on(config, layout), inherited
+            name, definition.version, config.engine, definition.depends_on(config, degrees), inherited
         )
         stages.append(
             StagePlan(
@@ -205,10 +205,10 @@ def plan(config: RunConfig) -> Plan:
                 fingerprints[name],
                 definition.shared,
                 definition.trains,
-                _resources(config, definition),
+                _resources(config, definition, degrees),
             )
         )
-    return Plan(tuple(stages), layout)
+    return Plan(tuple(stages), degrees)
 
 
 def _applies(name: Stage, config: RunConfig) -> bool:
@@ -223,12 +223,12 @@ def _fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _resources(config: RunConfig, definition: _Definition) -> Resources:
+def _resources(config: RunConfig, definition: _Definition, degrees: Degrees) -> Resources:
     cluster = config.cluster
     instance = CATALOGUE[cluster.instance_type]
     if definition.trains:
         # Whole nodes where there are accelerators; on the local CPU as many CPUs as ranks.
-        cpus = None if instance.has_accelerators else degrees(config).ranks_per_node
+        cpus = None if instance.has_accelerators else degrees.ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
     if definition.accelerated and instance.has_accelerators and config.engine == "torch":
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)

@@ -1,17 +1,20 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.records import Job, Output, Record
+
+_STEP = re.compile(r"step-(\d{8})")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,16 @@ class Run:
     def checkpoints(self) -> Path:
         """Sharded checkpoints, one directory `step-00000400` each."""
         return self.directory / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def checkpoints_by_step(self) -> dict[int, Path]:
+        """What is in `checkpoints` under the name of a checkpoint, complete or not, in ascending order of steps."""
+        found = {
+            int(match[1]): path for path in self.checkpoints.glob("step-*") if (match := _STEP.fullmatch(path.name))
+        }
+        return dict(sorted(found.items()))
 
     @property
     def trial(self) -> Path:
@@ -251,4 +264,4 @@ class Run:
 
     def yaml(self) -> str:
         """The resolved run file."""
-        return yaml_file.dump(self.config)
+        return yaml_text.dump(self.config)

@@ -13,7 +13,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.fetch import Manifest, ensure
-from hyperpod_ft.download.listing import Source, dataset_files, model_files
+from hyperpod_ft.download.listing import FileSource, dataset_files, model_files
 from hyperpod_ft.download.local import Local
 from hyperpod_ft.download.s3 import S3
 from hyperpod_ft.errors import UserError
@@ -58,7 +58,7 @@ def _check_model(directory: Path) -> None:
         raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
 
 
-def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> Source:
+def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> FileSource:
     if asset.kind == "hub":
         from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - half a second that other sources need not pay
 

@@ -11,9 +11,19 @@ With `--trial` it takes `neuron.precompile_steps` steps with the same arguments 
 starts it so under `neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
 """
 
-import contextlib
 import os
 import sys
+
+if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+    import signal
+
+    from hyperpod_ft.localcluster.processes import die_with_parent
+
+    # A rank that outlives its torchrun, when that is killed, must not join the next attempt. Before the imports, which
+    # take seconds.
+    die_with_parent(os.getppid(), signal.SIGKILL)
+
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict

@@ -23,7 +23,7 @@ _PROGRAMS = (
 
 
 @dataclass(frozen=True)
-class Account:
+class PasswdEntry:
     """A line of /etc/passwd."""
 
     name: str
@@ -32,13 +32,13 @@ class Account:
     home: str
 
 
-def accounts(node: Node) -> list[Account]:
+def accounts(node: Node) -> list[PasswdEntry]:
     """Those of the node's own files; what a directory service would add is none of these scripts' business."""
     rows = [line.split(":") for line in _lines(node, "passwd")]
-    return [Account(row[0], int(row[2]), int(row[3]), row[5]) for row in rows if len(row) == 7]
+    return [PasswdEntry(row[0], int(row[2]), int(row[3]), row[5]) for row in rows if len(row) == 7]
 
 
-def account(node: Node, name: str) -> Account:
+def account(node: Node, name: str) -> PasswdEntry:
     """Raises NodeError when there is no such user."""
     for each in accounts(node):
         if each.name == name:
@@ -69,7 +69,7 @@ def change(node: Node, *command: str) -> None:
     node.run(*command)
 
 
-def as_user(user: Account, action: Callable[[], list[str]]) -> list[str]:
+def as_user(user: PasswdEntry, action: Callable[[], list[str]]) -> list[str]:
     """What `action` returns when it is run by that user, in a process that is nobody else.
 
     Root does not touch what users can change: links there could lead it anywhere. Raises NodeError for what the action

@@ -20,7 +20,7 @@ _MOUNT_PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class FileSystem:
+class FsxSettings:
     """FSx for Lustre: `dns_name`@tcp:/`mount_name` at `mount_path`."""
 
     dns_name: str
@@ -49,7 +49,7 @@ class Settings:
     provisioning: str
     """`api`: HyperPod sets up Slurm and mounts /fsx; `legacy`: these steps do."""
     default_user: str
-    fsx: FileSystem
+    fsx: FsxSettings
     groups: Mapping[str, str]
     """Role (one of ROLES) of each instance group."""
     users: tuple[User, ...]
@@ -77,7 +77,7 @@ def _settings(data: Mapping[str, Any]) -> Settings:
     return Settings(
         provisioning=_one_of("provisioning", data["provisioning"], PROVISIONING),
         default_user=_matching("default_user", data["default_user"], _USER),
-        fsx=FileSystem(
+        fsx=FsxSettings(
             dns_name=_matching("fsx.dns_name", fsx["dns_name"], _HOST),
             mount_name=_matching("fsx.mount_name", fsx["mount_name"], _MOUNT_NAME),
             mount_path=_matching("fsx.mount_path", fsx["mount_path"], _MOUNT_PATH),

@@ -9,13 +9,16 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
 from botocore.config import Config
 
 from tests.aws.kit import ROOT, Kit
+
+if TYPE_CHECKING:
+    from tests.aws.account_place import Place
 
 REGION = "us-west-2"
 ZONE_ID = "usw2-az4"
@@ -100,6 +103,14 @@ def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     return _server
+
+
+@pytest.fixture
+def place(aws: Aws) -> "Place":
+    """An account with resources that a cluster file may name under `existing`, and nothing wrong with them."""
+    from tests.aws.account_place import make_place
+
+    return make_place(aws)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import events, stack
 from hyperpod_ft.aws.stack.events import StackEvent
-from hyperpod_ft.aws.stack.stack import Remains, StackParameters, delete, deploy, remains
+from hyperpod_ft.aws.stack.stack import Remaining, StackParameters, delete, deploy, remains
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import ZONE_ID, Aws
 
@@ -127,7 +127,7 @@ def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> Non
             deploy(SESSION, HP, poll_seconds=POLL)
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == [], "a failed creation keeps no file system"
     assert aws.client("s3").list_buckets()["Buckets"] == []
-    assert delete(SESSION, "hp", poll_seconds=POLL) == Remains()
+    assert delete(SESSION, "hp", poll_seconds=POLL) == Remaining()
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": ""})
     assert deploy(SESSION, HP, poll_seconds=POLL).fsx_dns_name
 
@@ -138,7 +138,7 @@ def test_what_a_failed_creation_leaves_goes_with_it(aws: Aws) -> None:
     with pytest.raises(UserError, match="hp is ROLLBACK_FAILED: Nat"):
         deploy(SESSION, HP, poll_seconds=POLL)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(SESSION, "hp", poll_seconds=POLL) == Remains()
+    assert delete(SESSION, "hp", poll_seconds=POLL) == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
@@ -175,13 +175,13 @@ def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
     for body in (b"old", b"new"):
         s3.put_object(Bucket=first.bucket, Key="a", Body=body)
     s3.delete_object(Bucket=first.bucket, Key="a")
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
     assert statuses(aws) == {}
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert s3.list_buckets()["Buckets"] == []
     assert [vpc for vpc in aws.client("ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
     assert aws.client("iam").list_roles()["Roles"] == []
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains(), "no stack is success"
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining(), "no stack is success"
 
 
 def test_deleting_with_data_goes_on_after_an_interruption(aws: Aws) -> None:
@@ -190,7 +190,7 @@ def test_deleting_with_data_goes_on_after_an_interruption(aws: Aws) -> None:
     with pytest.raises(UserError, match="access denied to DeleteStack"):
         delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
     assert remains(SESSION, "hp").filesystem is None
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
 
 
 def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
@@ -204,7 +204,7 @@ def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -
     with pytest.raises(UserError, match=r"DELETE_FAILED: .*(has dependencies|dependent object)"):
         deploy(SESSION, HP, poll_seconds=POLL)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remains()
+    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
@@ -228,7 +228,7 @@ def test_a_stack_of_another_kind_is_refused(aws: Aws) -> None:
 
 
 def test_no_stack(aws: Aws) -> None:
-    assert remains(SESSION, "hp") == Remains()
+    assert remains(SESSION, "hp") == Remaining()
 
 
 def test_cfn_lint_has_nothing_to_say() -> None:

@@ -9,8 +9,7 @@ import pytest
 from botocore.stub import Stubber
 
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
-from hyperpod_ft.aws.hyperpod import logs
+from hyperpod_ft.aws.hyperpod import api, cluster_logs
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.config import cluster_config
@@ -137,10 +136,10 @@ def test_create_goes_on_when_another_was_quicker(kit: Kit, monkeypatch: pytest.M
     """Between its look and its request; also when botocore asks again because an answer got lost."""
     config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
-    describe, settled = hyperpod.describe, stack._settled
+    describe, settled = api.describe, stack._settled
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
-    monkeypatch.setattr(hyperpod, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
+    monkeypatch.setattr(api, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
     monkeypatch.setattr(stack, "_settled", lambda *a: stacks.pop() if stacks else settled(*a))
     create(config, session, print, 0.02)
     operations = [operation for _, operation in kit.aws.requests()]
@@ -206,10 +205,10 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
         {"logStreamName": "LifecycleConfig/a/i-1", "creationTime": 1000, "lastEventTimestamp": 2000},
         {"logStreamName": "LifecycleConfig/a/i-2", "creationTime": 3000},
     ]
-    cluster = hyperpod.Cluster(NAME, "arn:aws:sagemaker:us-west-2:123456789012:cluster/a", "Failed", "", (), (), False)
+    cluster = api.Cluster(NAME, "arn:aws:sagemaker:us-west-2:123456789012:cluster/a", "Failed", "", (), (), False)
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = logs.lifecycle_streams(client, cluster)
+        newest, _ = cluster_logs.lifecycle_streams(client, cluster)
     assert newest == "LifecycleConfig/a/i-2"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from provision import apt, identity, runner, shared
-from provision.accounts import Account, _clear_stale_locks
+from provision.accounts import PasswdEntry, _clear_stale_locks
 from provision.errors import NodeError, PassingError
 from provision.files import File, difference, write
 from provision.journal import Journal
@@ -239,14 +239,14 @@ def test_a_home_that_another_node_publishes_meanwhile_wins(listed: Node, monkeyp
     target = listed.fsx / "alice"
     copy = home._copy
 
-    def while_another_is_faster(source: Path, to: Path, user: Account) -> None:
+    def while_another_is_faster(source: Path, to: Path, user: PasswdEntry) -> None:
         copy(source, to, user)
         if not target.exists():
             target.mkdir()
             (target / ".bashrc").write_text("theirs\n")
 
     monkeypatch.setattr(home, "_copy", while_another_is_faster)
-    home._make(listed, target, Account("alice", os.getuid(), os.getgid(), str(target)), template)
+    home._make(listed, target, PasswdEntry("alice", os.getuid(), os.getgid(), str(target)), template)
     assert (target / ".bashrc").read_text() == "theirs\n"
     assert not any((listed.fsx / ".provision/staging").iterdir())
 

@@ -11,7 +11,7 @@ from provision.errors import PassingError
 from provision.identity import RECORD, Identity, record
 from provision.journal import Journal
 from provision.node import Node
-from provision.settings import FileSystem, Settings
+from provision.settings import FsxSettings, Settings
 from provision.steps import slurm_configuration
 from provision.steps.slurm_configuration import SlurmConfiguration
 
@@ -25,7 +25,7 @@ CONF = agents_slurm_conf(CONTROLLER, WORKERS, "TopologyPlugin=topology/tree")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    settings = Settings("legacy", "ubuntu", FileSystem("fs-1", "m", "/fsx"), {}, (), False, False)
+    settings = Settings("legacy", "ubuntu", FsxSettings("fs-1", "m", "/fsx"), {}, (), False, False)
     identity = Identity("c", "controller-machine", "controller", "i-1", "ml.m5.large", "10.1.0.11", ("10.1.0.11",))
     node = Node(tmp_path, settings, Journal(None), tmp_path)
     _put(node, RECORD, record(identity))

@@ -1,7 +1,7 @@
 """Small real runs of engine neuron, where its packages are: a Trainium node, or a CPU with stand-ins for the runtime.
 
 `HYPERPOD_FT_NEURON_PYTHON` names an interpreter that imports them, when it is not the one that runs the tests;
-docs/fidelity.md says what such an environment on a CPU consists of.
+scripts/test-neuron.sh makes such an environment on a CPU.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
 from hyperpod_ft.runs.run import Run
-from tests.training.conftest import Jobs, jobs, tiny_llama
+from tests.training.conftest import Jobs, Launched, jobs, tiny_llama
 from tests.training.conftest import make_run as make_training_run
 from tests.unit import tiny_tokenizer
 
@@ -25,6 +25,7 @@ __all__ = ["jobs", "make_training_run"]
 HERE = Path(__file__).parent
 # the last one: importing torch._inductor would start a process for each CPU
 ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+PATIENCE_S = 1800  # sixteen ranks on two processors
 MakeRun = Callable[..., Run]
 
 
@@ -50,12 +51,25 @@ def neuron_python() -> str:
     return python
 
 
+class NeuronJobs(Jobs):
+    """Jobs of the interpreter that has Neuron's packages, on the run's chip, with as much time as they need."""
+
+    def start(self, ranks: int, module: list[str]) -> Launched:
+        instance = Run.open(Path(module[1])).config.cluster.instance_type
+        self.environment = ON_CPU | {"NEURON_PLATFORM_TARGET_OVERRIDE": instance.partition(".")[0]}
+        return super().start(ranks, module)
+
+    def train(self, run: Run, expect: int = 0) -> str:
+        job = self.start_train(run)
+        assert job.wait(PATIENCE_S) == expect, job.text()
+        return job.text()
+
+
 @pytest.fixture
-def neuron_jobs(jobs: Jobs, neuron_python: str) -> Jobs:
-    """As `jobs`, with the interpreter that has Neuron's packages."""
-    jobs.python, jobs.environment, jobs.modules = neuron_python, ON_CPU, (HERE, HERE.parents[1])
-    jobs.always_torchrun = True
-    return jobs
+def neuron_jobs(jobs: Jobs, neuron_python: str) -> NeuronJobs:
+    return NeuronJobs(
+        jobs.directory, jobs.started, neuron_python, modules=(HERE, HERE.parents[1]), always_torchrun=True
+    )
 
 
 def llama(**changes: Any) -> LlamaConfig:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge, stage
-from tests.neuron.conftest import MakeRun, llama
+from tests.neuron.conftest import PATIENCE_S, MakeRun, llama
 from tests.neuron.probe import probe
 from tests.training.conftest import Jobs, curve
 
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.neuron
 NO_SEQUENCE_PARALLEL = {"neuron.sequence_parallel": False}
 FULL = {"training.method": "full", "training.learning_rate": 1e-3}
 BF16 = {"training.precision": "bf16"}
+# other ranks form groups there, and neuronx-distributed spreads copies of heads in another order
+TRN2 = {"cluster.instance_type": "trn2.48xlarge"}
 # fp32 differs by the order of sums; of bf16 the logits alone are rounded to 8 bits, on both sides
 FP32_TOLERANCE, BF16_TOLERANCE = 1e-5, 2e-2
 
@@ -27,7 +29,7 @@ FP32_TOLERANCE, BF16_TOLERANCE = 1e-5, 2e-2
 def train(jobs: Jobs, run: Run, out: Path) -> torch.Tensor:
     """The live model's logits after training."""
     job = jobs.start(run.plan.degrees.world_size, ["worker", str(run.directory), str(out)])
-    assert job.wait(600) == 0, job.text()
+    assert job.wait(PATIENCE_S) == 0, job.text()
     return load_file(out)["logits"]
 
 
@@ -59,12 +61,19 @@ def logits(directory: Path) -> torch.Tensor:
         ({"tp": 8}, 8, {}),
         ({"tp": 8}, 4, {}),
         ({"tp": 8}, 2, NO_SEQUENCE_PARALLEL),
+        ({"tp": 4}, 2, {}),
+        ({"tp": 4, "dp": 2}, 2, {}),
+        ({"tp": 4, "dp": 2}, 4, {}),
+        ({"tp": 4, "dp": 2}, 2, TRN2),
+        ({"tp": 8, "dp": 2}, 4, {}),
         ({"tp": 2}, 4, FULL),
         ({"tp": 2, "dp": 2}, 2, FULL | {"training.gradient_checkpointing": True}),
+        ({"tp": 4, "dp": 2}, 2, FULL),
         ({"tp": 8}, 4, FULL),
         ({"tp": 2}, 8, FULL | {"neuron.fuse_qkv": True}),
         ({"tp": 2}, 4, BF16),
         ({"tp": 8}, 2, BF16),
+        ({"tp": 4, "dp": 2}, 2, BF16 | FULL),
         ({"tp": 2, "dp": 2}, 4, BF16 | FULL),
     ],
     ids=str,
@@ -109,7 +118,11 @@ def test_qwen3_is_exported_as_it_was_trained(
         # query, key and value share one lora_A where key and value heads are repeated: no other degree trains the same
         ({"tp": 8}, 4, {"lora.target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]}),
         ({"tp": 2, "dp": 2}, 4, FULL | {"training.gradient_checkpointing": True}),
+        ({"tp": 4, "dp": 2}, 2, {"lora.target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]}),
+        ({"tp": 4, "dp": 2}, 2, FULL),
+        ({"tp": 4, "dp": 2}, 2, FULL | TRN2),
         ({"tp": 8}, 2, FULL),
+        ({"tp": 8, "dp": 2}, 4, FULL),
     ],
     ids=str,
 )
@@ -144,3 +157,15 @@ def test_a_pipeline_trains_all_of_its_stages(neuron_jobs: Jobs, make_run: MakeRu
     # gate_proj and up_proj share one lora_A, which PEFT's format has twice
     trained = sum(factor.numel() for name, factor in factors.items() if "up_proj.lora_A" not in name)
     assert record is not None and record.facts["trainable_parameters"] == trained
+
+
+@pytest.mark.parametrize("differing", ["qkv_proj.lora_B.default.weight_v", "gate_up_proj.lora_A.default.weight"])
+def test_a_save_refuses_copies_that_differ(differing: str, neuron_jobs: Jobs, make_run: MakeRun) -> None:
+    """Of a repeated head, which two of four ranks hold, and of what every rank holds."""
+    run = make_run(tp=4, settings={"training.save_every_steps": 2}, model=llama(num_key_value_heads=2))
+    job = neuron_jobs.start(4, ["diverging", str(run.directory), differing])
+    assert job.wait(PATIENCE_S) != 0
+    lines = [line for line in job.text().splitlines() if "RuntimeError: step 2" in line]
+    assert lines, job.text()
+    assert all("2 parameters differ between ranks" in line and differing in line for line in lines)
+    assert not list(run.checkpoints.glob("*"))

@@ -60,7 +60,7 @@ def job_state(cluster: LocalCluster, job: str) -> str:
 
 
 def processes_of(cluster: LocalCluster) -> list[str]:
-    """Every process with the cluster's SLURM_CONF: supervisor, guards, daemons, step daemons, tasks, escapees."""
+    """Every process with the cluster's SLURM_CONF: watch, guards, daemons, step daemons, tasks, escapees."""
     setting = f"SLURM_CONF={cluster.conf}\0".encode()
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
@@ -208,7 +208,7 @@ def test_down_kills_job_processes_that_escaped(own: LocalCluster) -> None:
     assert_gone(own)
 
 
-def test_supervisor_killed_leaves_nothing(own: LocalCluster) -> None:
+def test_daemon_watch_killed_leaves_nothing(own: LocalCluster) -> None:
     own.up()
     escapee = submit_escaping_job(own, own.directory)
     os.kill(own.status().pid or 0, signal.SIGKILL)
@@ -238,12 +238,12 @@ def test_guard_killed_leaves_nothing_on_its_node(own: LocalCluster) -> None:
 def test_everything_of_ours_killed_at_once_is_cleaned_by_the_next_up(own: LocalCluster) -> None:
     own.up()
     escapee = submit_escaping_job(own, own.directory)
-    supervisor = own.status().pid or 0
-    ours = [pid for pid in descendants(supervisor) if "localcluster" in Path(f"/proc/{pid}/cmdline").read_text()]
+    watch = own.status().pid or 0
+    ours = [pid for pid in descendants(watch) if "localcluster" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(ours) == 4  # munged, slurmctld, node1, node2
-    for pid in (supervisor, *ours):
+    for pid in (watch, *ours):
         os.kill(pid, signal.SIGSTOP)
-    for pid in (supervisor, *ours):
+    for pid in (watch, *ours):
         os.kill(pid, signal.SIGKILL)
     assert escapee.is_alive()
     assert own.up()
@@ -256,7 +256,7 @@ def test_controller_death_ends_the_cluster(own: LocalCluster) -> None:
     pid = int((own.conf.parent / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: processes_of(own) == [], seconds=10)
-    assert "slurmctld ended" in (own.logs / "supervisor.log").read_text()
+    assert "slurmctld ended" in (own.logs / "daemons.log").read_text()
 
 
 def test_runtime_directory_removed_ends_the_cluster(own: LocalCluster) -> None:
@@ -290,7 +290,7 @@ def test_unbound_cluster_outlives_its_starter(own: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("moment", ["supervisor.log", "munged.out", "slurmctld.log"])
+@pytest.mark.parametrize("moment", ["daemons.log", "munged.out", "slurmctld.log"])
 def test_starter_stopped_during_up_leaves_nothing(own: LocalCluster, with_signal: signal.Signals, moment: str) -> None:
     code = "import sys, pathlib, hyperpod_ft.localcluster as l; l.LocalCluster(pathlib.Path(sys.argv[1])).up(nodes=1)"
     starter = start_python(code, own.directory)

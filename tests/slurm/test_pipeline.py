@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 
@@ -27,6 +28,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
 TOKEN = "hf_veryverysecrettokenveryverysecret"
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
+# What is tested is the chain, not the layout: one rank a node starts in half the time of two.
+ONE_RANK_A_NODE = {"parallelism": {"tensor_parallel": 1, "ranks_per_node": 1}}
 
 
 def values(root: Path, **training: Any) -> dict[str, Any]:
@@ -137,8 +140,11 @@ def test_the_quickstart_recipe_learns(head: Head) -> None:
     assert (facts["tp"], facts["dp"], facts["world_size"]) == (2, 2, 4)
 
 
+UNDISTURBED = {"max_steps": 12, "save_every_steps": 5}
+
+
 def test_the_whole_chain(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared))
+    run_file = head.write(values(shared, **UNDISTURBED))
     # two submissions at once: one wins, the other is told
     with ThreadPoolExecutor() as pool:
         attempts = list(pool.map(lambda _: head.run("submit", run_file), range(2)))
@@ -157,7 +163,7 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
     run = Run.open(Path(status["directory"]))
 
     # everything a user was promised is there
-    assert len(metrics(status["directory"])) == 6
+    assert len(metrics(status["directory"])) == 12
     written = {"adapter_config.json", "adapter_model.safetensors", "XXH128SUMS"}
     assert {path.name for path in run.adapter.iterdir()} == written
     assert {"config.json", "README.md", "tokenizer.json"} <= {path.name for path in run.tuned_model.iterdir()}
@@ -176,11 +182,13 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
     assert "generate" in head("logs", "generate")
 
     # what follows training may change within the run
-    changed = head.write(values(shared) | {"generate": {"prompts": ["x"], "max_new_tokens": 2}}, "changed.yaml")
+    changed = head.write(
+        values(shared, **UNDISTURBED) | {"generate": {"prompts": ["x"], "max_new_tokens": 2}}, "changed.yaml"
+    )
     plan = json.loads(head("plan", changed, "--json"))
     assert [stage["name"] for stage in plan["stages"] if stage["runs"]] == ["generate"]
     assert plan["run_id"] == run_id
-    assert plan["total_steps"] == 6 and plan["steps_per_epoch"] > 0
+    assert plan["total_steps"] == 12 and plan["steps_per_epoch"] > 0
 
     # the token is nowhere, and values were never executed
     assert all(TOKEN not in text for text in described)
@@ -205,7 +213,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     )
     python.chmod(0o755)
     broken.touch()
-    content = values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
+    content = values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"} | ONE_RANK_A_NODE
     content["dataset"] |= {"max_length": 128}  # no other test has prepared that
     run_file = head.write(content)
     head("submit", run_file)
@@ -227,45 +235,45 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     broken.unlink()
     resumed = head("resume")
     assert "Skipped, since done: env, download" in resumed
+    submitted = json.loads(Path(status["directory"], "jobs.json").read_text())
+    assert [job["stage"] for job in submitted] == [*STAGES, *STAGES[2:]]
+    run = Run.open(Path(status["directory"]))
+    head.wait(lambda: run.is_done("dataset"))
+    head("cancel")  # other tests run the rest of a chain
+
+
+def test_training_that_is_killed_resumes_as_if_nothing_had_happened(head: Head, shared: Path) -> None:
+    """Its losses are those of the same training in `test_the_whole_chain`, which trains here if it did not before."""
+    content = values(shared, **UNDISTURBED)
+    undisturbed = Run.of(resolve(validate(content, "run.yaml"), head.directory))
+    if not undisturbed.is_done("train"):
+        head("submit", head.write(content, "undisturbed.yaml"))
+        head.wait_for_the_queue()
+
+    head("submit", head.write(content | {"name": "killed"}, "killed.yaml"))
+    directory = str(head.status()["directory"])
+    head.wait(lambda: len(metrics(directory)) >= 7)
+    for pid in [*launchers_of(directory), *ranks_of(directory)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     head.wait_for_the_queue()
-    assert head.status()["state"] == "done"
+    assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
+    head("resume", "killed.yaml")
+    run = Run.open(Path(directory))
+    head.wait(lambda: run.is_done("train"))
+    head("cancel")
 
-
-def test_training_that_is_killed_goes_on_as_if_nothing_had_happened(
-    head: Head, shared: Path, cluster: LocalCluster
-) -> None:
-    def train(name: str, kill: Callable[[str], None] | None) -> list[dict[str, Any]]:
-        run_file = head.write(values(shared, max_steps=16, save_every_steps=5) | {"name": name}, f"{name}.yaml")
-        head("submit", run_file)
-        directory = str(head.status(run_file)["directory"])
-        if kill:
-            kill(directory)
-        head.wait_for_the_queue()
-        return metrics(directory)
-
-    def kill_minus_nine(directory: str) -> None:
-        head.wait(lambda: len(metrics(directory)) >= 8)
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"hyperpod_ft.stages.train" in command and directory.encode() in command:
-                os.kill(int(process.name), signal.SIGKILL)
-        head.wait_for_the_queue()
-        assert head.status("killed.yaml", exit_status=1)["state"] == "failed"
-        head("resume", "killed.yaml")
-
-    undisturbed = train("undisturbed", None)
-    killed = train("killed", kill_minus_nine)
-    assert [row["step"] for row in killed] == list(range(1, 17))
-    assert [(row["step"], row["loss"]) for row in killed] == [(row["step"], row["loss"]) for row in undisturbed]
-    facts = Run.open(Path(head.status("killed.yaml")["directory"])).record("train").facts  # type: ignore[union-attr]
-    assert facts["resumed_from"] == [5]
+    killed = metrics(directory)
+    assert [row["step"] for row in killed] == list(range(1, 13))
+    expected = [(row["step"], row["loss"]) for row in metrics(str(undisturbed.directory))]
+    assert [(row["step"], row["loss"]) for row in killed] == expected
+    assert run.record("train").facts["resumed_from"] == [5]  # type: ignore[union-attr]
 
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
+    run_file = head.write(
+        values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"} | ONE_RANK_A_NODE
+    )
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
@@ -285,7 +293,8 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
 
 def test_process_launcher_runs_the_same_scripts(tmp_path: Path, shared: Path) -> None:
     head = Head(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
-    run_file = head.write(values(shared, max_steps=2) | {"name": "process"})
+    one_rank = ONE_RANK_A_NODE | {"cluster": values(shared)["cluster"] | {"nodes": 1}}
+    run_file = head.write(values(shared, max_steps=2) | {"name": "process"} | one_rank)
     output = head("submit", run_file, "--launcher", "process", "--watch")
     assert "tuned model" in output
     assert "merged" in output
@@ -305,21 +314,22 @@ def test_words_when_there_is_no_slurm(tmp_path: Path, shared: Path) -> None:
 def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     head: Head, shared: Path, cluster: LocalCluster
 ) -> None:
-    run_file = head.write(values(shared, max_steps=24, save_every_steps=4) | {"name": "power-cut"})
+    run_file = head.write(values(shared, max_steps=16, save_every_steps=4) | {"name": "power-cut"} | ONE_RANK_A_NODE)
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 6)
     cluster.kill_node("node2")
     head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
     cluster.start_node("node2")
-    head.wait_for_the_queue()
-    assert head.status()["state"] == "done"
-    assert [row["step"] for row in metrics(directory)] == list(range(1, 25))
-    assert Run.open(Path(directory)).record("train").facts["resumed_from"][0] % 4 == 0  # type: ignore[union-attr]
+    run = Run.open(Path(directory))
+    head.wait(lambda: run.is_done("train"))
+    head("cancel")
+    assert [row["step"] for row in metrics(directory)] == list(range(1, 17))
+    assert run.record("train").facts["resumed_from"][0] % 4 == 0  # type: ignore[union-attr]
 
 
 def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=40, save_every_steps=5) | {"name": "by-itself"})
+    run_file = head.write(values(shared, max_steps=30, save_every_steps=5) | {"name": "by-itself"} | ONE_RANK_A_NODE)
     head("submit", run_file)
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
@@ -335,13 +345,24 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
     head.wait_for_the_queue()
     assert head.status()["state"] == "done", "what depended on it has waited"
-    assert [row["step"] for row in metrics(directory)] == list(range(1, 41))
+    assert [row["step"] for row in metrics(directory)] == list(range(1, 31))
     record = run.record("train")
     assert record is not None and record.job_id == training["job_id"]
     assert [restart["cause"] for restart in record.facts["restarts"]] == ["crash", "time limit"]
     assert ": SIGKILL at step " in record.facts["restarts"][0]["reason"]
     saved = record.facts["restarts"][1]
     assert saved["checkpoint"] == saved["step"] == record.facts["resumed_from"][-1], "notice cost no step"
+
+
+def launchers_of(directory: str) -> list[int]:
+    """What starts the ranks of a run: the supervisor of its job, srun, torchrun on each node."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if b"hyperpod_ft.stages.train" in command and directory.encode() in command:
+                found.append(int(process.name))
+    return found
 
 
 def ranks_of(directory: str) -> list[int]:

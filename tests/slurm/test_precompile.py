@@ -6,6 +6,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +30,16 @@ def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run
         env__python=str(neuron_stand_ins.environment(tmp_path / "venv")),
     )
     neuron_stand_ins.ready_for_precompile(run)
-    subprocess.run(
-        ["sbatch", "--wait", run.script("precompile")],
-        env={**os.environ, **cluster.environment()},
-        check=False,
-        timeout=200,
-    )
+    environment = {**os.environ, **cluster.environment()}
+    # not `sbatch --wait`: it asks after 2, 10, then 42 s
+    job = subprocess.run(
+        ["sbatch", "--parsable", run.script("precompile")], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    deadline = time.monotonic() + 200
+    queue = ["squeue", "--noheader", f"--jobs={job}"]
+    while subprocess.run(queue, env=environment, capture_output=True, check=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     log = "".join(path.read_text() for path in run.logs.glob("*.out"))
     record = run.record("precompile")
     assert record is not None, log

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines import checkpoint_directory

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
-from hyperpod_ft.aws.hyperpod import logs as cluster_logs
-from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 
+Say = Callable[[str], None]  # takes one line of progress
 POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
-_SETTLED = (hyperpod.IN_SERVICE, hyperpod.FAILED)
+_SETTLED = (api.IN_SERVICE, api.FAILED)
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Awaited:
 
 
 @dataclass
-class Watch:
+class ClusterWatch:
     """Follows one cluster. `say` gets a line for whatever changed. `words`: how commands name it, for hints."""
 
     sagemaker: Any
     logs: Any
     name: str
     words: str
-    say: Callable[[str], None]
+    say: Say
     poll_seconds: float = POLL_SECONDS
     _told: dict[str, str] = field(default_factory=dict)
 
@@ -55,20 +55,20 @@ class Watch:
         """
         deadline, changing = time.monotonic() + timeout_seconds, False
         while True:
-            cluster = hyperpod.find(self.sagemaker, self.name)
+            cluster = api.find(self.sagemaker, self.name)
             if cluster is None:
                 raise UserError(f"cluster {self.name}: is gone", "create it again")
             nodes = list_nodes(self.sagemaker, self.name)
             self._tell(cluster, nodes)
-            if cluster.status == hyperpod.DELETING:
+            if cluster.status == api.DELETING:
                 raise UserError(f"cluster {self.name}: is being deleted", "wait until it is gone")
-            if cluster.status == hyperpod.FAILED:
+            if cluster.status == api.FAILED:
                 self._explain(cluster, nodes)
                 raise UserError(
                     f"cluster {self.name}: failed: {cluster.failure or 'HyperPod gives no reason'}",
                     f"correct the cause, `hyperpod-ft cluster delete {self.words}` (keeps /fsx), then create it again",
                 )
-            if changing and cluster.status == hyperpod.IN_SERVICE and not awaited.asked_of(cluster):
+            if changing and cluster.status == api.IN_SERVICE and not awaited.asked_of(cluster):
                 self._explain(cluster, nodes)
                 raise UserError(
                     f"cluster {self.name}: went back to what it was: {cluster.failure or 'HyperPod gives no reason'}",
@@ -97,17 +97,17 @@ class Watch:
         """Have the cluster deleted, as soon as HyperPod does that, and wait. Raises UserError when that fails, or at
         the timeout."""
         deadline, asked, deleting = time.monotonic() + timeout_seconds, False, False
-        while cluster := hyperpod.find(self.sagemaker, self.name):
-            deleting = deleting or cluster.status == hyperpod.DELETING
+        while cluster := api.find(self.sagemaker, self.name):
+            deleting = deleting or cluster.status == api.DELETING
             if not deleting and not asked:
-                asked = hyperpod.delete(self.sagemaker, self.name)
+                asked = api.delete(self.sagemaker, self.name)
                 state = "asked to be deleted" if asked else f"is deleted once it is no longer {cluster.status}"
                 self._tell_change(f"cluster {self.name}", state)
             # it may be gone when its nodes are asked for
             with suppress(self.sagemaker.exceptions.ResourceNotFound):
                 self._tell(cluster, list_nodes(self.sagemaker, self.name))
             # one that had failed before it was to be deleted may be shown so for a moment
-            if deleting and cluster.status == hyperpod.FAILED:
+            if deleting and cluster.status == api.FAILED:
                 raise UserError(
                     f"cluster {self.name}: could not be deleted: {cluster.failure}", "run the same command again"
                 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hyperpod_ft.aws.hyperpod.cluster import Cluster, pick
+from hyperpod_ft.aws.hyperpod.api import Cluster, pick
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.errors import UserError
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.ssh.ssm import Account
+from hyperpod_ft.aws.ssh.ssm import AwsCli
 from hyperpod_ft.errors import UserError
 
 _HEADER = """\
@@ -110,10 +110,10 @@ class SshFiles:
         fresh.symlink_to(keys)
         fresh.replace(link)
 
-    def write(self, account: Account, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> None:
+    def write(self, aws_cli: AwsCli, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> None:
         """Write hosts and config, each whole or not at all, for this user alone."""
         self.make()
-        hosts = self.hosts_text(account, user, identity, login_group, groups)
+        hosts = self.hosts_text(aws_cli, user, identity, login_group, groups)
         publish.write_text(self.hosts, hosts, 0o600)
         publish.write_text(self.config, hosts + _OTHERS.format(own=self._own_config()), 0o600)
 
@@ -122,14 +122,14 @@ class SshFiles:
         # Include takes patterns, and newer versions of ssh tokens too; ssh finds ~ by the password file, not $HOME
         return f'"{path}"' if re.fullmatch(r"[\w/., @+=-]+", path) else "~/.ssh/config"
 
-    def hosts_text(self, account: Account, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> str:
+    def hosts_text(self, aws_cli: AwsCli, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> str:
         """The Host blocks. Names and paths are literal: ssh hands tokens as %h to a shell unquoted."""
         names = {login_group: f"{self.cluster} {self.host(login_group)}"}
         names |= {group: self.host(group) for group in groups if group != login_group}
         blocks = [
             _HOST.format(
                 hosts=name,
-                proxy=proxy_command(account, self.cluster, "--group", group),
+                proxy=proxy_command(aws_cli, self.cluster, "--group", group),
                 # one link for both names of the login group
                 known_hosts=quoted(self.known(self.host(group))),
             )
@@ -146,9 +146,9 @@ class SshFiles:
             shutil.rmtree(self.directory)
 
 
-def proxy_command(account: Account, cluster: str, *which: str) -> str:
+def proxy_command(aws_cli: AwsCli, cluster: str, *which: str) -> str:
     """ssh's ProxyCommand, a line for the user's shell. `which`: --group or --node, and its name."""
-    return shlex.join([sys.executable, "-c", _PROXY, cluster, *which, *account.arguments()]).replace("%", "%%")
+    return shlex.join([sys.executable, "-c", _PROXY, cluster, *which, *aws_cli.arguments()]).replace("%", "%%")
 
 
 def quoted(path: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.hyperpod.cluster import Cluster
+from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
@@ -35,11 +35,11 @@ class SshRequest:
 
 
 @dataclass(frozen=True)
-class Way:
+class SshRoute:
     """A node, and all it takes to reach it."""
 
     cluster: Cluster
-    account: ssm.Account
+    aws_cli: ssm.AwsCli
     node: Node
     running: int  # how many nodes of its group are Running
     login_group: str
@@ -55,86 +55,86 @@ class Way:
         return " ".join(filter(None, (self.node.group, self.node.instance_id, self.node.hostname))) + others
 
 
-def way(
+def choose_route(
     cluster: Cluster,
     nodes: list[Node],
-    account: ssm.Account,
+    aws_cli: ssm.AwsCli,
     request: SshRequest,
     home: Path,
     usual: Sequence[str] = USUAL_GROUPS,
-) -> Way:
+) -> SshRoute:
     """Choose the node. `usual`: names of the login and the controller group. Raises UserError."""
     login = login_group(cluster, usual)
     node = by_name(cluster, nodes, request.node) if request.node else in_group(cluster, nodes, request.group or login)
     running = sum(one.running and one.group == node.group for one in nodes)
-    return Way(cluster, account, node, running, login, SshFiles(cluster.name, home))
+    return SshRoute(cluster, aws_cli, node, running, login, SshFiles(cluster.name, home))
 
 
-def ssh_command(way: Way, request: SshRequest, identity: Path) -> list[str]:
+def ssh_command(route: SshRoute, request: SshRequest, identity: Path) -> list[str]:
     """The exact command: to this node, even where the configuration's own names would lead to another."""
-    instance = way.node.instance_id
-    command = ["ssh", "-F", str(way.files.config), "-l", request.user]
+    instance = route.node.instance_id
+    command = ["ssh", "-F", str(route.files.config), "-l", request.user]
     command += ["-o", f"IdentityFile={quoted(identity)}"]
-    command += ["-o", f"ProxyCommand={proxy_command(way.account, way.cluster.name, '--node', instance)}"]
-    command += ["-o", f"UserKnownHostsFile={quoted(way.files.node_keys(instance))}"]
+    command += ["-o", f"ProxyCommand={proxy_command(route.aws_cli, route.cluster.name, '--node', instance)}"]
+    command += ["-o", f"UserKnownHostsFile={quoted(route.files.node_keys(instance))}"]
     if request.forwards:
         command += ["-o", "ExitOnForwardFailure=yes"]
     for forward in request.forwards:
         command += ["-L", forward]
     # what follows -- is no option, whatever it looks like
-    return [*command, "--", way.cluster.name, *request.command]
+    return [*command, "--", route.cluster.name, *request.command]
 
 
-def preview(way: Way, request: SshRequest) -> str:
+def preview(route: SshRoute, request: SshRequest) -> str:
     """What `connect` would do. Raises UserError where there is no key."""
-    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
-    return f"target   {way.target}\ncommand  {shlex.join(ssh_command(way, request, identity.file))}"
+    identity = ssh_key.find(request.identity, route.files.home / ".ssh")
+    return f"target   {route.target}\ncommand  {shlex.join(ssh_command(route, request, identity.file))}"
 
 
-def write_config(way: Way, request: SshRequest) -> str:
+def write_config(route: SshRoute, request: SshRequest) -> str:
     """Write the ssh configuration, for other programs too, and return its Host blocks. Raises UserError."""
-    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
-    _write(way, request, identity)
-    return way.files.hosts.read_text(encoding="utf-8")
+    identity = ssh_key.find(request.identity, route.files.home / ".ssh")
+    _write(route, request, identity)
+    return route.files.hosts.read_text(encoding="utf-8")
 
 
-def connect(way: Way, request: SshRequest, tell: Callable[[str], None]) -> int:
+def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -> int:
     """Have the key on the cluster, the configuration written, and run ssh in this terminal. Returns its exit status.
 
     `tell` gets a line about what is done; stdout is the remote command's. Raises UserError.
     """
     ssm.require("ssh", "aws", "session-manager-plugin")
-    identity = ssh_key.find(request.identity, way.files.home / ".ssh")
-    command = ssh_command(way, request, identity.file)
-    _write(way, request, identity)
-    uploaded = _uploaded(way, request, identity)
+    identity = ssh_key.find(request.identity, route.files.home / ".ssh")
+    command = ssh_command(route, request, identity.file)
+    _write(route, request, identity)
+    uploaded = _uploaded(route, request, identity)
     if not uploaded.exists():
-        if ssh_key.upload(way.account, way.target, request.user, identity):
-            tell(f"{request.user} on {way.cluster.name} now takes the key {identity.file}")
+        if ssh_key.upload(route.aws_cli, route.target, request.user, identity):
+            tell(f"{request.user} on {route.cluster.name} now takes the key {identity.file}")
         publish.write_text(uploaded, "", 0o600)
-    tell(way.node_name)
+    tell(route.node_name)
     status = subprocess.run(command, env=ssm.environment(), check=False).returncode
     if status == _SSH_FAILED:
         uploaded.unlink(missing_ok=True)  # perhaps it was the key: look again next time
         raise UserError(
-            f"{way.node.group} {way.node.instance_id}: ssh failed, for the reason it gives above",
+            f"{route.node.group} {route.node.instance_id}: ssh failed, for the reason it gives above",
             "try again, which looks after the key too; without sshd and keys: --ssm",
         )
     return status
 
 
-def shell(way: Way, tell: Callable[[str], None]) -> int:
+def shell(route: SshRoute, tell: Callable[[str], None]) -> int:
     """A shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
-    tell(way.node_name)
-    return ssm.shell(way.account, way.target)
+    tell(route.node_name)
+    return ssm.shell(route.aws_cli, route.target)
 
 
-def _write(way: Way, request: SshRequest, identity: ssh_key.Identity) -> None:
-    groups = [group.name for group in way.cluster.groups]
-    way.files.write(way.account, request.user, identity.file, way.login_group, groups)
+def _write(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> None:
+    groups = [group.name for group in route.cluster.groups]
+    route.files.write(route.aws_cli, request.user, identity.file, route.login_group, groups)
 
 
-def _uploaded(way: Way, request: SshRequest, identity: ssh_key.Identity) -> Path:
+def _uploaded(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> Path:
     # homes are on the shared volume, so a key is the cluster's, not a node's
-    what = "\0".join((way.cluster.id, request.user, identity.line))
-    return way.files.uploaded(hashlib.sha256(what.encode()).hexdigest()[:32])
+    what = "\0".join((route.cluster.id, request.user, identity.line))
+    return route.files.uploaded(hashlib.sha256(what.encode()).hexdigest()[:32])

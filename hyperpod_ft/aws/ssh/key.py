@@ -26,7 +26,7 @@ _PUT = Path(__file__).with_name("put_key.sh")
 
 
 @dataclass(frozen=True)
-class Identity:
+class SshKey:
     """`line` is the public key as authorized_keys takes it. `file` is what ssh's IdentityFile names: the private key,
     or the public one where the private key lives in an agent or on a token alone."""
 
@@ -34,7 +34,7 @@ class Identity:
     line: str
 
 
-def find(given: Path | None, directory: Path) -> Identity:
+def find(given: Path | None, directory: Path) -> SshKey:
     """The identity the user gave, by its private or public file, or else the first usual one of `directory` (~/.ssh).
 
     Raises UserError where there is none, or where it is no public key.
@@ -51,7 +51,7 @@ def find(given: Path | None, directory: Path) -> Identity:
     )
 
 
-def _read(private: Path) -> Identity:
+def _read(private: Path) -> SshKey:
     public = private.with_name(f"{private.name}.pub")
     try:
         text = public.read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def _read(private: Path) -> Identity:
             f"{public}: no readable public key",
             f"make it from the private one: ssh-keygen -y -f {shlex.quote(str(private))} >{shlex.quote(str(public))}",
         ) from error
-    return Identity(private if private.is_file() else public, checked(text, str(public)))
+    return SshKey(private if private.is_file() else public, checked(text, str(public)))
 
 
 def checked(text: str, where: str) -> str:
@@ -95,9 +95,9 @@ def command(user: str, line: str) -> str:
     return shlex.join(["sh", "-c", f"echo {script} | base64 -d | sh -s -- {user} {key}"])
 
 
-def upload(account: ssm.Account, target: str, user: str, identity: Identity) -> bool:
+def upload(aws_cli: ssm.AwsCli, target: str, user: str, identity: SshKey) -> bool:
     """Put the key into the user's authorized_keys. True when it was not there before. Raises UserError."""
-    said = ssm.run(account, target, command(user, identity.line), _ANSWER).strip()
+    said = ssm.run(aws_cli, target, command(user, identity.line), _ANSWER).strip()
     match said:
         case "added" | "present":
             return said == "added"

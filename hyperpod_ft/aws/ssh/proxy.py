@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.nodes import list_nodes, ssm_target
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import ssm
@@ -32,12 +32,12 @@ def main() -> NoReturn:
     try:
         with explained(f"cluster {given.cluster}"):
             client = Session(given.region, given.profile).client("sagemaker")
-            cluster, nodes = hyperpod.require(client, given.cluster), list_nodes(client, given.cluster)
+            cluster, nodes = api.require(client, given.cluster), list_nodes(client, given.cluster)
         node = by_name(cluster, nodes, given.node) if given.node else in_group(cluster, nodes, given.group)
         if given.group:
             files = SshFiles(given.cluster, Path.home())
             files.lead_to(files.host(given.group), node.instance_id)
-        ssm.tunnel(ssm.Account(given.region, given.profile), ssm_target(cluster.id, node))
+        ssm.tunnel(ssm.AwsCli(given.region, given.profile), ssm_target(cluster.id, node))
     except UserError as error:
         print(f"hyperpod-ft: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)

@@ -39,7 +39,7 @@ _GRACE_SECONDS = 2
 
 
 @dataclass(frozen=True)
-class Account:
+class AwsCli:
     """With which region and profile the AWS CLI is called; no profile: whatever credentials it finds by itself."""
 
     region: str
@@ -62,9 +62,9 @@ def require(*programs: str) -> None:
             raise UserError(f"{name} is not installed", f"install it: {page}")
 
 
-def session_command(account: Account, target: str, document: str = "", **parameters: str) -> list[str]:
+def session_command(aws_cli: AwsCli, target: str, document: str = "", **parameters: str) -> list[str]:
     """`aws ssm start-session`, ready to run. Without a document: a shell, as the account's preferences have it."""
-    command = ["aws", "ssm", "start-session", *account.arguments(), "--target", target]
+    command = ["aws", "ssm", "start-session", *aws_cli.arguments(), "--target", target]
     if document:
         # as JSON: the CLI's short form gives commas and equals signs in values a meaning
         values = json.dumps({name: [value] for name, value in parameters.items()})
@@ -72,13 +72,13 @@ def session_command(account: Account, target: str, document: str = "", **paramet
     return command
 
 
-def shell(account: Account, target: str) -> int:
+def shell(aws_cli: AwsCli, target: str) -> int:
     """A shell on the node in this terminal, without sshd, keys or /fsx. Returns the CLI's exit status."""
     require("aws", "session-manager-plugin")
-    return subprocess.run(session_command(account, target), env=environment(), check=False).returncode
+    return subprocess.run(session_command(aws_cli, target), env=environment(), check=False).returncode
 
 
-def run(account: Account, target: str, command: str, answer: str, attempts: int = 3) -> str:
+def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:
     """Run words on the node (no shell, as the document's) and return what follows `answer` in the line that has it.
 
     The exit status of a session says nothing of the command's, and sessions now and then end at once without any
@@ -88,7 +88,7 @@ def run(account: Account, target: str, command: str, answer: str, attempts: int 
     require("aws", "session-manager-plugin")
     said = ""
     for _ in range(attempts):
-        said = _said(session_command(account, target, COMMAND_DOCUMENT, command=command), target)
+        said = _said(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target)
         if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", said, re.MULTILINE):
             return match[1]
         if (known := _known(said, target)) is not None:
@@ -96,10 +96,10 @@ def run(account: Account, target: str, command: str, answer: str, attempts: int 
     raise explained(said, target)
 
 
-def tunnel(account: Account, target: str) -> None:
+def tunnel(aws_cli: AwsCli, target: str) -> None:
     """Join stdin and stdout to the node's sshd until either ends. Raises UserError when there is no session."""
     require("aws", "session-manager-plugin")
-    command = session_command(account, target, SSH_DOCUMENT, portNumber="22")
+    command = session_command(aws_cli, target, SSH_DOCUMENT, portNumber="22")
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):  # ssh ends, and hangs up on its ProxyCommand
         signal.signal(number, lambda *_: sys.exit(0))
     with _session(command, stderr=subprocess.PIPE) as session:

@@ -44,7 +44,7 @@ class StackEvent:
         return self.resource_type == "AWS::CloudFormation::Stack"
 
 
-Progress = Callable[[StackEvent], None]
+OnStackEvent = Callable[[StackEvent], None]
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
@@ -87,7 +87,7 @@ def last_event(client: Any, stack_id: str) -> str:
     return str(page["StackEvents"][0]["EventId"])
 
 
-def settle(client: Any, stack_id: str, progress: Progress, *, after: str, poll_seconds: float) -> str:
+def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str, poll_seconds: float) -> str:
     """Wait until CloudFormation has done what it was asked; each event of that goes to `progress`.
 
     `after` is the newest event before it was asked; empty for what it is already at, and for a new stack. Returns the

@@ -23,7 +23,7 @@ from hyperpod_ft.aws.stack.data import (
     measure_bucket,
     measure_filesystem,
 )
-from hyperpod_ft.aws.stack.events import Progress, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, last_event, require, settle
 from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -67,7 +67,7 @@ class StackParameters:
 
 
 @dataclass(frozen=True)
-class Remains:
+class Remaining:
     """What is still there and costs money; empty and None for what is not."""
 
     stack: str = ""
@@ -87,7 +87,11 @@ def _silent(_: StackEvent) -> None:
 
 
 def deploy(
-    session: Session, parameters: StackParameters, progress: Progress = _silent, *, poll_seconds: float = POLL_SECONDS
+    session: Session,
+    parameters: StackParameters,
+    progress: OnStackEvent = _silent,
+    *,
+    poll_seconds: float = POLL_SECONDS,
 ) -> Foundation:
     """Create the stack, or bring it up to these parameters and this kit's template, and wait; no difference is success.
 
@@ -136,11 +140,11 @@ def subnet_id(config: ClusterConfig, client: Any) -> str:
 def delete(
     session: Session,
     name: str,
-    progress: Progress = _silent,
+    progress: OnStackEvent = _silent,
     *,
     delete_data: bool = False,
     poll_seconds: float = POLL_SECONDS,
-) -> Remains:
+) -> Remaining:
     """Remove what costs money; with `delete_data` everything, and the data for ever. Returns what remains.
 
     The caller has deleted the cluster: file system and bucket go first, under whatever still uses them. A creation that
@@ -150,7 +154,7 @@ def delete(
         client = session.client("cloudformation")
         stack = _settled(client, name, progress, poll_seconds)
         if stack is None:
-            return Remains()
+            return Remaining()
         _require_ours(stack)
         if delete_data or stack["StackStatus"] in _NEVER_WAS:
             resources = _resources(client, stack)
@@ -162,15 +166,15 @@ def delete(
     return remains(session, name)
 
 
-def remains(session: Session, name: str) -> Remains:
+def remains(session: Session, name: str) -> Remaining:
     """What the stack of this name has that costs money, asked of each service itself."""
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
         stack = describe(client, name)
         if stack is None:
-            return Remains()
+            return Remaining()
         resources = _resources(client, stack)
-        return Remains(
+        return Remaining(
             name,
             measure_filesystem(session, resources.get("FileSystem", "")),
             measure_bucket(session, resources.get("Bucket", "")),
@@ -185,7 +189,7 @@ def _at_work(stack: dict[str, Any]) -> bool:
     return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
 
 
-def _settled(client: Any, name: str, progress: Progress, poll_seconds: float) -> dict[str, Any] | None:
+def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
     """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
     stack = describe(client, name)
     if stack and _at_work(stack):
@@ -227,7 +231,7 @@ def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
         require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
-def _update(client: Any, stack_id: str, request: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
     """Update and wait; nothing to change is success."""
     before = last_event(client, stack_id)
     try:
@@ -271,7 +275,7 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _keep_data_only(client: Any, stack: dict[str, Any], progress: Progress, poll_seconds: float) -> None:
+def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
     stack_id = str(stack["StackId"])
     _require_updatable(client, stack)
     kept = [p["ParameterKey"] for p in stack["Parameters"] if p["ParameterKey"] != "NatGateway"]
@@ -287,7 +291,7 @@ def _keep_data_only(client: Any, stack: dict[str, Any], progress: Progress, poll
     _update(client, stack_id, request, progress, poll_seconds)
 
 
-def _delete_stack(client: Any, stack_id: str, progress: Progress, poll_seconds: float) -> None:
+def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent, poll_seconds: float) -> None:
     before = last_event(client, stack_id)
     client.delete_stack(StackName=stack_id)
     status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)

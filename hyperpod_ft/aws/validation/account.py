@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.session import told
 from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.validation.addresses import ec2_type
@@ -34,7 +34,7 @@ class Account:
 
     def cluster(self) -> dict[str, Any] | None:
         """What DescribeCluster says of a cluster of this name; None where there is none."""
-        return hyperpod.describe(self.clients["sagemaker"], self.config.name)
+        return api.describe(self.clients["sagemaker"], self.config.name)
 
     def stack(self) -> dict[str, Any] | None:
         """What CloudFormation says of the cluster's stack; None where there is none."""

@@ -5,10 +5,10 @@ service, which answers one of them at a time, and minutes late. Here all of them
 """
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hyperpod_ft.aws.validation.java_patterns import compile_java
 from hyperpod_ft.errors import did_you_mean
 
 _TYPES: dict[str, tuple[Any, str]] = {
@@ -24,6 +24,9 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "structure": (dict, "an object"),
 }
 _SHOWN = 80  # characters of a value
+# The models' patterns are Java's. Of the constructs that `re` lacks, the requests here meet one: Unicode categories, in
+# the pattern of tags. `\w` also matches the underscore, which tags may hold; the spaces are those of category Z.
+_CATEGORIES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"}
 
 
 class Violation(NamedTuple):
@@ -117,9 +120,22 @@ def _string(value: str, shape: Any, path: str) -> Iterator[Violation]:
         return
     yield from _bounds(len(value), shape, path, f"{_shown(value)} has", " characters")
     pattern = shape.metadata.get("pattern")
-    compiled = compile_java(pattern) if pattern else None
+    compiled = compiled_pattern(pattern) if pattern else None
     if compiled and not compiled.fullmatch(value):
         yield Violation(path, f"{_shown(value)} does not match {pattern}")
+
+
+@functools.cache
+def compiled_pattern(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of a model, to be used with `fullmatch`, as AWS does. None where Python cannot express it: the value
+    is then left to AWS."""
+    text = pattern
+    for java, python in _CATEGORIES.items():
+        text = text.replace(java, python)
+    try:
+        return re.compile(text, re.ASCII if text == pattern else 0)  # Java's \d and \w are ASCII's
+    except re.error:
+        return None
 
 
 def _bounds(number: float, shape: Any, path: str, verb: str, unit: str) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
-from hyperpod_ft.aws.hyperpod import cluster as hyperpod
+from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.account import Account
@@ -19,7 +19,7 @@ def name(account: Account) -> list[Finding]:
     if cluster is None:
         return []
     subnet = subnet_id(account.config, account.clients["cloudformation"])
-    if problem := hyperpod.not_ours(hyperpod.of_description(cluster), subnet):
+    if problem := api.not_ours(api.of_description(cluster), subnet):
         return [error("name", problem, "take another name")]
     called, status = account.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):

@@ -50,7 +50,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Checked:
+class ValidationResult:
     """What was found, and what was looked at to find it."""
 
     findings: tuple[Finding, ...] = ()
@@ -64,8 +64,8 @@ class Checked:
     def has_errors(self) -> bool:
         return any(finding.severity == "error" for finding in self.findings)
 
-    def __add__(self, other: "Checked") -> "Checked":
-        return Checked(
+    def __add__(self, other: "ValidationResult") -> "ValidationResult":
+        return ValidationResult(
             self.findings + other.findings,
             self.done + other.done,
             self.skipped + other.skipped,
@@ -115,19 +115,19 @@ def account_checks(config: ClusterConfig) -> list[Check]:
     ]
 
 
-def validate_offline(config: ClusterConfig) -> Checked:
+def validate_offline(config: ClusterConfig) -> ValidationResult:
     """Every check that needs no account, no credentials and no network. Raises UserError where botocore is missing."""
     began = time.monotonic()
     with explained(f"validation of {config.name}"):
         findings = tuple(finding for _, check in _OFFLINE for finding in check(config))
-    return Checked(findings, tuple(name for name, _ in _OFFLINE), (), time.monotonic() - began)
+    return ValidationResult(findings, tuple(name for name, _ in _OFFLINE), (), time.monotonic() - began)
 
 
 def validate_account(
     config: ClusterConfig,
     client: Callable[[str], object],
     offline: Iterable[Finding] = (),
-) -> Checked:
+) -> ValidationResult:
     """Every check of the account, of which nothing is changed.
 
     `client` gives boto3's client of a service, in the cluster's region; `offline` is what `validate_offline` found.
@@ -137,21 +137,21 @@ def validate_account(
     checks = account_checks(config)
     wrong = {finding.field for finding in offline if finding.severity == "error"}
     if "region" in wrong:
-        return Checked(skipped=tuple(f"{check.name}: region is wrong" for check in checks))
+        return ValidationResult(skipped=tuple(f"{check.name}: region is wrong" for check in checks))
     # boto3 makes clients in one thread only, and they are used in many
     with explained(f"validation of {config.name}"):
         clients = {service: client(service) for service in SERVICES}
     account, refusal = _identify(config, clients)
     if account is None:
         skipped = tuple(f"{check.name}: AWS does not know who asks" for check in checks)
-        return Checked(refusal, (), skipped, time.monotonic() - began)
+        return ValidationResult(refusal, (), skipped, time.monotonic() - began)
     skipped = tuple(f"{check.name}: {field} is wrong" for check in checks if (field := _senseless(check, wrong)))
     sensible = [check for check in checks if not _senseless(check, wrong)]
     with ThreadPoolExecutor(_PARALLEL) as pool:
         answers = list(pool.map(lambda check: _run(check, account), sensible))
     done = tuple(check.name for check, (_, made) in zip(sensible, answers, strict=True) if made)
     findings = tuple(dict.fromkeys(finding for found, _ in answers for finding in found))
-    return Checked(findings, done, skipped, time.monotonic() - began, account.number, account.caller)
+    return ValidationResult(findings, done, skipped, time.monotonic() - began, account.number, account.caller)
 
 
 def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Account | None, tuple[Finding, ...]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters import config as lora_config
-from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file

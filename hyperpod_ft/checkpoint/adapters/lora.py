@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.config import CONFIG, AdapterConfig, ends_with, parse_config
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.formats.tied import with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-__all__ = ["CONFIG", "WEIGHTS", "Adapter", "Update", "check_fit", "modules", "understand"]
+__all__ = ["CONFIG", "WEIGHTS", "AdapterEffect", "Update", "check_fit", "classify_tensors", "modules"]
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -46,7 +46,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterEffect:
     """What an adapter does, by the base's names of tensors. A tensor may be replaced and updated as well."""
 
     where: Path
@@ -54,14 +54,14 @@ class Adapter:
     replaced: Mapping[str, LogicalTensor]
 
 
-def understand(
+def classify_tensors(
     where: Path,
     config: AdapterConfig,
     tensors: Sequence[LogicalTensor],
     base: Mapping[str, LogicalTensor],
     *,
     conv1d: bool = False,
-) -> Adapter:
+) -> AdapterEffect:
     """Sort an adapter's tensors by what they do to `base`, whose tensors have the names of the live model.
 
     `conv1d`: the base's linear layers are stored as (in, out) where their shape does not tell.
@@ -87,7 +87,7 @@ def understand(
     for module, named in parts.items():
         updates |= dict(_updates(where, config, module, named, {**base, **replaced}, conv1d))
     _refuse_gaps(where, config, set(parts), set(replaced), base)
-    return Adapter(where, updates, replaced)
+    return AdapterEffect(where, updates, replaced)
 
 
 def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
@@ -104,7 +104,7 @@ def check_fit(
     """
     parsed = parse_config(where / CONFIG, config)
     if not parsed.unsupported:
-        understand(where, parsed, tensors, with_tied_output(base) if tied else base)
+        classify_tensors(where, parsed, tensors, with_tied_output(base) if tied else base)
 
 
 def _is_second_copy(name: str) -> bool:

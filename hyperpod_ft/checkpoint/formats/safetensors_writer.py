@@ -26,7 +26,7 @@ from hyperpod_ft.checkpoint.formats.resumable import NoSpaceError
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
-from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, Target
+from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, DirectWriter
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
 from hyperpod_ft.progress import ByteProgress
@@ -129,7 +129,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
     content = _Content(_header(ordered), ordered)
     partial = final.with_name(f".{final.name}.partial")
     digest = Digest()
-    with Target(partial, content.size) as file:
+    with DirectWriter(partial, content.size) as file:
 
         def write_block(begin: int) -> None:
             with digest.turn():

@@ -78,7 +78,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Record:
+class ZipRecord:
     """A part of an archive: `size` bytes from `offset` of the file on, and the CRC-32 that torch.save noted of them."""
 
     offset: int
@@ -86,11 +86,11 @@ class Record:
     crc32: int
 
 
-def records(archive: Archive) -> list[Record]:
+def records(archive: Archive) -> list[ZipRecord]:
     """Every record of an archive, the tensors' bytes among them. Raises UserError when it cannot be read."""
     with _opened(archive) as opened:
         return [
-            Record(archive.offset + _data_offset(opened, record), record.file_size, record.CRC)
+            ZipRecord(archive.offset + _data_offset(opened, record), record.file_size, record.CRC)
             for record in opened.infolist()
             if record.compress_type == zipfile.ZIP_STORED
         ]

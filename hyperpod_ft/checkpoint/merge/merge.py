@@ -13,9 +13,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint.adapters.config import CONFIG
 from hyperpod_ft.checkpoint.adapters.files import AdapterFiles, read_adapter
-from hyperpod_ft.checkpoint.adapters.lora import Adapter, modules, understand
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, classify_tensors, modules
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
 from hyperpod_ft.checkpoint.formats.resumable import new_directory
@@ -23,7 +23,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.card import merge_card
-from hyperpod_ft.checkpoint.merge.plan import Base, Change, Plan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.plan import Base, Change, MergePlan, make_plan, read_base, without_copies
 from hyperpod_ft.checkpoint.merge.update import Updated
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
@@ -83,9 +83,9 @@ def merge(
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
     # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
     with Reader() as reader, threadpool_limits(1, "blas"):
-        understood = [_understood(reader, one, model) for one in files]
+        classified = [_classified(reader, one, model) for one in files]
         weights = [one.weight for one in adapters]
-        plan = make_plan(reader, model, list(zip(understood, weights, strict=True)))
+        plan = make_plan(reader, model, list(zip(classified, weights, strict=True)))
         dtypes = {name: _written_as(model, name, dtype) for name in plan.changes}
         outgoing = [
             Outgoing(name, dtypes[name], change.source.shape, _fill(reader, change, dtypes[name], base))
@@ -116,9 +116,9 @@ def merge(
     )
 
 
-def _understood(reader: Reader, files: AdapterFiles, model: Base) -> Adapter:
+def _classified(reader: Reader, files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
-    adapter = understand(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
+    adapter = classify_tensors(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
     adapter = without_copies(reader, adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
@@ -166,13 +166,13 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
     return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
 
 
-def _unchanged(reader: Reader, model: Base, plan: Plan, directory: Path) -> int:
+def _unchanged(reader: Reader, model: Base, plan: MergePlan, directory: Path) -> int:
     """How many of the tensors that adapters target are the base's still, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
     return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)
 
 
-def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: Plan, dtype: str) -> None:
+def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:
     model_directory.copy_files(model.directory, directory)
     if "vocab_size" in plan.config:
         # the tokens that the base's tokenizer does not have

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora import Adapter, Update
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, Update
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """`changes`: by name, in the base's order. `config`: what config.json has to say in place of the base's."""
 
     changes: Mapping[str, Change]
@@ -83,7 +83,7 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
     return ""
 
 
-def without_copies(reader: Reader, adapter: Adapter, base: Base) -> Adapter:
+def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> AdapterEffect:
     """The adapter without those of its whole tensors that are the base's: PEFT saves some that nobody trained."""
     tensors = base.tensors
     replaced = {
@@ -92,7 +92,7 @@ def without_copies(reader: Reader, adapter: Adapter, base: Base) -> Adapter:
     return replace(adapter, replaced=replaced)
 
 
-def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[Adapter, float]]) -> Plan:
+def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> MergePlan:
     """`adapters`: each with the weight that its updates are multiplied with.
 
     Raises UserError when adapters contradict one another, or the result would be no model.
@@ -107,7 +107,7 @@ def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[Adapter, floa
             weighted = replace(update, scale=update.scale * weight)
             touched[name] = replace(before, updates=(*before.updates, weighted))
     config = _settle_outer_layers(reader, base, touched)
-    return Plan({name: Change(tensor) for name, tensor in base.stored.items()} | touched, config, tuple(touched))
+    return MergePlan({name: Change(tensor) for name, tensor in base.stored.items()} | touched, config, tuple(touched))
 
 
 def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change])
     return config
 
 
-def _refuse_contradictions(adapters: Sequence[tuple[Adapter, float]]) -> None:
+def _refuse_contradictions(adapters: Sequence[tuple[AdapterEffect, float]]) -> None:
     for adapter, weight in adapters:
         if not math.isfinite(weight) or weight == 0:
             raise UserError(f"{adapter.where}: weight {weight}", "give a number other than 0, or leave the adapter out")

@@ -1,21 +1,27 @@
 """The arithmetic of a merge, any range of a weight at a time: W + scale * (B @ A), and DoRA's rescaling.
 
-The order of operations is that of PEFT 0.17 when it merges on a CPU with factors in fp32, to which it converts those
-of 16 bits on loading (`autocast_adapter_dtype`): multiply the factors, multiply by the scale, add the weight, and round
-once to the weight's dtype (tuners/lora/layer.py, `get_delta_weight` and `merge`; variants.py, `merge_unsafe`). A weight
-in fp64 has all of it done in fp64.
+The steps are those of PEFT 0.17 when it merges on a CPU with factors in fp32, to which it converts those of 16 bits on
+loading (`autocast_adapter_dtype`): multiply the factors, multiply by the scale, add the weight, and round once to the
+weight's dtype (tuners/lora/layer.py, `get_delta_weight` and `merge`; variants.py, `merge_unsafe`). A weight in fp64 has
+all of it done in fp64. What is added to an embedding is rounded to its dtype before that too, except by DoRA.
 
-What is added to an embedding is rounded to its dtype before that too, except by DoRA.
+Accuracy: a result differs from the exact one by at most the final rounding to the dtype, the rounding of the sum with
+the weight, and gamma(r + 2) * |scale| * (|B| @ |A|), with gamma(n) = n u / (1 - n u), rank r and the unit roundoff u of
+fp32 (2**-24). This holds for every order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+edition, section 3.1), so PEFT's result keeps within the same bound, and the two differ by at most twice as much: one
+unit in the last place of the dtype, and twice the error of the fp32 sum. Rounding an embedding's update and DoRA's
+rescaling add to the bound. A weight in fp64 has u = 2**-53.
 
-Sums are made in the order of torch on x86, so that the bits are the same: products in that of its BLAS (MKL), for each
-element a chain of fused multiply-adds over the rank, as far as `_spans` goes; norms in that of `torch.linalg.norm`.
+Order: every element is summed in one order, which depends neither on the range that is filled nor on the number of
+threads. The product is cut into tiles at fixed places of the weight, each of which is always multiplied as a whole;
+norms are summed row by row. The order within a tile is that of numpy's BLAS, which has kernels for several kinds of
+processor: the last bits may differ where it chooses another one.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,53 +36,40 @@ from hyperpod_ft.errors import UserError
 
 # Elements that are computed together: an fp32 block of them stays in the core's own cache through all passes.
 _BLOCK_ELEMENTS = 1 << 17
-# What OpenBLAS multiplies without packing it first, in multiplications; for the ranks of LoRA twice as fast.
-_UNPACKED = 1_000_000
-# OpenBLAS has kernels for the edges of a matrix that sum in another order: factors are padded to whole tiles.
+# Rows of the weight that are multiplied together. Kernels of a BLAS may sum the rows of one call in different orders
+# (OpenBLAS 0.3.31 does for AVX2), so a row must not move within its tile: tiles begin at multiples of this.
 _TILE = 16
-# torch sums squares of a row in as many interleaved parts.
-_LANES = 8
-# As far as MKL sums in one chain.
-_CHAIN = 192
-
-
-def _spans(rank: int) -> Iterator[tuple[int, int]]:
-    """The parts of the rank that MKL sums by themselves: two halves, or full ones and what is left."""
-    step = -(-rank // 2) if _CHAIN < rank <= 2 * _CHAIN else _CHAIN
-    return ((begin, min(begin + step, rank)) for begin in range(0, rank, step))
+# OpenBLAS copies (packs) the factors before it multiplies them, unless a call has at most so many multiplications. For
+# small ranks, calls below that limit are up to 1.7 times as fast; for larger ones, a call for each row of tiles is.
+_UNPACKED = 1_000_000
+_UNPACKED_RANK = 192
 
 
 @dataclass(frozen=True)
 class _Product:
-    """scale * (left @ right), padded, for rows [first, last) of the weight as it is stored."""
+    """left @ right, of the shape of the weight as it is stored."""
 
-    left: Floats  # (rows, r)
+    left: Floats  # (rows, r), times the scale; rows of zeros complete the last tile
     right: Floats  # (r, columns)
-    scale: float
 
     def rows(self, first: int, last: int, use: str) -> Floats:
-        """Valid until the next call with the same `use` in this thread. Of shape (last - first, padded columns)."""
-        tall = _padded(last - first)
-        left, spans = self.left[first : first + tall], list(_spans(self.right.shape[0]))
-        out = scratch(use, (tall, self.right.shape[1]), self.left.dtype)
-        for begin, end in spans:
-            part = out if begin == 0 else scratch("span", out.shape, out.dtype)
-            _multiply(left[:, begin:end], self.right[begin:end], part)
-            if begin:
-                out += part
-        if self.scale != 1:
-            out *= out.dtype.type(self.scale)
-        return out[: last - first]
+        """Rows [first, last), contiguous. Valid until the next call with the same `use` in this thread."""
+        begin, end = first // _TILE * _TILE, _padded(last)
+        out = scratch(use, (end - begin, self.right.shape[1]), self.left.dtype)
+        width = self._columns_of_a_call()
+        for row in range(begin, end, _TILE):
+            for column in range(0, out.shape[1], width):
+                columns = slice(column, column + width)
+                tile = out[row - begin : row - begin + _TILE, columns]
+                np.matmul(self.left[row : row + _TILE], self.right[:, columns], out=tile)
+        return out[first - begin : last - begin]
 
-
-def _multiply(left: Floats, right: Floats, out: Floats) -> None:
-    """`out` = left @ right, tile by tile."""
-    most = max(1, _UNPACKED // (_TILE * left.shape[1]))
-    wide = _padded(-(-out.shape[1] // -(-out.shape[1] // most)))
-    for row in range(0, out.shape[0], _TILE):
-        for column in range(0, out.shape[1], wide):
-            columns = slice(column, column + wide)
-            np.matmul(left[row : row + _TILE], right[:, columns], out=out[row : row + _TILE, columns])
+    def _columns_of_a_call(self) -> int:
+        rank, columns = len(self.right), len(self.right[0])
+        if rank > _UNPACKED_RANK:
+            return columns
+        calls = -(-columns * rank * _TILE // _UNPACKED)
+        return _padded(-(-columns // calls))
 
 
 class Updated:
@@ -101,19 +94,22 @@ class Updated:
 
     def fill(self, begin: int, end: int, out: Stored) -> None:
         """Elements [begin, end) into `out`, 1-D. Raises UserError when one is NaN or Inf."""
-        columns = self._columns
-        # what becomes NaN or Inf is refused in the end, and told once
+        # NumPy's warnings of overflow are off: what becomes NaN or Inf is refused below
         with np.errstate(all="ignore"), self._loaded(end - begin):
-            # whole rows in place, and the rows at both ends, of which others have the rest
-            first, last = min(end, -(-begin // columns) * columns), max(begin, end // columns * columns)
-            for low, high in pairwise((begin, first, max(first, last), end)):
-                row = low // columns
-                if (low, high) == (row * columns, high // columns * columns):
-                    self._fill_rows(row, high // columns, out[low - begin : high - begin])
-                elif low < high:
-                    whole = np.empty(columns, out.dtype)
-                    self._fill_rows(row, row + 1, whole)
-                    out[low - begin : high - begin] = whole[low - row * columns : high - row * columns]
+            columns = self._columns
+            for first, last in self._readings(begin // columns, -(-end // columns)):
+                stored = self._borrow(first, last)
+                for low, high in self._blocks(first, last):
+                    total = self._sum(low, high, stored[low - first : high - first]).reshape(-1)
+                    # of the first and the last row, the range may hold a part
+                    start, stop = max(begin, low * columns), min(end, high * columns)
+                    part = total[start - low * columns : stop - low * columns]
+                    if kind := narrow(part, self._dtype, out[start - begin : stop - begin]):
+                        tensor = f"tensor {self._weight.name} merged as {self._dtype}"
+                        raise UserError(
+                            f"{self._updates[0].where}: {tensor} holds {kind}",
+                            "the adapter or the base model is broken, or the dtype too narrow",
+                        )
 
     @contextmanager
     def _loaded(self, elements: int) -> Iterator[None]:
@@ -134,23 +130,10 @@ class Updated:
             self._magnitude = _floats(self._reader, update.magnitude, number)
             self._norms = self._column_norms() if update.transposed else None
 
-    def _fill_rows(self, first: int, last: int, out: Stored) -> None:
-        """Rows [first, last) into `out`."""
-        rows = out.reshape(last - first, self._columns)
-        for begin, end in self._readings(first, last):
-            stored = self._borrow(begin, end)
-            for low, high in self._blocks(begin, end):
-                total = self._sum(low, high, stored[low - begin : high - begin])
-                if kind := narrow(total, self._dtype, rows[low - first : high - first]):
-                    raise UserError(
-                        f"{self._updates[0].where}: tensor {self._weight.name} merged as {self._dtype} holds {kind}",
-                        "the adapter or the base model is broken, or the dtype too narrow",
-                    )
-
     def _readings(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """What is read at once of rows [first, last)."""
-        step = max(1, BLOCK_BYTES // max(1, self._columns * STORED[self._weight.dtype].itemsize))
-        return ((low, min(low + step, last)) for low in range(first, last, step))
+        rows = max(1, BLOCK_BYTES // max(1, self._columns * STORED[self._weight.dtype].itemsize))
+        return _cut(first, last, rows // _TILE * _TILE or rows)
 
     def _borrow(self, first: int, last: int) -> Stored:
         """Rows of the weight as they are stored, good until this thread reads again."""
@@ -158,8 +141,7 @@ class Updated:
         return found.reshape(last - first, self._columns)
 
     def _blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        step = _padded(max(1, _BLOCK_ELEMENTS // max(1, _padded(self._columns))))
-        return ((low, min(low + step, last)) for low in range(first, last, step))
+        return _cut(first, last, _padded(max(1, _BLOCK_ELEMENTS // max(1, self._columns))))
 
     def _sum(self, first: int, last: int, stored: Stored) -> Floats:
         total = self._added(first, last, stored)
@@ -175,12 +157,12 @@ class Updated:
         total = self._products[0].rows(first, last, "update")
         for product in self._products[1:]:
             total += product.rows(first, last, "further update")
-        total = total[:, : self._columns]
         values = scratch("weight", stored.shape, total.dtype)
         if self._updates[0].embedding and self._magnitude is None:
             rounded = scratch("rounded", stored.shape, STORED[self._dtype])
             narrow(total, self._dtype, rounded)
-            total = widen(rounded, self._dtype, total)
+            back = widen(rounded, self._dtype, total if total.dtype == np.float32 else None)
+            total = back.astype(total.dtype, copy=False)
         total += widen(stored, self._weight.dtype, values)
         return total
 
@@ -193,15 +175,11 @@ class Updated:
 
 
 def _row_norms(values: Floats) -> Floats:
-    """Of each row: sums of every eighth square, these one after another, and the rest."""
-    rows, columns = values.shape
-    whole = columns // _LANES * _LANES
-    squares = values * values
-    lanes = np.ascontiguousarray(squares[:, :whole].reshape(rows, -1, _LANES).transpose(1, 0, 2)).sum(axis=0)
-    sums: Floats = np.zeros(rows, values.dtype)
-    for column in (*lanes.T, *squares[:, whole:].T):
-        sums += column
-    return np.sqrt(sums)
+    """Of each row. numpy sums a contiguous row pairwise, by itself and alike on every processor."""
+    squares = scratch("squares", values.shape, values.dtype)
+    np.multiply(values, values, out=squares)
+    norms: Floats = np.sqrt(squares.sum(axis=1))
+    return norms
 
 
 def _product(reader: Reader, update: Update, number: np.dtype[Any]) -> _Product:
@@ -209,19 +187,18 @@ def _product(reader: Reader, update: Update, number: np.dtype[Any]) -> _Product:
     a = np.ones((1, 1), number) if update.a is None else _floats(reader, update.a, number)
     b = b.reshape(b.shape[0], -1)
     left, right = (a.T, b.T) if update.transposed else (b, a)
-    padded = np.zeros((_padded(left.shape[0]) + _TILE, left.shape[1]), number)
-    padded[: left.shape[0]] = left
-    wide = np.zeros((right.shape[0], _padded(right.shape[1])), number)
-    wide[:, : right.shape[1]] = right
-    if np.frexp(update.scale)[0] == 0.5:
-        # a power of two: the same product, short of over- and underflow, without a pass of its own
-        padded *= number.type(update.scale)
-        return _Product(padded, wide, 1.0)
-    return _Product(padded, wide, update.scale)
+    scaled = np.zeros((_padded(left.shape[0]), left.shape[1]), number)
+    np.multiply(left, number.type(update.scale), out=scaled[: left.shape[0]])
+    return _Product(scaled, np.ascontiguousarray(right))
 
 
 def _floats(reader: Reader, tensor: LogicalTensor, number: np.dtype[Any]) -> Floats:
     return reader.floats(tensor).astype(number, copy=False)
+
+
+def _cut(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
+    """The parts of [first, last) between multiples of `step`."""
+    return ((max(low, first), min(low + step, last)) for low in range(first // step * step, last, step))
 
 
 def _padded(size: int) -> int:

@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.formats import torch_file
-from hyperpod_ft.checkpoint.formats.torch_file import Archive, Record
+from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
-from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, DirectReader
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -36,7 +36,7 @@ def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive],
             pool.shutdown(cancel_futures=True)
 
 
-def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, Record]]:
+def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, ZipRecord]]:
     """Of the archives the records that tensors lie in."""
     wanted = sorted({(str(piece.file), piece.offset) for tensor in tensors for piece in tensor.stored})
     offsets = {file: [offset for _, offset in group] for file, group in groupby(wanted, key=lambda place: place[0])}
@@ -48,11 +48,11 @@ def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> It
                 yield archive.file, record
 
 
-def _check(file: Path, record: Record, ledger: Ledger) -> None:
+def _check(file: Path, record: ZipRecord, ledger: Ledger) -> None:
     found = ledger.crc32(file, record.offset, record.size)
     if found is None:
         rest = Ledger()
-        with Source(file) as source:
+        with DirectReader(file) as source:
             for begin in range(record.offset, record.offset + record.size, BLOCK_BYTES):
                 block = direct.buffer("read ahead")[: min(BLOCK_BYTES, record.offset + record.size - begin)]
                 source.read(begin, block)

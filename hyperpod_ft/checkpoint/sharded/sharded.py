@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.adapters import names
-from hyperpod_ft.checkpoint.adapters.config import AdapterConfig
+from hyperpod_ft.checkpoint.adapters import peft_names
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp
-from hyperpod_ft.checkpoint.sharded.nxd import adapter as nxd_adapter
-from hyperpod_ft.checkpoint.sharded.nxd import reader
+from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, reader
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -28,7 +27,7 @@ _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.")
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ShardedAdapter:
     """One LoRA adapter: adapter_config.json and the tensors of adapter_model.safetensors, as PEFT has them."""
 
     name: str
@@ -45,7 +44,7 @@ class Sharded:
     """
 
     directory: Path
-    adapters: tuple[Adapter, ...]
+    adapters: tuple[ShardedAdapter, ...]
     model: tuple[LogicalTensor, ...]
     files: Path | None
     archives: tuple[Archive, ...] = ()
@@ -91,9 +90,9 @@ def _nxd(path: Path) -> Sharded:
     )
 
 
-def _nxd_adapter(directory: Path) -> Adapter:
+def _nxd_adapter(directory: Path) -> ShardedAdapter:
     config, tensors = reader.read_adapter(directory)
-    return Adapter(reader.adapter_name(directory), config, tuple(tensors))
+    return ShardedAdapter(reader.adapter_name(directory), config, tuple(tensors))
 
 
 def _dcp(directory: Path) -> Sharded:
@@ -101,8 +100,8 @@ def _dcp(directory: Path) -> Sharded:
     if not any(".lora_" in tensor.name for tensor in tensors):
         return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
     # the scale of the update stands nowhere else
-    config = nxd_adapter.read_config(directory / nxd_adapter.CONFIG)
-    return _with_adapter(directory, config, [tensor for tensor in tensors if names.is_trained(tensor.name)])
+    config = adapter_config.read_config(directory / adapter_config.CONFIG)
+    return _with_adapter(directory, config, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
 
 
 def _own(directory: Path) -> Sharded:
@@ -120,7 +119,7 @@ def _own(directory: Path) -> Sharded:
         values = config.as_peft(base["source"], base["revision"], lora["dropout"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: does not describe a checkpoint: {error!r}", "use another checkpoint") from error
-    if other := [tensor.name for tensor in tensors if not names.is_trained(tensor.name)]:
+    if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
         raise UserError(f"{directory}: tensor {other[0]} is no LoRA factor of the adapter `default`", "use another")
     return _with_adapter(directory, values, tensors)
 
@@ -128,11 +127,11 @@ def _own(directory: Path) -> Sharded:
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> Sharded:
     adapter = []
     for tensor in tensors:
-        name = names.saved_name(tensor.name, "default")
+        name = peft_names.saved_name(tensor.name, "default")
         if name is None:
             raise UserError(f"{directory}: tensor {tensor.name} is not of the adapter `default`", "save one adapter")
         adapter.append(tensor.renamed(name))
-    return Sharded(directory, (Adapter("default", config, tuple(adapter)),), (), None)
+    return Sharded(directory, (ShardedAdapter("default", config, tuple(adapter)),), (), None)
 
 
 def _parameters(tensors: Sequence[LogicalTensor]) -> tuple[LogicalTensor, ...]:

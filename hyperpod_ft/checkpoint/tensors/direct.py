@@ -64,7 +64,7 @@ class _Descriptor:
                 self._direct = False
 
 
-class Source:
+class DirectReader:
     """A file to read ranges of."""
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Source:
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}", "restore the file") from error
 
-    def __enter__(self) -> "Source":
+    def __enter__(self) -> "DirectReader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +130,7 @@ class Source:
         return UserError(f"{self.path}: ended early, at byte {offset}", "it is truncated: restore it")
 
 
-class Target:
+class DirectWriter:
     """A new file to write blocks of, from any thread. Its mode is the umask's."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -146,7 +146,7 @@ class Target:
                     os.close(self._descriptor.number)
                     raise
 
-    def __enter__(self) -> "Target":
+    def __enter__(self) -> "DirectWriter":
         return self
 
     def __exit__(self, *_: object) -> None:

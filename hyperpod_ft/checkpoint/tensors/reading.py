@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
-from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, Source
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, DirectReader
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, nonfinite, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
 # A checkpoint may be thousands of files; as many as these stay open between two reads.
-_IDLE_SOURCES = 64
+_IDLE_READERS = 64
 
 
 class Reader:
@@ -22,7 +22,7 @@ class Reader:
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger
-        self._idle: list[Source] = []  # the least recently used first
+        self._idle: list[DirectReader] = []  # the least recently used first
         self._lock = threading.Lock()
 
     def __enter__(self) -> "Reader":
@@ -118,18 +118,18 @@ class Reader:
             source.read(offset, out)
 
     @contextmanager
-    def _source(self, file: Path) -> Iterator[Source]:
-        source = self._take(file) or Source(file)
+    def _source(self, file: Path) -> Iterator[DirectReader]:
+        source = self._take(file) or DirectReader(file)
         try:
             yield source
         finally:
             with self._lock:
                 self._idle.append(source)
-                spare = self._idle.pop(0) if len(self._idle) > _IDLE_SOURCES else None
+                spare = self._idle.pop(0) if len(self._idle) > _IDLE_READERS else None
             if spare:
                 spare.close()
 
-    def _take(self, file: Path) -> Source | None:
+    def _take(self, file: Path) -> DirectReader | None:
         """An idle source of the file: while it is in use nobody else has it, so nobody closes it."""
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
-from hyperpod_ft.checkpoint.tensors.direct import Source
+from hyperpod_ft.checkpoint.tensors.direct import DirectReader
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.progress import ByteProgress
@@ -42,7 +42,7 @@ class Scanner:
         """
         begins = [tensor.pieces[0].offset for tensor in tensors]
         digest = Digest()
-        with Source(file) as source:
+        with DirectReader(file) as source:
             size = file.stat().st_size
 
             def scan_block(begin: int) -> None:

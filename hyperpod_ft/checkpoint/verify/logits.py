@@ -19,10 +19,10 @@ from peft import PeftConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.adapters.names import saved_name
+from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader
-from hyperpod_ft.checkpoint.verify.contents import read_tensors
+from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
 from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.progress import ByteProgress

@@ -18,8 +18,8 @@ from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.checkpoint.verify.contents import Contents, attempt, read_contents, read_tensors
-from hyperpod_ft.checkpoint.verify.values import Difference, Values
+from hyperpod_ft.checkpoint.verify.file_checks import Contents, attempt, read_contents, read_tensors
+from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
@@ -101,7 +101,7 @@ def verify(
     findings = list(contents.findings)
     digests = attempt(findings, partial(recorded, directory)) or {}
     with Reader() as reader:
-        values = Values(reader, _of_same_shape(contents.tensors, expected), tolerance)
+        values = ValueChecks(reader, _of_same_shape(contents.tensors, expected), tolerance)
         unequal = list(_scan(directory, contents, digests, values))
     findings += unequal
     findings += (f"{directory}: tensor {name} holds {kind}" for name, kind in values.nonfinite.items())
@@ -135,7 +135,7 @@ def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
     }
 
 
-def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: Values) -> Iterator[str]:
+def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: ValueChecks) -> Iterator[str]:
     """Show `values` all that the files hold, and tell those whose content is not the recorded one."""
     there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
     total = sum((directory / name).stat().st_size for name in there)
@@ -186,7 +186,7 @@ def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Differ
 
 
 def _comparison(
-    against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: Values, different: int
+    against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: ValueChecks, different: int
 ) -> Comparison:
     largest = reduce(add, values.differences.values(), Difference()).largest
     equal = len(tensors.keys() | expected.keys()) - different

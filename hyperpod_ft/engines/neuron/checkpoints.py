@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
-from hyperpod_ft.engines.neuron.gradients import is_replicated
+from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
@@ -174,26 +174,26 @@ class Checkpoints:
         ]
 
     def _check_replicas(self, step: int) -> None:
-        """Raise RuntimeError when a parameter that every rank of a pipeline stage holds alike differs between them.
+        """Raise RuntimeError when a parameter that several ranks hold alike differs between them.
 
-        Such a difference means wrong gradients, and the exported checkpoint has one rank's copy.
+        Such a difference means wrong gradients, and the exported checkpoint has one rank's copy. Compared are, in each
+        pipeline stage, what every tensor-parallel rank holds whole, and the copies of repeated key and value heads.
         """
-        parameters = self._trainer.parameters()
-        replicated = {name for name, parameter in parameters.items() if is_replicated(parameter)}
-        stage, group = parallel_state.get_pipeline_model_parallel_rank(), 0
-        held: dict[str, torch.Tensor] = {name: parameters[name] for name in replicated}
+        trainer = self._trainer
+        held = trainer.parameters()
+        parts = {name: part_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
+        place = [parallel_state.get_pipeline_model_parallel_rank(), 0]
         if self._divided:
             # what they are made of: each rank may have rounded them at random, and holds the part of its dp rank
-            held = {name: part for name, part, _ in self.moments() if name in replicated}
-            group = parallel_state.get_data_parallel_rank()
-        own = {name: _digest(tensor) for name, tensor in held.items()}
-        found = self._processes.gather(f"replicas/{step}", [[stage, group], own])
-        firsts: dict[tuple[int, ...], dict[str, str]] = {}
-        for at, digests in found:
-            firsts.setdefault(tuple(at), digests)
-        differing = {
-            name for at, digests in found for name, digest in digests.items() if firsts[tuple(at)][name] != digest
-        }
+            held = {name: part for name, part, _ in self.moments()}
+            place[1] = parallel_state.get_data_parallel_rank()
+        own = [[name, [*place, part], _digest(held[name])] for name, part in parts.items() if part is not None]
+        firsts: dict[tuple[str, tuple[int, ...]], str] = {}
+        differing = set()
+        for rank in self._processes.gather(f"replicas/{step}", own):
+            for name, at, digest in rank:
+                if firsts.setdefault((name, tuple(at)), digest) != digest:
+                    differing.add(name)
         if differing:
             raise RuntimeError(
                 f"step {step}: {len(differing)} parameters differ between ranks that should hold them alike:"

@@ -23,10 +23,46 @@ def is_replicated(parameter: nn.Parameter) -> bool:
 
 
 def copies(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
-    """On how many of the tensor-parallel ranks each of its elements is."""
+    """How many ranks of a tensor-parallel group hold each element of the parameter."""
     if is_replicated(parameter):
         return int(parallel_state.get_tensor_model_parallel_size())
     return kv_size_multiplier if _KEY_OR_VALUE.search(name) else 1
+
+
+def part_held(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int | None:
+    """Which part of the parameter this rank holds, of those that several tensor-parallel ranks hold; None: its own."""
+    if is_replicated(parameter):
+        return 0
+    if kv_size_multiplier == 1 or not _KEY_OR_VALUE.search(name):
+        return None
+    parts = parallel_state.get_tensor_model_parallel_size() // kv_size_multiplier
+    return int(parallel_state.get_tensor_model_parallel_rank() % parts)
+
+
+def ranks_of_same_heads(tensor_parallel_groups: Iterable[list[int]], kv_size_multiplier: int) -> list[list[int]]:
+    """The ranks that hold copies of the same key and value heads, for all heads of all tensor-parallel groups.
+
+    optimum-neuron deals out all heads, then all of them again: rank i of a group of n holds what rank
+    i + n / kv_size_multiplier holds, on every chip (models/training/transformations_utils.py,
+    GQAQKVColumnParallelLinearSpec.create_kv_proj_local_weight_from_regular_weight).
+    """
+    return [
+        group[first :: len(group) // kv_size_multiplier]
+        for group in tensor_parallel_groups
+        for first in range(len(group) // kv_size_multiplier)
+    ]
+
+
+def sum_key_and_value_gradients_over_copies() -> None:
+    """Have gradients of repeated key and value heads summed over the ranks that hold the same heads.
+
+    neuronx-distributed counts consecutive ranks (parallel_layers/parallel_state.py, arrange_kv_groups), but on trn1
+    those of degree 4 belong to several tensor-parallel groups; and on trn2 it assumes that neighbours hold copies of
+    one head. Gradients of other replicas or other heads are then summed, and the copies drift apart.
+    """
+    parallel_state.arrange_kv_groups = lambda groups, degree, kv_size_multiplier, *_: ranks_of_same_heads(
+        parallel_state.get_tensor_model_parallel_replica_groups(), kv_size_multiplier
+    )
 
 
 def partial(parameters: Mapping[str, nn.Parameter], *, sequence_parallel: bool) -> list[nn.Parameter]:

@@ -30,6 +30,7 @@ class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
 
     partial: list[nn.Parameter]  # those whose gradients have to be summed over the tensor-parallel ranks
     trainable_here: int  # elements of the trainable parameters of this pipeline stage, over all its ranks
+    kv_size_multiplier: int  # how many tensor-parallel ranks hold each key and value head
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -52,6 +53,7 @@ def build(run: Run, steps: int) -> Trainer:
     config = run.config
     # alike on every rank: what tensor parallelism leaves whole has to be equal everywhere
     torch.manual_seed(config.seed)
+    gradients.sum_key_and_value_gradients_over_copies()
     settings = NeuronSFTConfig(**neuron_arguments.arguments(run, steps))
     model = NeuronModelForCausalLM.from_pretrained(
         run.base_model,
@@ -75,8 +77,8 @@ def build(run: Run, steps: int) -> Trainer:
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
-    repeated = kv_size_multiplier(heads[1], degree)
-    copies = {name: gradients.copies(name, p, repeated) for name, p in parameters.items()}
+    trainer.kv_size_multiplier = kv_size_multiplier(heads[1], degree)
+    copies = {name: gradients.copies(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
     trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
     gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Sequence
 
 from provision import shared
-from provision.accounts import Account, account, accounts, change
+from provision.accounts import PasswdEntry, account, accounts, change
 from provision.errors import NodeError
 from provision.node import Node
 from provision.step import Step
@@ -64,7 +64,7 @@ def home_of(node: Node, name: str) -> Path:
     return node.fsx / name
 
 
-def _made(home: Path, user: Account) -> bool:
+def _made(home: Path, user: PasswdEntry) -> bool:
     try:
         status = home.lstat()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _made(home: Path, user: Account) -> bool:
     )
 
 
-def _make(node: Node, home: Path, user: Account, template: Path) -> None:
+def _make(node: Node, home: Path, user: PasswdEntry, template: Path) -> None:
     partial = shared.staging(node, f"home.{user.name}")
     partial.mkdir(mode=0o700)
     if template.is_dir():
@@ -97,7 +97,7 @@ def _make(node: Node, home: Path, user: Account, template: Path) -> None:
         shared.remove(partial)
 
 
-def _copy(source: Path, target: Path, user: Account) -> None:
+def _copy(source: Path, target: Path, user: PasswdEntry) -> None:
     """Files, links and directories, with their modes and times, for the user. `target` is there and is root's alone."""
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
         to = target / entry.name

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from provision import files, shared
-from provision.accounts import Account, account, accounts, as_user
+from provision.accounts import PasswdEntry, account, accounts, as_user
 from provision.errors import NodeError
 from provision.files import File
 from provision.node import Node
@@ -57,7 +57,7 @@ class SshKeys(Step):
         for name in names(node):
             self._for_user(node, name, _make)
 
-    def _for_user(self, node: Node, name: str, action: Callable[[Node, Account], list[str]]) -> list[str]:
+    def _for_user(self, node: Node, name: str, action: Callable[[Node, PasswdEntry], list[str]]) -> list[str]:
         """What users did to their files, or to their quota, keeps no node out; the default user's have to be right."""
         if name in self._left_alone:
             return []
@@ -72,7 +72,7 @@ class SshKeys(Step):
             return []
 
 
-def _lacking(node: Node, user: Account) -> list[str]:
+def _lacking(node: Node, user: PasswdEntry) -> list[str]:
     """What of the user's keys is not so. Runs as the user."""
     folder = _folder(user)
     key, public, authorized = folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"
@@ -91,7 +91,7 @@ def _lacking(node: Node, user: Account) -> list[str]:
     return lines
 
 
-def _make(node: Node, user: Account) -> list[str]:
+def _make(node: Node, user: PasswdEntry) -> list[str]:
     """Runs as the user."""
     folder = _folder(user)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -120,7 +120,7 @@ def _left(node: Node, folder: Path) -> list[Path]:
     return sorted(folder.glob(f".{node.identity.instance_id}.*"))
 
 
-def _folder(user: Account) -> Path:
+def _folder(user: PasswdEntry) -> Path:
     """Raises NodeError when something that is not to be followed or read lies where keys should."""
     folder = Path(user.home) / ".ssh"
     if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
@@ -131,7 +131,7 @@ def _folder(user: Account) -> Path:
     return folder
 
 
-def _public_line(node: Node, user: Account, key: Path) -> str:
+def _public_line(node: Node, user: PasswdEntry, key: Path) -> str:
     done = node.run("ssh-keygen", "-y", "-P", "", "-f", str(key), check=False)
     fields = done.stdout.split()
     if done.returncode != 0 or len(fields) < 2:
@@ -139,7 +139,7 @@ def _public_line(node: Node, user: Account, key: Path) -> str:
     return f"{fields[0]} {fields[1]} {_comment(node, user)}\n"
 
 
-def _comment(node: Node, user: Account) -> str:
+def _comment(node: Node, user: PasswdEntry) -> str:
     return f"{user.name}@{node.identity.cluster}"
 
 

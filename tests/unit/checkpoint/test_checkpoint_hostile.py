@@ -61,7 +61,7 @@ def test_a_compressed_record_is_not_unpacked(tmp_path: Path, record: str) -> Non
 MERGE = """
 import sys
 from pathlib import Path
-from hyperpod_ft.checkpoint.adapters.config import parse_config
+from hyperpod_ft.checkpoint.adapters.lora_config import parse_config
 import json
 parse_config(Path("adapter_config.json"), json.loads(sys.argv[1]))
 """

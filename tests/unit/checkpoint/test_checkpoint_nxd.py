@@ -17,14 +17,14 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hyperpod_ft.checkpoint.sharded.nxd import files
-from hyperpod_ft.checkpoint.sharded.sharded import Adapter, open_checkpoint
+from hyperpod_ft.checkpoint.sharded.nxd import rank_files
+from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import genuine_checkpoints, nxd_shards
+from tests.unit.genuine_checkpoints import Genuine
 from tests.unit.nxd_shards import PROJECTIONS, Layout, Lora, Model, different_copies, gather
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-DIVERGED = "lora_tp2_sp_DIVERGED_xser"
 
 
 def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -37,76 +37,55 @@ def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 # Genuine checkpoints.
 
 
-@genuine_checkpoints.needed
-@pytest.mark.parametrize("name", genuine_checkpoints.NAMES)
-def test_a_genuine_checkpoint_is_what_upstream_makes_of_it(name: str) -> None:
-    directory = genuine_checkpoints.directory(name)
-    (weights,) = (directory / "expected_consolidated").glob("*.safetensors")
-    found = open_checkpoint(directory / "checkpoint-4")
+@pytest.mark.parametrize("genuine", genuine_checkpoints.ALL, ids=str)
+def test_a_genuine_checkpoint_is_what_upstream_makes_of_it(genuine: Genuine) -> None:
+    found = open_checkpoint(genuine.checkpoint)
     tensors = found.model
-    if name.startswith("lora"):
+    if genuine.lora:
         (adapter,) = found.adapters
         assert adapter.name == "default" and not found.model and found.files is None
-        assert adapter.config == json.loads((directory / "expected_consolidated" / "adapter_config.json").read_text())
+        assert adapter.config == json.loads((genuine.consolidated / "adapter_config.json").read_text())
         tensors = adapter.tensors
     else:
-        assert not found.adapters and found.files == directory / "checkpoint-4"
-    assert found.directory == directory / "checkpoint-4"
-    assert_equal({tensor.name: gather(tensor) for tensor in tensors}, load_file(weights))
+        assert not found.adapters and found.files == genuine.checkpoint
+    assert found.directory == genuine.checkpoint
+    assert_equal({tensor.name: gather(tensor) for tensor in tensors}, load_file(genuine.weights))
     differing = {tensor.name for tensor in tensors if different_copies(tensor)}
-    if name == DIVERGED:
-        assert len(differing) == 28 and all("lora_A" in tensor or "lora_B" in tensor for tensor in differing)
+    if genuine.diverged:
+        # all that every rank holds whole: lora_A of q, k, v, gate and up, lora_B of o and down
+        assert len(differing) == 7 * genuine.model.layers
+        assert all("lora_A" in tensor or "lora_B" in tensor for tensor in differing)
     else:
         assert not differing
 
 
-GENUINE_LAYOUTS = {
-    "full_tp2_noxser": Layout(2, xser=False),
-    "full_tp2_xser": Layout(2),
-    "lora_tp1_dp2_xser": Layout(1),
-    "lora_tp2_kv8_fuseqkv_xser": Layout(2, fuse_qkv=True),
-    "lora_tp2_noxser": Layout(2, xser=False),
-    "lora_tp2_pp2_xser": Layout(2, 2),
-    "lora_tp2_xser": Layout(2),
-    "lora_tp8_kv4_fuseqkv_noxser": Layout(8, fuse_qkv=True, xser=False),
-    "lora_tp8_kv4_xser": Layout(8),
-}
-
-
-@genuine_checkpoints.needed
-@pytest.mark.parametrize("name", GENUINE_LAYOUTS)
-def test_the_sharder_of_these_tests_writes_what_upstream_does(name: str, tmp_path: Path) -> None:
-    directory = genuine_checkpoints.directory(name)
-    (weights,) = (directory / "expected_consolidated").glob("*.safetensors")
-    base = genuine_checkpoints.directory("base") / ("llama-kv8" if "kv8" in name else "llama-kv4")
-    model = Model(8, 8 if "kv8" in name else 4, 8, 128, 512, 4, 64)
-    if name.startswith("full"):
-        genuine = directory / "checkpoint-4" / "shards"
-        made = nxd_shards.save_model(tmp_path, model, GENUINE_LAYOUTS[name], load_file(weights)) / "shards"
+@pytest.mark.parametrize("genuine", genuine_checkpoints.SOUND, ids=str)
+def test_the_sharder_of_these_tests_writes_what_upstream_does(genuine: Genuine, tmp_path: Path) -> None:
+    weights = load_file(genuine.weights)
+    if genuine.lora:
+        full, adapter = load_file(genuine.base / "model.safetensors"), [(Lora(r=4, alpha=8), weights)]
+        saved = nxd_shards.save_adapters(tmp_path, genuine.model, genuine.layout, full, adapter)
     else:
-        genuine = directory / "checkpoint-4" / "adapter_default" / "adapter_shards"
-        adapter = [(Lora(r=4, alpha=8), load_file(weights))]
-        full = load_file(base / "model.safetensors")
-        made = nxd_shards.save_adapters(tmp_path, model, GENUINE_LAYOUTS[name], full, adapter)
-        made = made / "adapter_default" / "adapter_shards"
+        saved = nxd_shards.save_model(tmp_path, genuine.model, genuine.layout, weights)
+    made = saved / genuine.shards.relative_to(genuine.checkpoint)
     ours = {path.relative_to(made) for path in made.rglob("*")}
-    theirs = {path.relative_to(genuine) for path in genuine.rglob("*") if "optim" not in path.parts}
+    theirs = {path.relative_to(genuine.shards) for path in genuine.shards.rglob("*") if "optim" not in path.parts}
     assert ours == theirs
     for file in sorted(made.glob("mp_metadata*.json")):
-        mine, real = json.loads(file.read_text()), json.loads((genuine / file.name).read_text())
+        mine, real = json.loads(file.read_text()), json.loads((genuine.shards / file.name).read_text())
         assert mine["parameters"] == real["parameters"]
         key = "model_weight_transformation_specs"
         assert sorted(mine[key], key=str) == sorted(real[key], key=str)
     for file in sorted((made / "model").glob("*pp_rank_??.pt")):
         stage = json.loads((made / f"mp_metadata_pp_rank_{int(file.stem[-2:])}.json").read_text())["parameters"]
         here = {name.replace(".default", "") for name in stage}
-        mine_file, real_file = files.read(file), files.read(genuine / "model" / file.name)
+        mine_file, real_file = rank_files.read(file), rank_files.read(genuine.shards / "model" / file.name)
         assert mine_file.contents.keys() == real_file.contents.keys()
         for key in mine_file.contents.keys() & here:
             assert torch.equal(_values(mine_file, key), _values(real_file, key)), key
 
 
-def _values(file: files.RankFile, name: str) -> Tensor:
+def _values(file: rank_files.RankFile, name: str) -> Tensor:
     shard = file.shard(name)
     piece = nxd_shards.Piece(
         shard.file, shard.tensor.offset, (0,) * len(shard.tensor.shape), shard.tensor.shape, shard.tensor.strides
@@ -206,7 +185,7 @@ def test_adapters_come_back_from_every_layout(
             assert_scales(nxd_shards.Sharder(model, layout), lora, adapter)
 
 
-def assert_scales(sharder: nxd_shards.Sharder, lora: Lora, adapter: Adapter) -> None:
+def assert_scales(sharder: nxd_shards.Sharder, lora: Lora, adapter: ShardedAdapter) -> None:
     """PEFT gives each module of Hugging Face's model the rank and alpha that it was trained with."""
     config = adapter.config
     for module in (module for stage in sharder.stages() for module in stage):

@@ -22,7 +22,7 @@ from hyperpod_ft.checkpoint.tensors import scanning
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.checkpoint.verify.values import difference
+from hyperpod_ft.checkpoint.verify.value_checks import difference
 from hyperpod_ft.checkpoint.verify.verify import Verification, verify
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

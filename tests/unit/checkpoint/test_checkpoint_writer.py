@@ -272,11 +272,11 @@ from hyperpod_ft.checkpoint import direct
 # a shell's background job ignores it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.unit.test_checkpoint_writer import some_values, write
-real = direct.Target.write
+real = direct.DirectWriter.write
 def slow(*arguments):
     time.sleep(0.02)
     real(*arguments)
-direct.Target.write = slow
+direct.DirectWriter.write = slow
 print("started", flush=True)
 write(Path(sys.argv[1]), some_values(), 3_000_000)
 """

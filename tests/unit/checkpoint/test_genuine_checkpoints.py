@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -13,10 +14,8 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from tests.unit import genuine_checkpoints
-
-pytestmark = genuine_checkpoints.needed
-DIVERGED = "lora_tp2_sp_DIVERGED_xser"
-LOGITS = "live_sharded_logits.safetensors"
+from tests.unit.genuine_checkpoints import Genuine
+from tests.unit.rounding import bounds
 
 
 def run(*arguments: object) -> dict[str, object]:
@@ -28,10 +27,6 @@ def run(*arguments: object) -> dict[str, object]:
     return found
 
 
-def base_of(name: str) -> Path:
-    return genuine_checkpoints.directory("base") / ("llama-kv8" if "kv8" in name else "llama-kv4")
-
-
 def equal(left: Path, right: Path) -> bool:
     ours, theirs = load_file(left), load_file(right)
     return ours.keys() == theirs.keys() and all(
@@ -39,23 +34,28 @@ def equal(left: Path, right: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in genuine_checkpoints.NAMES if name != DIVERGED])
-def test_the_model_is_what_was_trained(tmp_path: Path, name: str) -> None:
-    fixture, base, model = genuine_checkpoints.directory(name), base_of(name), tmp_path / "model"
-    if name.startswith("full"):
-        run("consolidate", fixture / "checkpoint-4", "-o", model)
-        assert equal(model / "model.safetensors", fixture / "expected_consolidated" / "model.safetensors")
-    else:
+@pytest.mark.parametrize("genuine", genuine_checkpoints.SOUND, ids=str)
+def test_the_model_is_what_was_trained(tmp_path: Path, genuine: Genuine) -> None:
+    model = tmp_path / "model"
+    if genuine.lora:
         adapter = tmp_path / "adapter"
-        run("consolidate", fixture / "checkpoint-4", "-o", adapter, "--base", base)
-        weights = "adapter_model.safetensors"
-        assert equal(adapter / weights, fixture / "expected_consolidated" / weights)
-        run("merge", "--base", base, "--adapter", adapter, "-o", model)
-        assert equal(model / "model.safetensors", fixture / "expected_merged" / "model.safetensors")
-        verified = run("verify", model, "--adapter", adapter, "--base", base)
+        run("consolidate", genuine.checkpoint, "-o", adapter, "--base", genuine.base)
+        assert equal(adapter / genuine.weights.name, genuine.weights)
+        run("merge", "--base", genuine.base, "--adapter", adapter, "-o", model)
+        base = AutoModelForCausalLM.from_pretrained(genuine.base, dtype=torch.float32)
+        peft = PeftModel.from_pretrained(base, genuine.consolidated)
+        computed = bounds(peft, torch.float32)
+        expected, merged = peft.merge_and_unload().state_dict(), load_file(model / "model.safetensors")
+        assert merged.keys() == expected.keys() and computed
+        assert all(bound.same(merged[name], expected[name]) for name, bound in computed.items())
+        assert all(torch.equal(merged[name], expected[name]) for name in expected.keys() - computed.keys())
+        verified = run("verify", model, "--adapter", adapter, "--base", genuine.base)
         assert verified["findings"] == [] and verified["checksums"] == "match"
-    if (fixture / LOGITS).exists():
-        live = load_file(fixture / LOGITS)
+    else:
+        run("consolidate", genuine.checkpoint, "-o", model)
+        assert equal(model / genuine.weights.name, genuine.weights)
+    if genuine.logits.exists():
+        live = load_file(genuine.logits)
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         with torch.inference_mode():
             logits = loaded(live["input_ids"]).logits
@@ -64,17 +64,20 @@ def test_the_model_is_what_was_trained(tmp_path: Path, name: str) -> None:
             assert (logits - live["base"]).abs().max() > 1e-3
 
 
-def test_copies_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
-    checkpoint = genuine_checkpoints.directory(DIVERGED) / "checkpoint-4"
-    with pytest.raises(UserError, match=r"differ between ranks, most base_model\.model\S+: largest difference 0\.0385"):
-        run("consolidate", checkpoint, "-o", tmp_path / "adapter")
+@pytest.mark.parametrize("genuine", genuine_checkpoints.DIVERGED, ids=str)
+def test_copies_that_differ_between_ranks_are_refused(tmp_path: Path, genuine: Genuine) -> None:
+    with pytest.raises(
+        UserError, match=r"differ between ranks, most base_model\.model\S+: largest difference 0\.0"
+    ) as error:
+        run("consolidate", genuine.checkpoint, "-o", tmp_path / "adapter")
+    assert "lora_" in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_tensor_file_is_refused(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-4"
-    shutil.copytree(genuine_checkpoints.directory("lora_tp8_kv4_xser") / "checkpoint-4", checkpoint)
-    next(checkpoint.rglob("*tp_rank_05*/tensor_7.pt")).unlink()
-    with pytest.raises(UserError, match=r"tp_rank_05\S+tensor_7\.pt: is missing"):
+    shutil.copytree(genuine_checkpoints.one("lora_tp2_xser").checkpoint, checkpoint)
+    next(checkpoint.rglob("*tp_rank_01*/tensor_7.pt")).unlink()
+    with pytest.raises(UserError, match=r"tp_rank_01\S+tensor_7\.pt"):
         run("consolidate", checkpoint, "-o", tmp_path / "adapter")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]

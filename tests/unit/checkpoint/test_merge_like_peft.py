@@ -1,4 +1,4 @@
-"""What PEFT trains, merged bit for bit as PEFT 0.17 merges it; transformers loads it, and it answers as the adapter."""
+"""What PEFT trains, merged to the values that PEFT 0.17 gives; transformers loads it, and it answers as the adapter."""
 
 import copy
 import re
@@ -23,7 +23,7 @@ from transformers import (
 
 from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
 from hyperpod_ft.errors import UserError
-from tests.unit import blas
+from tests.unit.rounding import Bound, bounds
 
 IDS = torch.arange(12).reshape(2, 6)
 SIZES = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2}
@@ -103,14 +103,22 @@ class Result:
     merged: dict[str, torch.Tensor]
     peft: dict[str, torch.Tensor]  # of merge_and_unload
     model: PreTrainedModel  # what transformers loads
+    bounds: dict[str, Bound]  # of what LoRA changes
 
     @property
     def differing(self) -> set[str]:
-        """Tensors that are not PEFT's; its tied output layer is no tensor of its own."""
+        """Tensors that are not PEFT's within rounding, or not bit for bit where nothing is computed.
+
+        Its tied output layer is not a tensor of its own.
+        """
         assert self.merged.keys() <= self.peft.keys()
         missing = self.peft.keys() - self.merged.keys()
         assert not missing or (self.model.config.tie_word_embeddings and missing == {OUTPUT})
-        return {name for name, value in self.merged.items() if not blas.same(value, self.peft[name])}
+        return {name for name, value in self.merged.items() if not same(value, self.peft[name], self.bounds.get(name))}
+
+
+def same(value: torch.Tensor, expected: torch.Tensor, bound: Bound | None) -> bool:
+    return bound.same(value, expected) if bound else torch.equal(value, expected)
 
 
 def run(
@@ -131,7 +139,8 @@ def run(
     # PEFT computes with factors in fp32, what was merged has the dtype's precision
     assert largest_logit_difference(model.eval(), live) < {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.01}[DTYPES[dtype]]
     loaded = PeftModel.from_pretrained(base_in(root / "base", dtype, tokens=tokens), root / "adapter")
-    return Result(done, weights(root / "merged"), loaded.merge_and_unload().state_dict(), model)
+    computed = bounds(loaded, dtype)
+    return Result(done, weights(root / "merged"), loaded.merge_and_unload().state_dict(), model, computed)
 
 
 ALIKE = {
@@ -172,7 +181,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
 @pytest.mark.parametrize("name", ALIKE)
-def test_bits_are_pefts(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_values_are_pefts(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     result = run(tmp_path, *ALIKE[name], dtype)
     assert result.differing == set()
     assert result.done.unchanged == 0 and result.done.merged > 0
@@ -262,9 +271,10 @@ def test_factors_of_any_dtype(tmp_path: Path, stored: torch.dtype, dtype: torch.
     save_file({name: value.to(stored) for name, value in load_file(file).items()}, file)
     merge(tmp_path / "base", [WeightedAdapter(tmp_path / "adapter")], tmp_path / "merged")
     loaded = PeftModel.from_pretrained(base_in(tmp_path / "base", dtype), tmp_path / "adapter")
+    computed = bounds(loaded, dtype)
     expected = loaded.merge_and_unload().state_dict()
     merged = weights(tmp_path / "merged")
-    assert all(blas.same(merged[name], expected[name]) for name in expected)
+    assert all(same(merged[name], expected[name], computed.get(name)) for name in expected)
 
 
 def test_an_fp64_base_is_right_within_rounding(tmp_path: Path) -> None:
@@ -302,13 +312,11 @@ def test_several_adapters_are_pefts_concatenation(tmp_path: Path, dtype: torch.d
     model.load_adapter(tmp_path / "second", "second")
     model.add_weighted_adapter(["first", "second"], [0.7, -0.4], "both", combination_type="cat")
     model.set_adapter("both")
+    # PEFT puts weight and scale into lora_A, which is two roundings more
+    computed = bounds(model, dtype, "both", 2)
     expected = model.merge_and_unload().state_dict()
-    # PEFT puts weight and scale into lora_A, which rounds otherwise
     for name, value in weights(tmp_path / "merged").items():
-        if dtype == torch.float32:
-            torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-7)
-        elif name != EMBEDDING:
-            assert (value != expected[name].to(dtype)).float().mean() < 1e-3
+        assert same(value, expected[name].to(dtype), computed.get(name)), name
 
 
 def test_one_adapter_with_a_weight_is_its_update_times_it(tmp_path: Path) -> None:
@@ -319,8 +327,10 @@ def test_one_adapter_with_a_weight_is_its_update_times_it(tmp_path: Path) -> Non
     loaded = PeftModel.from_pretrained(
         base_in(tmp_path / "base"), tmp_path / "adapter", config=lora(lora_alpha=-4, inference_mode=True)
     )
+    computed = bounds(loaded, torch.float32)
     expected = loaded.merge_and_unload().state_dict()
-    assert all(blas.same(value, expected[name]) for name, value in weights(tmp_path / "merged").items())
+    merged = weights(tmp_path / "merged")
+    assert all(same(value, expected[name], computed.get(name)) for name, value in merged.items())
 
 
 def test_adapters_of_different_weights_may_replace_whole_tensors(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
-from hyperpod_ft.data.formats import check_prompt, prompt_of, render
+from hyperpod_ft.data.formats import prompt_of, render
+from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, make
 
@@ -134,22 +135,26 @@ def test_prompts_are_checked_without_a_tokenizer() -> None:
         ({"format": "dolly"}, {"response": "x"}, "missing field 'instruction'"),
         ({"format": "dolly"}, {"instruction": " ", "response": "x"}, "field 'instruction' is empty"),
         ({"format": "dolly"}, {"instruction": "a", "response": " \n"}, "empty completion"),
-        ({"format": "dolly"}, {"instruction": "a", "response": 3}, "field 'response' is no text"),
-        ({"format": "dolly"}, {"instruction": "a", "response": None}, "field 'response' is no text"),
-        ({"format": "dolly"}, {"instruction": "a", "context": ["b"], "response": "c"}, "field 'context' is no text"),
+        ({"format": "dolly"}, {"instruction": "a", "response": 3}, "field 'response' is not a string"),
+        ({"format": "dolly"}, {"instruction": "a", "response": None}, "field 'response' is not a string"),
+        (
+            {"format": "dolly"},
+            {"instruction": "a", "context": ["b"], "response": "c"},
+            "field 'context' is not a string",
+        ),
         ({"format": "alpaca"}, {"instruction": "a", "input": ""}, "missing field 'output'"),
         ({"format": "prompt-completion"}, {"completion": "c"}, "missing field 'prompt'"),
         ({"format": "text"}, {"text": ""}, "empty completion"),
         ({"format": "text"}, {"text": "lone \ud800 surrogate"}, "invalid UTF-8"),
         ({"format": "template", "completion_template": "{{ answer }}"}, {"other": "x"}, "undefined in template"),
         ({"format": "template", "completion_template": "{{ n / 0 }}"}, {"n": 1}, "template fails"),
-        ({"format": "chat"}, {"messages": []}, "field 'messages' is no list of messages"),
-        ({"format": "chat"}, {"messages": [{"role": "user"}]}, "message whose content is no text"),
+        ({"format": "chat"}, {"messages": []}, "field 'messages' is not a list of messages"),
+        ({"format": "chat"}, {"messages": [{"role": "user"}]}, "message whose content is not a string"),
         ({"format": "chat"}, {"messages": ["hi"]}, "message without a role"),
         (
             {"format": "chat"},
             {"messages": [{"role": "user", "content": "hi"}]},
-            "last message is not the assistant's",
+            "last message is not from the assistant",
         ),
         (
             {"format": "chat"},
@@ -210,7 +215,7 @@ def test_chat_template_that_rewrites_earlier_turns_is_refused() -> None:
 
 def test_a_chat_template_may_refuse_a_row() -> None:
     strict: Any = make("{% if messages[0]['role'] != 'user' %}{{ raise_exception('start with user') }}{% endif %}")
-    with pytest.raises(RowError, match="chat template refuses the messages: start with user"):
+    with pytest.raises(RowError, match="chat template rejects the messages: start with user"):
         render(dataset(format="chat"), {"messages": TWO_TURNS}, strict)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hyperpod_ft.data.best_fit import best_fit
-from hyperpod_ft.data.packing import IGNORED, Rows, fill, pack
+from hyperpod_ft.data.packing import IGNORED, PackedRows, fill, pack
 
 How = Literal["bfd", "wrapped", "none"]
 PAD = 7
 
 
-def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tuple[Rows, np.ndarray, np.ndarray]:
+def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tuple[PackedRows, np.ndarray, np.ndarray]:
     """Rows over a stream whose ids are 1000, 1001, ...: each token is unique. Also the stream's masks and order."""
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ids = np.arange(1000, 1000 + starts[-1], dtype=np.int32)
@@ -28,13 +28,13 @@ def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tupl
         for first, stop in ((0, middle), (middle, layout.row_count))
         if stop > first
     ]
-    rows = Rows(
+    rows = PackedRows(
         *(np.concatenate([getattr(b, name) for b in blocks]) for name in ("input_ids", "labels", "position_ids"))
     )
     return rows, trained, order
 
 
-def documents(rows: Rows) -> list[list[int]]:
+def documents(rows: PackedRows) -> list[list[int]]:
     """The pieces between restarts of position_ids, padding left out."""
     found = []
     for ids, positions in zip(rows.input_ids.tolist(), rows.position_ids.tolist(), strict=True):

@@ -16,8 +16,8 @@ import pytest
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, neuron_devices
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, endings
 from hyperpod_ft.job.health import Report, observe, problems, replacement
-from hyperpod_ft.runs.restarts import ATTEMPT_DIRECTORY, Ending, endings
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.job import attempts
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -59,15 +61,48 @@ def wait_for(path: Path) -> None:
 def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
     status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))
     assert status == 0
-    assert "train: exit 9 at step 0, and no rank said why; restart 1 of 3 in 1 s\n== train job 7, restart 1\n" in output
+    assert "train: exit 9 at step 0, " in output and "restart 1 of 3 in 1 s\n== train job 7, restart 1\n" in output
     assert run.exit_marker("train", "7").read_text() == "0\n"
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["7"]
 
 
+def finished_training(run: Run) -> str:
+    """A command that does what rank 0 does at the end of a training: it writes the stage's record."""
+    record = Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "7")
+    record.write(run.directory / "record")
+    return f"mkdir -p records && cp record records/partial && mv records/partial {run.record_path('train')}"
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
+def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
+    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done")
+    wait_for(run.record_path("train"))
+    recorded_at = time.monotonic()
+    status, output = finish(process)
+    assert status == 0
+    assert time.monotonic() - recorded_at < 30
+    assert "restart" not in output and restarts.history(run, "train") == []
+    assert run.exit_marker("train", "7").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -KILL $$"])
+def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, tmp_path: Path, end: str) -> None:
+    slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
+    assert finish(start(run, f"{finished_training(run)}; {end}", **slurm))[0] == 0
+    assert restarts.history(run, "train") == [] and not (tmp_path / "asked").exists()
+
+
+def test_what_is_done_is_not_started_again(run: Run) -> None:
+    subprocess.run(["bash", "-c", finished_training(run)], cwd=run.directory, check=True)
+    status, output = finish(start(run, "touch started"))
+    assert (status, (run.directory / "started").exists()) == (0, False)
+    assert "already done" in output
+
+
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
-    attempt = restarts.Outcome(1, (), 0, 0, 0, 0)
+    attempt = attempts.Outcome(1, False, (), 0, 0, 0, 0)
     for _ in range(3):
-        restarts.remember(run, "train", "6", attempt, restarts.Decision("retry"))
+        attempts.remember(run, "train", "6", attempt, attempts.Decision("retry"))
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 
@@ -122,7 +157,7 @@ def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeR
     assert finish(process)[0] == 143
 
 
-def test_a_slurm_that_does_not_requeue_is_told(run: Run, tmp_path: Path) -> None:
+def test_a_slurm_that_refuses_to_requeue_is_an_error(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, "echo 'slurm_requeue error: Job requeue is disabled' >&2; exit 1")
     status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **slurm))
     assert status == 2
@@ -144,7 +179,7 @@ def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Pa
 def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     make_run: MakeRun, tmp_path: Path, hyperpod: bool
 ) -> None:
-    """Its directory lies elsewhere here; srun and scontrol are stand-ins."""
+    """HyperPod's directory is elsewhere here; srun and scontrol are stand-ins."""
     run = make_run(env__python=sys.executable)
     run.freeze()
     directory = tmp_path / "sagemaker_cluster"

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
-from hyperpod_ft.planning.parallelism import degrees
+from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -96,11 +96,11 @@ def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
     config = make_run(dataset__packing=packing).config
     with pytest.raises(UserError) as raised:
-        check_model_directory(config, degrees(config), tmp_path)
+        check_model_directory(config, degrees_of(config), tmp_path)
     assert all(fact in str(raised.value) for fact in ("model.source", "gptj", "dataset.packing: none"))
 
 
 def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
     config = make_run(dataset__packing="none").config
-    assert check_model_directory(config, degrees(config), tmp_path) is None
+    assert check_model_directory(config, degrees_of(config), tmp_path) is None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hyperpod_ft.data.prepared import Prepared
+from hyperpod_ft.data.samples import draw
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -112,7 +113,7 @@ def test_no_validation(tmp_path: Path) -> None:
 
 
 def test_one_row_is_never_all_validation() -> None:
-    drawn = stage.draw(1, 0.9, 0)
+    drawn = draw(1, 0.9, 0)
     assert (drawn.train.tolist(), drawn.validation.tolist()) == ([0], [])
 
 
@@ -129,7 +130,7 @@ def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: py
 
 
 def test_the_seed_decides_split_and_order(tmp_path: Path) -> None:
-    drawn = [stage.draw(50, 0.2, seed) for seed in (1, 1, 2)]
+    drawn = [draw(50, 0.2, seed) for seed in (1, 1, 2)]
     assert drawn[0].train.tolist() == drawn[1].train.tolist() != drawn[2].train.tolist()
     assert sorted([*drawn[2].train, *drawn[2].validation]) == list(range(50))
 
@@ -164,7 +165,7 @@ def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest
     report = Prepared.open(run.dataset).report()
     assert report["bad_reasons"] == {
         "missing field 'response'": 1,
-        "field 'response' is no text": 1,
+        "field 'response' is not a string": 1,
         "empty completion": 1,
         "invalid UTF-8": 1,
         "invalid JSON": 1,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.sharded.nxd.files import Shard
+from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 

@@ -53,7 +53,7 @@ Transformation = FusedLinears | GroupedQueries | GroupedOutput
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """One pipeline stage. `parameters`: by live name, the dimension that is cut, or None where ranks have all of it.
 
     `transformations`: by name of the module that the training had. `degrees`: tensor parallel sizes that it names.
@@ -65,7 +65,7 @@ class Stage:
     degrees: frozenset[int]
 
 
-def read_stages(directory: Path) -> tuple[list[Stage], int]:
+def read_stages(directory: Path) -> tuple[list[PipelineStage], int]:
     """Every stage, in order, and the tensor parallel size. Raises UserError when any is missing or they disagree."""
     found = {_rank(path): path for path in directory.glob("mp_metadata_pp_rank_*.json")}
     if not found:
@@ -96,7 +96,7 @@ def _rank(file: Path) -> int:
     return int(number)
 
 
-def _read(file: Path) -> Stage:
+def _read(file: Path) -> PipelineStage:
     values = read_object(file, _DAMAGED)
     try:
         parameters = {str(name): _cut(file, name, entry) for name, entry in values["parameters"].items()}
@@ -108,7 +108,7 @@ def _read(file: Path) -> Stage:
                 degrees.add(int(spec["tp_size"]))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{file}: does not describe a pipeline stage: {error!r}", _DAMAGED) from error
-    return Stage(file, parameters, transformations, frozenset(degrees))
+    return PipelineStage(file, parameters, transformations, frozenset(degrees))
 
 
 def _is_cut(entry: Mapping[str, Any]) -> bool:

@@ -8,12 +8,12 @@
             adapter_shards/
                 checkpoint, done        written first and last; with `async_save` `done` may come early, so that it
                                         alone proves nothing
-                mp_metadata_pp_rank_0.json ...          see nxd_metadata
-                model/dp_rank_00_tp_rank_00_pp_rank_00.pt ...   see nxd_files
+                mp_metadata_pp_rank_0.json ...          see metadata
+                model/dp_rank_00_tp_rank_00_pp_rank_00.pt ...   see rank_files
                 optim/                  not read
 
 (optimum-neuron 0.4.5, models/training/modeling_utils.py and peft/peft_model.py, `save_pretrained`; neuronx_distributed
-0.15, trainer/checkpoint.py, `save_checkpoint`.) How far tensors were fused and permuted: nxd_transformations.
+0.15, trainer/checkpoint.py, `save_checkpoint`.) How far tensors were fused and permuted: transformations.
 
 Files of two steps of one training, mixed by hand, look alike: nothing in them names the step. What can be seen is
 refused: another step in trainer_state.json than in the directory's name, tensor files that nothing refers to, forms
@@ -25,13 +25,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import names as peft_names
+from hyperpod_ft.checkpoint.adapters import peft_names
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.sharded.nxd import adapter as nxd_adapter
-from hyperpod_ft.checkpoint.sharded.nxd import files as nxd_files
-from hyperpod_ft.checkpoint.sharded.nxd import metadata
-from hyperpod_ft.checkpoint.sharded.nxd.files import RankFile
-from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, Stage
+from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_files
+from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, PipelineStage
+from hyperpod_ft.checkpoint.sharded.nxd.rank_files import RankFile
 from hyperpod_ft.checkpoint.sharded.nxd.transformations import logical
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, check
 from hyperpod_ft.errors import UserError
@@ -94,8 +92,8 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
     Raises UserError when anything is missing, damaged, or contradicts the rest.
     """
     check_step(directory.parent)
-    file = directory / nxd_adapter.CONFIG
-    values = nxd_adapter.read_config(file)
+    file = directory / adapter_config.CONFIG
+    values = adapter_config.read_config(file)
     stages, tensor_parallel = _stages(directory / ADAPTER_SHARDS)
     tensors = _read(directory / ADAPTER_SHARDS, stages, tensor_parallel, adapter_name(directory))
     trained_as = {
@@ -105,7 +103,7 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
         if isinstance(transformation, FusedLinears | GroupedQueries)
         for linear in transformation.linears
     }
-    return nxd_adapter.fitted_config(file, values, tensors, trained_as), tensors
+    return adapter_config.fitted_config(file, values, tensors, trained_as), tensors
 
 
 def check_step(directory: Path) -> None:
@@ -119,7 +117,7 @@ def check_step(directory: Path) -> None:
         raise UserError(f"{file}: is of step {step}", "files of different checkpoints are mixed: use another")
 
 
-def _stages(shards: Path) -> tuple[list[Stage], int]:
+def _stages(shards: Path) -> tuple[list[PipelineStage], int]:
     if not (shards / "done").is_file():
         raise UserError(f"{shards}: no file `done` in it: it was not written to the end", "use another checkpoint")
     return metadata.read_stages(shards)
@@ -136,14 +134,16 @@ def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> 
             raise UserError(f"{file}: {key} is {values[key]}, the shards have {degree}", _INCOMPLETE)
 
 
-def _read(shards: Path, stages: Sequence[Stage], tensor_parallel: int, adapter: str | None) -> list[LogicalTensor]:
-    files = nxd_files.rank_files(shards / "model", tensor_parallel, len(stages))
+def _read(
+    shards: Path, stages: Sequence[PipelineStage], tensor_parallel: int, adapter: str | None
+) -> list[LogicalTensor]:
+    files = rank_files.find(shards / "model", tensor_parallel, len(stages))
     saved = [_saved_parameters(stage, adapter) for stage in stages]
     everywhere = {name: dim for parameters in saved for name, dim in parameters.items()}
     live = {name for stage in stages for name in stage.parameters}
     found: dict[str, LogicalTensor] = {}
     for stage, parameters, row in zip(stages, saved, files, strict=True):
-        ranks = nxd_files.read_all(row)
+        ranks = rank_files.read_all(row)
         names = [name for name in _names(ranks) if adapter is None or not peft_names.is_frozen_base(name)]
         if missing := [name for name in _needed(stage, adapter) if name not in names]:
             raise UserError(f"{row[0]}: {missing[0]} is missing", _INCOMPLETE)
@@ -154,7 +154,7 @@ def _read(shards: Path, stages: Sequence[Stage], tensor_parallel: int, adapter: 
                 tied = _tied_to(row[0], name, everywhere)
                 # the embedding's stage and the output layer's hold what was trained; those between may hold anything
                 described |= {name: tied} if tied in parameters or stage is stages[-1] else {}
-        for name, parts in nxd_files.shards(ranks, described).items():
+        for name, parts in rank_files.shards(ranks, described).items():
             known = described[name]
             for tensor in logical(stage.file, name, parts, everywhere[known], stage.transformations):
                 final = tensor if name == known else tensor.renamed(known)
@@ -164,7 +164,7 @@ def _read(shards: Path, stages: Sequence[Stage], tensor_parallel: int, adapter: 
     return tensors
 
 
-def _saved_parameters(stage: Stage, adapter: str | None) -> dict[str, int | None]:
+def _saved_parameters(stage: PipelineStage, adapter: str | None) -> dict[str, int | None]:
     """The parameters of a stage by the names that files have, and the dimension along which each is cut."""
     if adapter is None:
         return dict(stage.parameters)
@@ -176,7 +176,7 @@ def _saved_parameters(stage: Stage, adapter: str | None) -> dict[str, int | None
     return saved
 
 
-def _needed(stage: Stage, adapter: str | None) -> Iterator[str]:
+def _needed(stage: PipelineStage, adapter: str | None) -> Iterator[str]:
     """The names that a stage's files have to hold: all, or with LoRA what belongs to the adapter."""
     for live in stage.parameters:
         if adapter is None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded.nxd import cuts
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, replicated
-from hyperpod_ft.checkpoint.sharded.nxd.files import Shard
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
+from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 

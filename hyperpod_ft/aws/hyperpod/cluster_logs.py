@@ -1,0 +1,56 @@
+"""What HyperPod wrote to CloudWatch about a cluster's nodes. `client` is boto3's for logs everywhere.
+
+Log group `/aws/sagemaker/Clusters/<name>/<id>`; of each node the stream `LifecycleConfig/<group>/<instance id>` holds
+what its lifecycle scripts printed.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import Node
+
+_POLL_SECONDS = 5.0
+
+
+def log_group(cluster: Cluster) -> str:
+    return f"/aws/sagemaker/Clusters/{cluster.name}/{cluster.id}"
+
+
+def lifecycle_streams(client: Any, cluster: Cluster) -> list[str]:
+    """The streams of every node that ever ran lifecycle scripts, the one written to last first."""
+    pages = client.get_paginator("describe_log_streams").paginate(
+        logGroupName=log_group(cluster), logStreamNamePrefix="LifecycleConfig/"
+    )
+    streams: list[dict[str, Any]] = []
+    with suppress(client.exceptions.ResourceNotFoundException):
+        streams = [stream for page in pages for stream in page["logStreams"]]
+    # CloudWatch may tell of a stream's last event only after an hour, of its creation at once
+    streams.sort(key=lambda stream: max(stream.get("lastEventTimestamp", 0), stream["creationTime"]), reverse=True)
+    return [stream["logStreamName"] for stream in streams]
+
+
+def lines(client: Any, cluster: Cluster, stream: str, follow: bool = False) -> Iterator[str]:
+    """The lines of a stream, oldest first; with `follow` for ever. Nothing while there is no such stream."""
+    token: dict[str, str] = {}
+    while True:
+        page: dict[str, Any] = {}
+        with suppress(client.exceptions.ResourceNotFoundException):
+            page = client.get_log_events(
+                logGroupName=log_group(cluster), logStreamName=stream, startFromHead=True, **token
+            )
+        yield from (event["message"].rstrip("\n") for event in page.get("events", []))
+        # the end is where CloudWatch hands out the token that it was given
+        at_end = not page or page["nextForwardToken"] == token.get("nextToken")
+        if at_end and not follow:
+            return
+        if page:
+            token = {"nextToken": page["nextForwardToken"]}
+        if at_end:
+            time.sleep(_POLL_SECONDS)
+
+
+def stream_of(node: Node) -> str:
+    return f"LifecycleConfig/{node.group}/{node.instance_id}"

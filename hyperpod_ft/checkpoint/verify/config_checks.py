@@ -1,0 +1,80 @@
+"""Whether a configuration and the tensors beside it belong together, as far as names and shapes tell: a line per fault.
+
+What transformers and PEFT would do with a mismatch ranges from an error to random weights with a warning.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.adapters import lora, lora_config
+from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.tensors.comparing import same_values
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import Reader
+
+Tensors = Mapping[str, LogicalTensor]
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
+
+
+def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
+    """Of a Hugging Face model. Raises UserError when config.json cannot be read."""
+    config = model_directory.read_config(directory)
+    where = directory / model_directory.CONFIG
+    embedding, output = tied.embedding(tensors), tied.OUTPUT
+    wanted = (config.get("vocab_size"), config.get("hidden_size"))
+    for name in (embedding, output):
+        if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
+            yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
+    told = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
+    if embedding and output not in tensors and told is False and _is_causal(config):
+        yield f"{where}: tie_word_embeddings is false, but there is no {output}"
+    if embedding and output in tensors and told and not _equal(tensors[embedding], tensors[output]):
+        yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}: it would be lost"
+    yield from _dtype_faults(config, where, tensors)
+    count = config.get("num_hidden_layers")
+    layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
+    # further layers are there for a reason: some models predict several tokens with them
+    if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
+        yield f"{where}: num_hidden_layers is {count}, but there are weights of {present} layers only"
+
+
+def _is_causal(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)
+
+
+def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
+    with Reader() as reader:
+        return left.dtype == right.dtype and same_values(reader, left, right)
+
+
+def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:
+    told = config.get("dtype", config.get("torch_dtype"))
+    held = sorted({tensor.dtype for tensor in tensors.values()} & FLOATING)
+    # norms and gates are often kept in a wider dtype than the rest; quantized weights have their own
+    wanted = None if "quantization_config" in config else DTYPE_OF_TORCH_NAME.get(str(told))
+    if wanted and held and wanted not in held:
+        yield f"{where}: dtype is {told}, the tensors are {', '.join(held)}"
+
+
+def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
+    """Of a PEFT adapter: LoRA factors without partner, or of another rank. Raises UserError as `model_faults` does."""
+    where = directory / lora_config.CONFIG
+    values = read_object(where, "make the adapter again")
+    if values.get("peft_type") != "LORA":
+        return  # of other kinds only the files are checked
+    config = lora_config.parse_config(where, values)
+    for name, tensor in tensors.items():
+        if factor := _FACTOR.fullmatch(name):
+            other = "B" if factor["side"] == "A" else "A"
+            partner = f"{factor['module']}.lora_{factor['kind'] or ''}{other}{factor['rest'] or ''}"
+            if partner not in tensors:
+                yield f"{directory / lora.WEIGHTS}: {name} has no lora_{other}"
+            rank = config.rank(factor["module"])
+            if tensor.shape["AB".index(factor["side"]) :][:1] != (rank,):
+                yield f"{where}: the rank is {rank}, but {name} is {list(tensor.shape)}"

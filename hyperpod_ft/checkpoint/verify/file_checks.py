@@ -1,0 +1,93 @@
+"""What a model or adapter directory says that it holds: headers, index and configuration; no tensor's data is read."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from hyperpod_ft.checkpoint.adapters import lora
+from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.verify import config_checks
+from hyperpod_ft.errors import UserError
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Of a Hugging Face model or a PEFT adapter. `findings`: one line for all that is wrong."""
+
+    is_adapter: bool
+    files: Mapping[str, Sequence[LogicalTensor]]  # of weights, whose headers could be read
+    is_whole: bool  # whether they all could, and none is missing
+    findings: tuple[str, ...]
+
+    @property
+    def tensors(self) -> dict[str, LogicalTensor]:
+        return {tensor.name: tensor for tensors in self.files.values() for tensor in tensors}
+
+
+def read_tensors(directory: Path) -> dict[str, LogicalTensor]:
+    """The tensors of a directory that has to be in order. Raises UserError when it is not."""
+    tensors = read_file(directory / lora.WEIGHTS) if _is_adapter(directory) else read_model(directory)
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def read_contents(directory: Path) -> Contents:
+    """Raises UserError when `directory` holds no model and no adapter."""
+    is_adapter = _is_adapter(directory)
+    findings: list[str] = []
+    index = None if is_adapter else attempt(findings, partial(read_index, directory))
+    if index is not None:
+        names = index.files
+    else:
+        names = [] if findings else [lora.WEIGHTS if is_adapter else SINGLE]
+    read = ((name, attempt(findings, partial(read_file, directory / name))) for name in names)
+    files = {name: tensors for name, tensors in read if tensors is not None}
+    is_whole = not findings
+    contents = Contents(is_adapter, files, is_whole, ())
+    if index is not None:
+        findings += (f"{directory / INDEX}: {line}" for line in _index_faults(directory, index, contents))
+    if is_whole and not contents.tensors:
+        findings.append(f"{directory}: holds no tensors")
+    elif is_whole:
+        faults = config_checks.adapter_faults if is_adapter else config_checks.model_faults
+        findings += attempt(findings, lambda: list(faults(directory, contents.tensors))) or ()
+    return Contents(is_adapter, files, is_whole, tuple(findings))
+
+
+def attempt(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
+    """What `work` returns; None when it raises UserError, whose line is one more finding."""
+    try:
+        return work()
+    except UserError as error:
+        findings.append(str(error))
+        return None
+
+
+def _is_adapter(directory: Path) -> bool:
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory", "name the directory of a model or of an adapter")
+    if any((directory / name).is_file() for name in (SINGLE, INDEX)):
+        return False
+    if any((directory / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
+        return True
+    raise UserError(
+        f"{directory}: holds no model ({SINGLE} or {INDEX}) and no adapter ({lora.WEIGHTS})",
+        "name the directory of one; weights in another format have to be converted (save_pretrained)",
+    )
+
+
+def _index_faults(directory: Path, index: Index, contents: Contents) -> Iterator[str]:
+    yield from index.disagreements(contents.files)
+    held = sum(tensor.nbytes for tensors in contents.files.values() for tensor in tensors)
+    if contents.is_whole and index.total_size not in (None, held):
+        yield f"total_size is {index.total_size}, the tensors are {held} bytes"
+    for file in sorted(directory.glob("model-*-of-*.safetensors")):
+        if file.name not in index.files:
+            yield f"{file.name} is there, but not named"
+    if (directory / SINGLE).is_file() and SINGLE not in index.files:
+        # transformers then takes the single file, others the shards
+        yield f"{SINGLE} is there as well: which of the two is loaded depends on the program"

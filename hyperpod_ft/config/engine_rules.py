@@ -1,0 +1,75 @@
+"""Which settings of a run file go together, by engine. Errors name the key."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hyperpod_ft.config.fields import shortened
+from hyperpod_ft.config.instances import CATALOGUE
+
+if TYPE_CHECKING:
+    from hyperpod_ft.config.run_config import RunConfig
+
+FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
+
+# optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
+_CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
+
+
+def check_engine(config: RunConfig) -> None:
+    """Raises ValueError for settings that the engine does not support."""
+    if config.training.method == "full" and config.merge.dtype != "base":
+        raise ValueError("merge.dtype: has no effect with training.method full; remove it")
+    if config.engine == "neuron":
+        _check_neuron(config)
+    else:
+        _check_torch(config)
+
+
+def _check_torch(config: RunConfig) -> None:
+    instance_type = config.cluster.instance_type
+    if instance_type.startswith("trn1"):
+        raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
+    if CATALOGUE[instance_type].device == "neuron" and config.env.python is None:
+        raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
+    if config.parallelism.pipeline_parallel > 1:
+        raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
+
+
+def _check_neuron(config: RunConfig) -> None:
+    if CATALOGUE[config.cluster.instance_type].device != "neuron":
+        raise ValueError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
+    _check_compilation(config)
+    if config.neuron.flash_attention and config.dataset.max_length % FLASH_ATTENTION_LENGTH:
+        raise ValueError(
+            f"neuron.flash_attention: dataset.max_length {config.dataset.max_length} is not a multiple of"
+            f" {FLASH_ATTENTION_LENGTH}; change it, or leave flash_attention out"
+        )
+    if config.training.method != "lora":
+        return
+    if config.neuron.fuse_qkv:
+        raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
+    if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in config.lora.target_modules}) == 1:
+        raise ValueError(
+            "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none of them"
+        )
+
+
+def _check_compilation(config: RunConfig) -> None:
+    """The kit sets the compile cache, which `precompile` and `train` share, and how cores are grouped (LNC)."""
+    root, given = config.cluster.root, config.cluster.environment
+    flags = given.get("NEURON_CC_FLAGS", "")
+    # a relative one is checked again when it is resolved
+    if root.startswith("/") and not _CACHE_PATH.fullmatch(root):
+        raise ValueError(
+            f"cluster.root: {shortened(root)}: optimum-neuron accepts only letters, digits and / _ - in the path of"
+            " compiled graphs, which are kept below the root; choose another root"
+        )
+    if "NEURON_COMPILE_CACHE_URL" in given or re.search(r"--(cache_dir|no.cache)", flags):
+        raise ValueError("cluster.environment: the kit sets the directory of the Neuron compile cache; leave it out")
+    grouping = {"NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"} & given.keys()
+    if grouping or re.search(r"--(lnc|logical.nc.config)\b", flags):
+        raise ValueError(
+            "cluster.environment: the kit sets how NeuronCores are grouped (LNC), by the instance type; leave it out"
+        )

@@ -1,0 +1,89 @@
+"""What a training job runs on each of its nodes: the health check, then one torchrun that starts the node's ranks.
+
+    python -m hyperpod_ft.job.node RUN_DIR [--precompile]
+
+In a Slurm job step the torchruns of all nodes meet at the first node. Without Slurm every rank runs on this machine.
+With `--precompile` the ranks run a trial under `neuron_parallel_compile` (stage precompile).
+"""
+
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job.attempts import node_name, step_number
+from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.runs.run import Run
+
+_PRECOMPILE = "--precompile"
+_FIRST_PORT, _PORTS = 10_000, 10_000  # below Linux's ephemeral ports
+_NEURON_TOOLS = "/opt/aws/neuron/bin"
+
+
+def torchrun_command(run: Run, rendezvous: list[str], node_rank: str, *, precompile: bool) -> list[str]:
+    """The command line that starts this node's ranks."""
+    command = [
+        *(["neuron_parallel_compile"] if precompile else []),
+        *(str(run.python), "-m", "hyperpod_ft.job.torchrun"),
+        *rendezvous,
+        f"--node-rank={node_rank}",
+        # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
+        f"--log-dir={run.logs / 'torchrun'}",
+        *("-m", "hyperpod_ft.stages.train", str(run.directory)),
+    ]
+    return [*command, "--trial"] if precompile else command
+
+
+def rendezvous(run: Run, environment: Mapping[str, str]) -> list[str]:
+    """torchrun's options for the number of ranks and the place where its nodes meet. Asks Slurm for the first node.
+
+    Slurm is asked in every step: a node that HyperPod has replaced has another address.
+    """
+    degrees = run.plan.degrees
+    if not environment.get("SLURM_JOB_ID"):
+        return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
+    return [
+        f"--nnodes={degrees.nodes}",
+        f"--nproc-per-node={degrees.ranks_per_node}",
+        f"--master-addr={Slurm().first_node_address(environment['SLURM_JOB_ID'])}",
+        f"--master-port={master_port(run, environment)}",
+    ]
+
+
+def master_port(run: Run, environment: Mapping[str, str]) -> int:
+    """The port of this attempt's rendezvous, the same on all its nodes.
+
+    Each attempt has a port of its own. A rank that an earlier attempt left behind would otherwise join this one in
+    the place of the new rank of that number, which then waits in init_process_group for ever.
+    """
+    job, restarts = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+    # the run's directory tells apart clusters that share a host
+    return _FIRST_PORT + (zlib.crc32(bytes(run.directory)) + 101 * job + 13 * restarts + step_number()) % _PORTS
+
+
+def main() -> None:
+    """Check the node and become torchrun, or exit with the status of what kept it from starting."""
+    directory, *options = sys.argv[1:]
+    run = Run.open(Path(directory))
+    if CATALOGUE[run.config.cluster.instance_type].has_accelerators or run.plan.degrees.nodes > 1:
+        check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
+        if status := subprocess.run(check, check=False).returncode:
+            sys.exit(status if status > 0 else 128 - status)
+    try:
+        meeting = rendezvous(run, os.environ)
+    except UserError as error:
+        # exit status 1, not 2: a controller that does not answer is no reason to give the job up
+        print(f"error: {node_name()}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    command = torchrun_command(run, meeting, os.environ.get("SLURM_NODEID", "0"), precompile=options == [_PRECOMPILE])
+    if run.config.engine == "neuron":  # torch_neuronx starts the compiler by name
+        os.environ["PATH"] = f"{run.python.parent}:{_NEURON_TOOLS}:{os.environ.get('PATH', os.defpath)}"
+    os.execvp(command[0], command)  # noqa: S606 - no shell is meant
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The watch over a local cluster's daemons: `python -m hyperpod_ft.localcluster RUNTIME`.
+
+    watch ── guard ── munged
+          ├─ guard ── slurmctld
+          ├─ guard ── slurmd of node1 ── step daemons ── tasks
+          └─ guard ── slurmd of node2 ── ...
+
+Watch and guards are child subreapers, so no job process escapes them. A guard kills all below it when its daemon
+ends, when told to (SIGTERM), and when the watch dies (parent-death signal); the watch does what a dead
+guard cannot. So any one of them may be killed with SIGKILL and nothing stays behind.
+"""
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hyperpod_ft.localcluster.ports import is_listening
+from hyperpod_ft.localcluster.processes import (
+    ProcessIdentity,
+    become_subreaper,
+    die_with_parent,
+    kill_descendants,
+    reap,
+    spawn,
+)
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TICK_S = 0.2
+_CORE = ("munged", "slurmctld")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the starter wants kept. Until it says `keep`, the cluster dies with it; after that, with `owner` if any.
+
+    `daemons` maps a name to its command line, in the order to start them. `held_fds` are the locks that tell others
+    that the cluster exists: guards hold them too, so they are free only when every process is gone.
+    """
+
+    runtime: str
+    control_fd: int
+    held_fds: tuple[int, ...]
+    daemons: dict[str, tuple[str, ...]]
+    controller_port: int
+    starter: ProcessIdentity
+    owner: ProcessIdentity | None
+
+    def to_json(self) -> str:
+        """The text `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Order":
+        """The order `to_json` wrote."""
+        fields = json.loads(text)
+        return Order(
+            runtime=fields["runtime"],
+            control_fd=fields["control_fd"],
+            held_fds=tuple(fields["held_fds"]),
+            daemons={name: tuple(argv) for name, argv in fields["daemons"].items()},
+            controller_port=fields["controller_port"],
+            starter=ProcessIdentity(**fields["starter"]),
+            owner=ProcessIdentity(**fields["owner"]) if fields["owner"] else None,
+        )
+
+
+class _StopError(Exception):
+    """The cluster must end; the text says why."""
+
+
+class DaemonWatch:
+    """Starts the daemons of an order, answers the control socket, and ends everything."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.runtime = Path(order.runtime)
+        self.control = socket.socket(fileno=order.control_fd)
+        self.guards: dict[str, int] = {}
+        self.kept = False
+        self.stopper: socket.socket | None = None
+
+    def run(self) -> None:
+        """Until told to stop, or a daemon the cluster cannot be without ends, or the process it is bound to does."""
+        become_subreaper("hyperpod-ft")
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        for fd in (self.order.control_fd, *self.order.held_fds):
+            os.set_inheritable(fd, False)
+        # systemd-tmpfiles deletes old files below /tmp, but leaves a directory alone that is locked.
+        fcntl.flock(os.open(self.runtime, os.O_RDONLY), fcntl.LOCK_SH)
+        try:
+            self._tick()
+            for name in self.order.daemons:
+                self._start(name)
+                # A daemon that finds the one before it missing tries again only after a second.
+                while not self._is_ready(name):
+                    time.sleep(0.01)
+                    self._tick()
+            while True:
+                self._answer()
+                self._tick()
+        except _StopError as stop:
+            print(f"stop: {stop}", flush=True)
+        finally:
+            self._end()
+
+    def _start(self, name: str) -> None:
+        self.guards[name] = _guard(self.order.daemons[name], self.runtime / "logs" / f"{name}.out", self.order.held_fds)
+
+    def _is_ready(self, name: str) -> bool:
+        if name == "munged":
+            return (self.runtime / "munge.socket").exists()
+        return name != "slurmctld" or is_listening(self.order.controller_port)
+
+    def _tick(self) -> None:
+        if caught := signal.sigtimedwait(_STOP_SIGNALS, 0):
+            raise _StopError(f"signal {caught.si_signo}")
+        bound_to = self.order.owner if self.kept else self.order.starter
+        if not (self.runtime / "control").exists():
+            raise _StopError(f"{self.runtime} was removed")
+        if bound_to and not bound_to.is_alive():
+            raise _StopError(f"process {bound_to.pid}, to which this cluster is bound, ended")
+        dead = reap()
+        for name in [name for name, pid in self.guards.items() if pid in dead]:
+            del self.guards[name]
+            # Nothing if the guard could do its work; if it was killed, what it kept is now below this process.
+            kill_descendants(spare=set(self.guards.values()))
+            if name in _CORE:
+                raise _StopError(f"{name} ended: see {name}.log and {name}.out")
+
+    def _answer(self) -> None:
+        if not select.select([self.control], [], [], _TICK_S)[0]:
+            return
+        connection, _ = self.control.accept()
+        connection.settimeout(1)
+        with suppress(OSError):  # a client that goes away takes nothing with it
+            verb, _, name = connection.recv(200).decode().partition(" ")
+            if verb == "stop":
+                self.stopper = connection
+                raise _StopError("asked to")
+            with connection:
+                connection.sendall(self._obey(verb, name).encode())
+
+    def _obey(self, verb: str, name: str) -> str:
+        if verb == "keep":
+            self.kept = True
+        if verb in ("keep", "ping"):
+            return f"{'up' if self.kept else 'starting'} {os.getpid()}"
+        if verb in ("kill", "start") and name not in _CORE and name in self.order.daemons:
+            self._cut(name)
+            if verb == "start":
+                self._start(name)
+            return "done"
+        return "refused"
+
+    def _cut(self, name: str) -> None:
+        """Every process of a node gets SIGKILL, as when its power is cut."""
+        pid = self.guards.pop(name, None)
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+
+    def _end(self) -> None:
+        for pid in self.guards.values():
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        waiting = set(self.guards.values())
+        while waiting and time.monotonic() < deadline:
+            waiting.difference_update(reap())
+            time.sleep(0.01)
+        if left := kill_descendants():
+            print(f"could not kill: {left}", flush=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+        if self.stopper:
+            with suppress(OSError):
+                self.stopper.sendall(b"stopped")
+
+
+def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
+    """Fork a process that keeps one daemon and everything it starts. Returns its pid."""
+    watch = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        become_subreaper("hyperpod-ft")
+        signals = (signal.SIGTERM, signal.SIGCHLD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        die_with_parent(watch, signal.SIGTERM)
+        _close_all_but({0, 1, 2, *held_fds})  # the watch's sockets must close when it dies
+        daemon = spawn(argv, log)
+        while daemon not in reap():
+            caught = signal.sigtimedwait(signals, 1)
+            if caught and caught.si_signo == signal.SIGTERM:
+                break
+        kill_descendants()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
+        if int(entry) not in kept:
+            with suppress(OSError):
+                os.close(int(entry))
+
+
+def main() -> NoReturn:
+    """Leave the starter's side and keep the cluster ordered in the runtime directory argv[1]."""
+    order = Order.from_json((Path(sys.argv[1]) / "order.json").read_text())
+    if os.fork():
+        os._exit(0)  # so that the starter has no child to wait for
+    try:
+        DaemonWatch(order).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)

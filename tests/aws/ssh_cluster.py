@@ -1,0 +1,81 @@
+"""Cluster c with a node to log into for each of its instances: what the tests of ssh share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.api import Cluster, Group
+from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import ssm
+from tests.aws.conftest import REGION, Aws
+from tests.aws.ssh_nodes import USER, Nodes
+from tests.aws.test_server import group, until
+
+AWS_CLI = ssm.AwsCli(REGION)
+
+
+def a_cluster(*names: str, roles: bool = True) -> Cluster:
+    kinds = {"login-group": "Login", "controller-machine": "Controller"}
+    return Cluster(
+        "c",
+        f"arn:aws:sagemaker:{REGION}:123456789012:cluster/abc123",
+        "InService",
+        "",
+        tuple(Group(name, "", 1, 1, "", "", kinds.get(name, "Compute") if roles else "") for name in names),
+        subnets=(),
+        kubernetes=False,
+    )
+
+
+def a_node(group: str, instance: str, status: str = "Running", hostname: str = "", message: str = "") -> Node:
+    return Node(group, instance, "ml.trn1.32xlarge", status, message, 0.0, hostname)
+
+
+@pytest.fixture
+def sagemaker(aws: Aws, account: dict[str, Any], nodes: Nodes) -> Any:
+    """Cluster c with a controller and two worker groups, InService, and a node to log into for each of its nodes."""
+    client = aws.client("sagemaker")
+    groups = [
+        group(account, "controller-machine", 1, "Controller", "ml.c5.xlarge"),
+        group(account, "worker-group-10", 1, "Compute", "ml.trn2.48xlarge"),
+        group(account, "worker-group-1", 1, "Compute", "ml.trn1.32xlarge"),
+    ]
+    client.create_cluster(
+        ClusterName="c",
+        InstanceGroups=groups,
+        VpcConfig=account["VpcConfig"],
+        Orchestrator={"Slurm": {"SlurmConfigStrategy": "Managed"}},
+    )
+    until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService")
+    for node in list_nodes(client, "c"):
+        nodes.add(node.instance_id)
+    return client
+
+
+@pytest.fixture
+def reachable(sagemaker: Any) -> Callable[..., ssh.SshRoute]:
+    def make(home: Path, **request: Any) -> ssh.SshRoute:
+        cluster = api.require(sagemaker, "c")
+        return ssh.choose_route(cluster, list_nodes(sagemaker, "c"), AWS_CLI, ssh.SshRequest(USER, **request), home)
+
+    return make
+
+
+def instance_of(sagemaker: Any, name: str) -> str:
+    (found,) = [node.instance_id for node in list_nodes(sagemaker, "c") if node.group == name and node.running]
+    return found
+
+
+def replace(sagemaker: Any, nodes: Nodes, name: str) -> tuple[str, str]:
+    """HyperPod replaces the node of a group. The instances before and after."""
+    old = instance_of(sagemaker, name)
+    sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[old])
+    until(lambda: any(n.running and n.group == name and n.instance_id != old for n in list_nodes(sagemaker, "c")))
+    until(lambda: not any(n.instance_id == old for n in list_nodes(sagemaker, "c")))
+    new = instance_of(sagemaker, name)
+    nodes.add(new)
+    return old, new

@@ -1,0 +1,98 @@
+"""The subnet, its way out, and the security groups under `existing`; each check with cause and without."""
+
+import pytest
+
+from tests.aws.account_place import Place, of, only, workers
+from tests.aws.conftest import REGION, ZONE_ID
+
+
+def test_a_public_subnet(place: Place) -> None:
+    place.ec2.replace_route(RouteTableId=place.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=place.internet)
+    finding = only(place.check().findings)
+    assert (finding.severity, finding.field) == ("error", "existing.subnet_id")
+    assert "is public" in finding.problem
+    assert place.internet in finding.problem
+
+
+def test_a_subnet_that_is_public_by_the_main_route_table(place: Place) -> None:
+    main = place.ec2.describe_route_tables(
+        Filters=[{"Name": "vpc-id", "Values": [place.vpc]}, {"Name": "association.main", "Values": ["true"]}]
+    )["RouteTables"][0]["RouteTableId"]
+    place.ec2.create_route(RouteTableId=main, DestinationCidrBlock="0.0.0.0/0", GatewayId=place.internet)
+    other = place.ec2.create_subnet(VpcId=place.vpc, CidrBlock="10.0.16.0/20", AvailabilityZoneId=ZONE_ID)
+    checked = place.check({"subnet_id": other["Subnet"]["SubnetId"]})
+    assert "is public" in only(checked.findings).problem
+
+
+def test_a_subnet_without_a_way_out_and_one_that_reaches_s3_alone(place: Place) -> None:
+    place.ec2.delete_route(RouteTableId=place.table, DestinationCidrBlock="0.0.0.0/0")
+    finding = only(place.check().findings)
+    assert finding.severity == "error"
+    assert "no way out" in finding.problem
+    place.ec2.create_vpc_endpoint(
+        VpcId=place.vpc, ServiceName=f"com.amazonaws.{REGION}.s3", RouteTableIds=[place.table]
+    )
+    finding = only(place.check().findings)
+    assert finding.severity == "warning"
+    assert "reaches S3 alone" in finding.problem
+
+
+def test_a_subnet_that_is_not_there(place: Place) -> None:
+    finding = only(of(place.check({"subnet_id": "subnet-0123456789abcdef0"}), "existing.subnet_id"))
+    assert "no subnet subnet-0123456789abcdef0" in finding.problem
+
+
+@pytest.mark.parametrize(("attribute", "option"), [("DnsSupport", "dns-support"), ("DnsHostnames", "dns-hostnames")])
+def test_a_vpc_that_resolves_no_names(place: Place, attribute: str, option: str) -> None:
+    place.ec2.modify_vpc_attribute(VpcId=place.vpc, **{f"Enable{attribute}": {"Value": False}})
+    finding = only(place.check().findings)
+    assert f"enable{attribute} off" in finding.problem
+    assert finding.fix.endswith(f"--enable-{option}")
+
+
+def test_a_subnet_of_another_zone(place: Place) -> None:
+    other = place.ec2.create_subnet(VpcId=place.vpc, CidrBlock="10.0.16.0/20", AvailabilityZoneId="usw2-az1")
+    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=other["Subnet"]["SubnetId"])
+    finding = only(of(place.check({"subnet_id": other["Subnet"]["SubnetId"]}), "existing.subnet_id"))
+    assert "is in zone usw2-az1, the cluster in usw2-az4" in finding.problem
+
+
+def test_a_subnet_that_is_too_small(place: Place) -> None:
+    small = place.ec2.create_subnet(VpcId=place.vpc, CidrBlock="10.0.16.0/28", AvailabilityZoneId=ZONE_ID)
+    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=small["Subnet"]["SubnetId"])
+    finding = only(place.check({"subnet_id": small["Subnet"]["SubnetId"]}).findings)
+    # the controller's, and eight network cards of each worker
+    assert "has 11 free IP addresses; the nodes take 17" in finding.problem
+
+
+@pytest.mark.parametrize(("inward", "outward", "said"), [(False, True, "inbound"), (True, False, "outbound")])
+def test_a_security_group_that_keeps_nodes_apart(place: Place, inward: bool, outward: bool, said: str) -> None:
+    group = place.security_group("half", inward=inward, outward=outward)
+    finding = only(of(place.check({"security_group_ids": [group]}), "existing.security_group_ids"))
+    assert finding.severity == "error"
+    assert f"{group} has no {said} rule" in finding.problem
+    assert f"--group-id {group}" in finding.fix
+
+
+def test_one_of_several_groups_is_enough(place: Place) -> None:
+    closed = place.security_group("closed", inward=False, outward=False)
+    assert place.check({"security_group_ids": [closed, place.group]}).findings == ()
+
+
+def test_outbound_to_everywhere_is_enough_where_there_is_no_efa(place: Place) -> None:
+    group = place.security_group("open", outward=False)
+    everywhere = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    place.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=everywhere)
+    fsx = place.file_system(group=group)
+    named = {"security_group_ids": [group], "fsx_id": fsx}
+    assert "over EFA" in only(place.check(named).findings).problem
+    assert place.check(named, **workers(instance_type="ml.m5.xlarge")).findings == ()
+
+
+def test_security_groups_that_are_not_there_or_elsewhere(place: Place) -> None:
+    other = place.security_group("other", vpc=place.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"])
+    checked = place.check({"security_group_ids": ["sg-0123456789abcdef0", other, place.group]})
+    missing, elsewhere = checked.findings
+    assert "no security group sg-0123456789abcdef0" in missing.problem
+    assert other in elsewhere.problem
+    assert {finding.field for finding in checked.findings} == {"existing.security_group_ids"}

@@ -1,0 +1,115 @@
+"""The nodes' role and the caller: what IAM allows them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.validation.validate import validate_account
+from tests.aws.account_place import (
+    ROLE_ACTIONS,
+    Place,
+    allow,
+    check,
+    clients,
+    of,
+    only,
+    own_client,
+    trust,
+)
+from tests.aws.world import ACCOUNT
+
+
+def test_a_role_that_is_not_there_or_of_another_account(place: Place) -> None:
+    role = f"arn:aws:iam::{ACCOUNT}:role/nobody"
+    assert "no role nobody" in only(place.check({"execution_role_arn": role}).findings).problem
+    role = "arn:aws:iam::999999999999:role/hyperpod"
+    assert "is of account 999999999999" in place.check({"execution_role_arn": role}).findings[0].problem
+    path = place.role.replace("role/", "role/elsewhere/")
+    assert "not arn" in of(place.check({"execution_role_arn": path}), "existing.execution_role_arn")[0].problem
+
+
+@pytest.mark.parametrize(("service", "trusted"), [("ec2.amazonaws.com", False), ("sagemaker.amazonaws.com", True)])
+def test_a_role_that_sagemaker_may_not_take_on(place: Place, service: str, trusted: bool) -> None:
+    iam = clients(place.aws)("iam")
+    role = iam.create_role(RoleName="other", AssumeRolePolicyDocument=trust(service))["Role"]["Arn"]
+    allow(iam, "other", *ROLE_ACTIONS)
+    findings = place.check({"execution_role_arn": role}).findings
+    if trusted:
+        assert findings == ()
+    else:
+        assert "does not trust sagemaker.amazonaws.com" in only(findings).problem
+
+
+def test_permissions_that_the_role_lacks(place: Place) -> None:
+    place.aws.scenario(denied_actions={"hyperpod": ["ec2:CreateNetworkInterface", "s3:*"]})
+    finding = only(place.check().findings)
+    assert (finding.severity, finding.field) == ("error", "existing.execution_role_arn")
+    assert "may not s3:ListBucket, s3:GetObject, ec2:CreateNetworkInterface" in finding.problem
+
+
+def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Place) -> None:
+    place.aws.scenario(denied_actions={"hyperpod": ["ec2:CreateTags?aws:RequestTag/team", "s3:GetObject"]})
+    lacking, depends = place.check().findings
+    assert (lacking.severity, depends.severity) == ("error", "warning")
+    assert lacking.problem.endswith("may not s3:GetObject")
+    assert "ec2:CreateTags (aws:RequestTag/team)" in depends.problem
+
+
+def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
+    denied = {"service": "iam", "operation": "SimulatePrincipalPolicy", "code": "AccessDenied", "status": 403}
+    place.aws.scenario(errors=[{**denied, "times": 999}])
+    finding = only(of(place.check(), "existing.execution_role_arn"))
+    assert finding.severity == "warning"
+    assert "could not check on what resources" in finding.problem
+    managed = "arn:aws:iam::aws:policy/AmazonSageMakerClusterInstanceRolePolicy"
+    clients(place.aws)("iam").attach_role_policy(RoleName="hyperpod", PolicyArn=managed)
+    allow(clients(place.aws)("iam"), "hyperpod", "ec2:*")
+    assert only(of(place.check(), "existing.execution_role_arn")).severity == "warning"
+    clients(place.aws)("iam").detach_role_policy(RoleName="hyperpod", PolicyArn=managed)
+    allow(clients(place.aws)("iam"), "hyperpod", "logs:*", "ec2:*")
+    finding = only(of(place.check(), "existing.execution_role_arn"))
+    assert finding.severity == "error"
+    assert "cloudwatch:PutMetricData, s3:ListBucket, s3:GetObject, ssmmessages:CreateControlChannel" in finding.problem
+
+
+def test_policies_that_name_other_resources(place: Place) -> None:
+    elsewhere = ["arn:aws:s3:::sagemaker-theirs", "arn:aws:s3:::sagemaker-theirs/*"]
+    iam = clients(place.aws)("iam")
+    allow(iam, "hyperpod", *(action for action in ROLE_ACTIONS if not action.startswith("s3:")))
+    statement = {"Effect": "Allow", "Action": "s3:*", "Resource": elsewhere}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_role_policy(RoleName="hyperpod", PolicyName="bucket", PolicyDocument=policy)
+    assert only(place.check().findings).problem.endswith("may not s3:ListBucket, s3:GetObject")
+
+
+def test_permissions_that_the_caller_lacks(place: Place) -> None:
+    caller = clients(place.aws)("sts").get_caller_identity()["Arn"].rpartition("/")[2]
+    place.aws.scenario(denied_actions={caller: ["iam:PassRole", "cloudformation:*"]})
+    finding = only(place.check().findings)
+    assert (finding.severity, finding.field) == ("error", "credentials")
+    assert finding.problem.endswith("may not iam:PassRole")  # no stack is made
+    finding = only(check(place.aws).findings)
+    assert "cloudformation:CreateStack" in finding.problem
+
+
+@pytest.mark.parametrize(
+    ("arn", "found"),
+    [
+        (f"arn:aws:iam::{ACCOUNT}:root", []),
+        (f"arn:aws:sts::{ACCOUNT}:assumed-role/hyperpod/me", ["error"]),
+        (f"arn:aws:sts::{ACCOUNT}:federated-user/me", ["warning"]),
+    ],
+)
+def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> None:
+    """The stand-in knows one caller: who it is, is changed on the way."""
+    sts = own_client(place.aws, "sts")
+
+    def change(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["Arn"] = arn
+
+    sts.meta.events.register("after-call.sts.GetCallerIdentity", change)
+    place.aws.scenario(denied_actions={"hyperpod": ["iam:PassRole"], "root": ["*"], "me": ["*"]})
+    checked = validate_account(place.config(), clients(place.aws, sts=sts))
+    assert [finding.severity for finding in of(checked, "credentials")] == found
+    assert checked.caller == arn

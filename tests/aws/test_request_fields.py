@@ -1,0 +1,43 @@
+"""The cluster file's key behind each part of a request."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("botocore")
+from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
+from hyperpod_ft.config.cluster_config import ClusterConfig
+
+WORKERS = {"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
+
+
+def config(**changes: Any) -> ClusterConfig:
+    values = {"name": "demo", "region": "us-west-2", "availability_zone_id": "usw2-az4", "workers": [WORKERS]}
+    return ClusterConfig.model_validate({**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("ClusterName", "name"),
+        ("InstanceGroups", "workers"),
+        ("InstanceGroups[0].InstanceType", "controller.instance_type"),
+        ("InstanceGroups[1].InstanceCount", "login.count"),
+        ("InstanceGroups[2].InstanceGroupName", "workers.0.name"),
+        ("InstanceGroups[2].InstanceStorageConfigs[0].EbsVolumeConfig.VolumeSizeInGB", "workers.0.volume_gb"),
+        ("InstanceGroups[2].InstanceStorageConfigs[1].FsxLustreConfig.MountPath", "fsx.mount_path"),
+        ("InstanceGroups[2].InstanceStorageConfigs[1].FsxLustreConfig.DnsName", "existing.fsx_id"),
+        ("InstanceGroups[2].SlurmConfig.PartitionNames[0]", "workers.0.partition"),
+        ("InstanceGroups[2].OnStartDeepHealthChecks[0]", "workers.0.deep_health_checks"),
+        ("InstanceGroups[2].ThreadsPerCore", "workers.0.threads_per_core"),
+        ("InstanceGroups[0].ExecutionRole", "existing.execution_role_arn"),
+        ("InstanceGroups[0].LifeCycleConfig.SourceS3Uri", "existing.bucket"),
+        ("InstanceGroups[0].Elsewhere", "InstanceGroups[0].Elsewhere"),
+        ("VpcConfig.Subnets[0]", "existing.subnet_id"),
+        ("VpcConfig.SecurityGroupIds[1]", "existing.security_group_ids"),
+        ("Tags[1].Value", "tags.b"),
+        ("Unheard", "Unheard"),
+    ],
+)
+def test_the_keys_behind_a_request(path, key):
+    assert cluster_file_key(config(login={}, tags={"b": "2", "a": "1"}), path) == key

@@ -1,0 +1,46 @@
+"""Which node of a cluster is meant."""
+
+import pytest
+
+from hyperpod_ft.aws.ssh import choice as reach
+from hyperpod_ft.errors import UserError
+from tests.aws.ssh_cluster import a_cluster, a_node
+
+
+class TestWhichNode:
+    def test_the_login_group_else_the_controller(self) -> None:
+        assert reach.login_group(a_cluster("controller-machine", "worker-group-1", "login-group")) == "login-group"
+        assert reach.login_group(a_cluster("worker-group-1", "controller-machine")) == "controller-machine"
+
+    def test_without_roles_the_usual_names_or_the_cluster_files(self) -> None:
+        cluster = a_cluster("worker-group-1", "controller-machine", "head", roles=False)
+        assert reach.login_group(cluster) == "controller-machine"
+        assert reach.login_group(cluster, ("head",)) == "head"
+        with pytest.raises(UserError, match="give --group: worker-group-1, head"):
+            reach.login_group(a_cluster("worker-group-1", "head", roles=False))
+
+    def test_a_group_is_not_another_whose_name_begins_with_its_own(self) -> None:
+        cluster = a_cluster("worker-group-10", "worker-group-1")
+        there = [a_node("worker-group-10", "i-10"), a_node("worker-group-1", "i-1")]
+        assert reach.in_group(cluster, there, "worker-group-1").instance_id == "i-1"
+
+    def test_a_running_node_before_others(self) -> None:
+        there = [a_node("w", "i-1", "Failure"), a_node("w", "i-2"), a_node("w", "i-3")]
+        assert reach.in_group(a_cluster("w"), there, "w").instance_id == "i-2"
+
+    def test_none_running_says_which_states_there_are(self) -> None:
+        there = [a_node("w", "i-1", "Failure"), a_node("w", "", "Pending"), a_node("v", "i-3")]
+        with pytest.raises(UserError, match=r"no node of w is Running \(1 Failure, 1 Pending\).*one of: v"):
+            reach.in_group(a_cluster("w", "v"), there, "w")
+        with pytest.raises(UserError, match="it has none"):
+            reach.in_group(a_cluster("w", "v"), [], "w")
+
+    def test_an_unknown_group(self) -> None:
+        with pytest.raises(UserError, match=r"did you mean worker-group-1\?.*known: worker-group-1"):
+            reach.in_group(a_cluster("worker-group-1"), [], "worker-group")
+
+    def test_a_node_by_id_or_host_name(self) -> None:
+        there = [a_node("w", "i-1", "ShuttingDown", message="bye"), a_node("w", "i-2", hostname="ip-10-1-2-3")]
+        assert reach.by_name(a_cluster("w"), there, "i-2") == reach.by_name(a_cluster("w"), there, "ip-10-1-2-3")
+        with pytest.raises(UserError, match="i-1 of w is ShuttingDown: bye"):
+            reach.by_name(a_cluster("w"), there, "i-1")

@@ -1,0 +1,218 @@
+"""`cluster ssh`: into a node, by real ssh to a real sshd (see ssh_nodes.py)."""
+
+import dataclasses
+import shlex
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.nodes import list_nodes
+from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.errors import UserError
+from tests.aws import ssh_cluster, ssh_nodes, test_server
+from tests.aws.conftest import Aws
+from tests.aws.ssh_cluster import AWS_CLI, a_node, instance_of
+from tests.aws.ssh_nodes import USER, Nodes, new_key
+from tests.aws.test_easy_ssh import easy_ssh
+from tests.aws.test_server import group, until
+from tests.aws.test_ssh_key import COMMENT
+
+nodes, account, sagemaker, reachable = (
+    ssh_nodes.nodes,
+    test_server.account,
+    ssh_cluster.sagemaker,
+    ssh_cluster.reachable,
+)  # fixtures
+
+
+class TestConnecting:
+    """By real ssh; `connect` runs in this process, and ssh and all below it as its children."""
+
+    @pytest.fixture
+    def connect(
+        self,
+        nodes: Nodes,
+        reachable: Callable[..., ssh.SshRoute],
+        capfd: pytest.CaptureFixture[str],
+    ) -> Callable[..., tuple[int, str, str]]:
+        def run(*command: str, **request: Any) -> tuple[int, str, str]:
+            wanted = ssh.SshRequest(USER, command=command, **request)
+            capfd.readouterr()
+            status = ssh.connect(reachable(nodes.home, **request), wanted, print)
+            return status, *capfd.readouterr()
+
+        return run
+
+    def test_a_command_on_the_controller_and_its_exit_status(
+        self,
+        nodes: Nodes,
+        sagemaker: Any,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        status, out, _ = connect("echo $((40 + 2)); exit 7")
+        assert (status, out.splitlines()[-1]) == (7, "42")
+        assert f"controller-machine {instance_of(sagemaker, 'controller-machine')}" in out
+        assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
+
+    def test_the_key_goes_up_once(
+        self,
+        nodes: Nodes,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        assert "now takes the key" in connect("true")[1]
+        assert "now takes the key" not in connect("true", group="worker-group-1")[1]
+        assert nodes.sessions() == ["AWS-StartNonInteractiveCommand", "AWS-StartSSHSession", "AWS-StartSSHSession"]
+        nodes.authorized_keys.unlink()
+        with pytest.raises(UserError, match="ssh failed"):
+            connect("true")
+        assert connect("true")[0] == 0, "after a failure the key is looked after again"
+        assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
+
+    def test_another_key_with_an_awkward_name(self, nodes: Nodes, connect: Callable[..., tuple[int, str, str]]) -> None:
+        given = nodes.home / ".ssh" / "100% mine"
+        new_key(given, COMMENT)
+        assert connect("true", identity=given)[0] == 0
+        assert nodes.authorized_keys.read_text() == given.with_name("100% mine.pub").read_text()
+
+    def test_files_are_the_users_alone(
+        self,
+        nodes: Nodes,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        connect("true")
+        kits = nodes.home / ".ssh" / "hyperpod-ft"
+        for path in (kits, *(path for path in kits.rglob("*") if path.is_dir()), *kits.glob("c/*")):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+        assert not (nodes.home / ".ssh" / "config").exists()
+
+    def test_exactly_the_group_or_node_asked_for(
+        self,
+        nodes: Nodes,
+        sagemaker: Any,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        one, ten = instance_of(sagemaker, "worker-group-1"), instance_of(sagemaker, "worker-group-10")
+        connect("true", group="worker-group-1")
+        connect("true", node=ten)
+        sessions = (nodes.directory / "sessions").read_text().split()
+        assert [word.rpartition("_")[2] for word in sessions[-3::2]] == [
+            f"worker-group-1-{one}",
+            f"worker-group-10-{ten}",
+        ]
+
+    def test_a_port_is_forwarded(
+        self,
+        nodes: Nodes,
+        connect: Callable[..., tuple[int, str, str]],
+        tmp_path: Path,
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as free:
+            far, near = server.getsockname()[1], free.getsockname()[1]
+            with pytest.raises(UserError, match="ssh failed"):
+                connect("true", forwards=(f"127.0.0.1:{near}:127.0.0.1:{far}",))
+            free.close()
+            done = tmp_path / "done"
+            got: list[bytes] = []
+
+            def through() -> None:
+                def dial() -> socket.socket | None:
+                    try:
+                        return socket.create_connection(("127.0.0.1", near), timeout=5)
+                    except ConnectionRefusedError:
+                        return None
+
+                with until(dial, 30) as there, server.accept()[0] as here:
+                    there.sendall(b"through")
+                    got.append(here.recv(7))
+                done.touch()
+
+            thread = threading.Thread(target=through)
+            thread.start()
+            wait = f"while ! [ -e {shlex.quote(str(done))} ]; do sleep 0.05; done"
+            assert connect(wait, forwards=(f"127.0.0.1:{near}:127.0.0.1:{far}",))[0] == 0
+            thread.join()
+            assert got == [b"through"]
+
+    def test_no_such_user(
+        self,
+        nodes: Nodes,
+        sagemaker: Any,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        nodes.user(instance_of(sagemaker, "controller-machine"), "nobody", nodes.shared)
+        with pytest.raises(UserError, match=f"there is no user {USER} on this node; give --user"):
+            connect("true")
+
+    def test_sessions_that_fail(
+        self,
+        nodes: Nodes,
+        sagemaker: Any,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        instance = instance_of(sagemaker, "controller-machine")
+        nodes.says(instance, "Unable to start command: failed to start pty since RunAs user ubuntu does not exist")
+        with pytest.raises(UserError, match=r"logs in as ubuntu \(RunAs\)"):
+            connect("true")
+        nodes.says(instance, "Cannot perform start session: EOF", "")
+        assert connect("true")[0] == 0, "AWS's plugin now and then says so; asking again helps"
+
+    def test_not_connected(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute]) -> None:
+        route = reachable(nodes.home)
+        gone = dataclasses.replace(route, node=a_node("controller-machine", "i-0"))
+        with pytest.raises(UserError, match="controller-machine i-0: its SSM agent is not connected"):
+            ssh.connect(gone, ssh.SshRequest(USER), print)
+
+    def test_a_shell_without_ssh(
+        self,
+        nodes: Nodes,
+        reachable: Callable[..., ssh.SshRoute],
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        route = reachable(nodes.home)
+        assert ssh.shell(route, print) == 0
+        assert f"a shell on {route.node.instance_id}" in capfd.readouterr().out
+        assert nodes.sessions() == ["shell"]
+
+    def test_a_preview_does_nothing(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute], aws: Aws) -> None:
+        route = reachable(nodes.home)
+        before = sorted(nodes.home.rglob("*"))
+        text = ssh.preview(route, ssh.SshRequest(USER, forwards=("8888:localhost:8888",), command=("-x",)))
+        assert f"target   sagemaker-cluster:{route.cluster.id}_controller-machine-{route.node.instance_id}\n" in text
+        command = shlex.split(text.partition("command  ")[2])
+        assert command[:3] == ["ssh", "-F", f"{nodes.home}/.ssh/hyperpod-ft/c/config"]
+        assert command[-5:] == ["-L", "8888:localhost:8888", "--", "c", "-x"]
+        assert sorted(nodes.home.rglob("*")) == before
+        assert nodes.sessions() == []
+
+
+def test_a_node_among_120(aws: Aws, account: dict[str, Any], nodes: Nodes) -> None:
+    client = aws.client("sagemaker")
+    aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 130})
+    client.create_cluster(
+        ClusterName="c",
+        InstanceGroups=[
+            group(account, "worker-group-10", 118, "Compute", "ml.trn1.32xlarge"),
+            group(account, "worker-group-1", 1, "Compute", "ml.trn1.32xlarge"),
+            group(account, "controller-machine", 1, "Controller", "ml.c5.xlarge"),
+        ],
+        VpcConfig=account["VpcConfig"],
+        Orchestrator={"Slurm": {"SlurmConfigStrategy": "Managed"}},
+    )
+    until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 30)
+    there = list_nodes(client, "c")
+    assert len(there) == 120
+    (wanted,) = [node for node in there if node.group == "worker-group-1"]
+    cluster = api.require(client, "c")
+    route = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
+    assert route.node == wanted
+    assert route.node_name == f"worker-group-1 {wanted.instance_id}"
+    crowd = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-10"), nodes.home)
+    assert crowd.node_name.endswith(" (one of 118 Running)")
+    shown = easy_ssh("-g", "worker-group-1", "--dry-run", "c")
+    assert shown.stdout.splitlines()[0] == f"target   {route.target}"

@@ -1,0 +1,59 @@
+"""Sessions of SSM by the AWS CLI: their errors, and nodes that hang."""
+
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.errors import UserError
+from tests.aws import ssh_nodes
+from tests.aws.ssh_cluster import AWS_CLI
+from tests.aws.ssh_nodes import Nodes
+
+nodes = ssh_nodes.nodes  # fixture
+
+
+class TestSessions:
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            ("SessionManagerPlugin is not found. Please", "session-manager-plugin is not installed; install it: https"),
+            (
+                "(TargetNotConnected) when calling the StartSession operation: x is not",
+                "w i-0123: its SSM agent is not",
+            ),
+            ("failed to start pty since RunAs user ubuntu does not exist", "logs in as ubuntu .*clear Run As"),
+            ("please set the RunAs default user", "Run As switched on without a user"),
+            ("An error occurred (ExpiredTokenException) when calling", "have expired; log in again"),
+            ("Unable to locate credentials. You can", "no valid AWS credentials; run `aws configure`"),
+            ("The config profile (x y) could not be found", "no AWS profile x y"),
+            ("An error occurred (AccessDeniedException) when calling", "allow ssm:StartSession"),
+            ("An error occurred (InvalidDocument) when calling", "use --ssm"),
+            (
+                "\nStarting session with SessionId: a-1\nboom AKIAABCDEFGHIJKLMNOP\n",
+                r"no session: boom \.\.\.; try again",
+            ),
+            ("", "the AWS CLI said nothing"),
+        ],
+    )
+    def test_what_failed_becomes_a_line_with_what_to_do(self, said: str, told: str) -> None:
+        with pytest.raises(UserError, match=told):
+            raise ssm.explained(said, "sagemaker-cluster:abc_w-i-0123")
+
+    def test_missing_programs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(ssm, "_USUAL_PLACES", ())
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        ssm.require("aws", "session-manager-plugin")
+        (tmp_path / "bin" / "session-manager-plugin").unlink()
+        with pytest.raises(UserError, match=r"session-manager-plugin is not installed; install it: https://docs.aws"):
+            ssm.tunnel(AWS_CLI, "sagemaker-cluster:abc_w-i-0123")
+        (tmp_path / "bin" / "aws").unlink()
+        with pytest.raises(UserError, match=r"the AWS CLI \(aws\) is not installed; install it: https://docs.aws"):
+            ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
+
+    def test_a_node_that_hangs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """The CLI's child, which is the plugin, holds the output; it must not hold us."""
+        ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
+        monkeypatch.setattr(ssm, "_SECONDS", 0.2)
+        with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; its /fsx may hang; look with --ssm"):
+            ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")

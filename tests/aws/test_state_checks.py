@@ -1,0 +1,100 @@
+"""What the account holds already: bucket, cluster and stack of this name."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.stack import StackParameters, deploy
+from hyperpod_ft.aws.validation.validate import validate_account
+from hyperpod_ft.errors import UserError
+from tests.aws.account_place import (
+    Place,
+    check,
+    clients,
+    cluster,
+    only,
+    own_client,
+)
+from tests.aws.conftest import REGION, ZONE_ID, Aws
+
+
+def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
+    """S3 answers 301 with the region in a header where the request went to another region; moto does not."""
+    s3 = own_client(place.aws, "s3")
+
+    def change(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
+        http_response.status_code = 301
+        parsed["Error"] = {"Code": "301", "Message": "Moved Permanently"}
+        parsed["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"] = "eu-west-1"
+
+    s3.meta.events.register("after-call.s3.HeadBucket", change)
+    checked = validate_account(place.config(), clients(place.aws, s3=s3))
+    assert "is in eu-west-1" in only(checked.findings).problem
+
+
+def test_a_bucket_that_is_not_there_or_elsewhere(place: Place) -> None:
+    assert "no bucket sagemaker-nowhere" in only(place.check({"bucket": "sagemaker-nowhere"}).findings).problem
+    place.aws.client("s3", "eu-west-1").create_bucket(
+        Bucket="sagemaker-far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    finding = only(place.check({"bucket": "sagemaker-far"}).findings)
+    assert (finding.severity, finding.field) == ("error", "existing.bucket")
+    assert "in eu-west-1, the cluster in us-west-2" in finding.problem
+
+
+def test_a_cluster_of_that_name(place: Place) -> None:
+    cluster(place, "demo", 2)
+    finding = only(place.check().findings)
+    assert (finding.severity, finding.field) == ("warning", "name")
+    assert "would go on with it" in finding.problem
+
+
+def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
+    cluster(place, "demo", 2)
+    sagemaker = own_client(place.aws, "sagemaker")
+
+    def change(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["ClusterStatus"] = "Failed"
+
+    sagemaker.meta.events.register("after-call.sagemaker.DescribeCluster", change)
+    checked = validate_account(place.config(), clients(place.aws, sagemaker=sagemaker))
+    assert only(checked.findings).severity == "error"
+
+
+def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
+    cluster(place, "demo", 2)
+    clients(place.aws)("s3").delete_object(Bucket=place.bucket, Key="lifecycle/provision.sh")
+    errors = [finding for finding in place.check().findings if finding.severity == "error"]
+    assert len(errors) == 2
+    assert "s3://sagemaker-mine/lifecycle/provision.sh" in errors[0].problem
+
+
+STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
+
+
+def test_a_stack_of_that_name_is_gone_on_with(aws: Aws) -> None:
+    deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+    assert check(aws).findings == ()
+
+
+def test_a_stack_that_failed_is_told_as_create_would_tell_it(aws: Aws) -> None:
+    """In the same words: what to do about a broken stack must not lose the data that it holds."""
+    aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
+    with pytest.raises(UserError) as refused:
+        deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+    finding = only(check(aws).findings)
+    assert (finding.severity, finding.field) == ("error", "name")
+    assert str(refused.value) == f"{finding.problem}; {finding.fix}"
+    assert "is ROLLBACK_COMPLETE: Nat" in finding.problem
+
+
+def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
+    template = {"Resources": {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {}}}}
+    client = clients(aws)("cloudformation")
+    client.create_stack(StackName="hyperpod-demo", TemplateBody=json.dumps(template))
+    while "PROGRESS" in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"]:
+        time.sleep(0.02)
+    assert "is not of this kit" in only(check(aws).findings).problem

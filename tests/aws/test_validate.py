@@ -1,0 +1,142 @@
+"""`cluster validate` as a whole: which checks are made, who asks, and what could not be asked."""
+
+import threading
+
+import boto3
+import pytest
+
+from hyperpod_ft.aws.findings import error
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.stack import StackParameters, deploy
+from hyperpod_ft.aws.validation.validate import account_checks, validate_account
+from hyperpod_ft.errors import UserError
+from tests.aws.account_place import PLAN, Place, check, clients, cluster, config, only, workers
+from tests.aws.conftest import REGION, ZONE_ID, Aws
+from tests.aws.world import ACCOUNT
+
+
+def test_nothing_wrong_nothing_found_and_nothing_changed(place: Place) -> None:
+    before = len(place.aws.requests())
+    checked = place.check()
+    assert checked.findings == ()
+    assert checked.skipped == ()
+    assert set(checked.done) == {check.name for check in account_checks(place.config())}
+    assert checked.account == ACCOUNT
+    asked = {operation for _, operation in place.aws.requests()[before:]}
+    assert asked
+    assert all(name.startswith(("Describe", "List", "Get", "Simulate", "HEAD", "GET")) for name in asked), asked
+
+
+def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
+    """So its network, security group, file system, role with its policies, and bucket are what the checks ask for."""
+    session = Session(region=REGION)
+    stack = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
+    made = deploy(session, stack, poll_seconds=0.05)
+    existing = {
+        "subnet_id": made.subnet_id,
+        "security_group_ids": list(made.security_group_ids),
+        "execution_role_arn": made.role_arn,
+        "bucket": made.bucket,
+        "fsx_id": made.fsx_dns_name.partition(".")[0],
+    }
+    checked = validate_account(config(existing=existing), session.client)
+    assert checked.findings == ()
+    assert "permissions of the role" in checked.done
+    aws.scenario(quotas={"VPCs per Region": 1, "Internet gateways per Region": 1, "EC2-VPC Elastic IPs": 1})
+    assert validate_account(config(), session.client).findings == ()  # it has its network
+
+
+def test_without_existing_resources(aws: Aws) -> None:
+    checked = check(aws)
+    assert checked.findings == ()
+    assert "stack" in checked.done
+    assert "subnet" not in checked.done
+
+
+def test_checks_leave_no_thread(place: Place) -> None:
+    before = threading.active_count()
+    place.check()
+    assert threading.active_count() == before
+
+
+def test_credentials_that_do_not_work_are_one_error(aws: Aws) -> None:
+    aws.scenario(errors=[{"service": "sts", "operation": "GetCallerIdentity", "code": "ExpiredToken", "status": 403}])
+    checked = check(aws)
+    assert only(checked.findings).field == "credentials"
+    assert "ExpiredToken" in checked.findings[0].problem
+    assert checked.done == ()
+    assert len(checked.skipped) == len(account_checks(config()))
+
+
+def test_no_way_to_aws_is_one_error(aws: Aws) -> None:
+    unreachable = Aws("http://127.0.0.1:9", aws.environment)
+    checked = validate_account(config(), unreachable.client)
+    assert "EndpointConnectionError" in only(checked.findings).problem
+
+
+def test_no_credentials_are_one_error(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    session = boto3.Session(region_name=REGION)
+    checked = validate_account(config(), lambda service: session.client(service, endpoint_url=aws.endpoint))
+    finding = only(checked.findings)
+    assert "no AWS credentials" in finding.problem
+    assert "aws sts get-caller-identity" in finding.fix
+
+
+def test_an_unknown_profile_is_a_users_error(aws: Aws) -> None:
+    with pytest.raises(UserError, match="no such AWS profile"):
+        validate_account(config(), Session(region=REGION, profile="nobody").client)
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "RequestLimitExceeded"])
+def test_a_check_that_could_not_be_made_is_a_warning(place: Place, code: str) -> None:
+    errors = [{"service": "ec2", "operation": "DescribeRouteTables", "code": code, "status": 403, "times": 99}]
+    place.aws.scenario(errors=errors)
+    checked = place.check()
+    finding = only(checked.findings)
+    assert (finding.severity, finding.field) == ("warning", "existing.subnet_id")
+    assert "could not check routes of the subnet" in finding.problem
+    assert code in finding.problem
+    assert ("ec2:DescribeRouteTables" in finding.fix) == (code == "UnauthorizedOperation")
+    assert "routes of the subnet" not in checked.done
+
+
+def test_every_denied_service_is_told_and_none_passes(place: Place) -> None:
+    services = ("ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3")
+    denied = [{"service": s, "code": "AccessDenied", "status": 403, "times": 999} for s in services]
+    place.aws.scenario(errors=denied)
+    checked = place.check(**workers(training_plan_arn=PLAN))
+    assert checked.done == ()
+    assert len(checked.findings) == len(account_checks(place.config(**workers(training_plan_arn=PLAN))))
+    assert {finding.severity for finding in checked.findings} == {"warning"}
+
+
+def test_what_has_other_causes_is_told_with_aws_own_code(place: Place) -> None:
+    """Neither an absent stack, object, bucket nor file system: the code says something else."""
+    cluster(place, "demo", 2)
+    errors = [
+        {"service": "cloudformation", "operation": "DescribeStacks", "code": "Throttling"},
+        {"service": "fsx", "operation": "DescribeFileSystems", "code": "InternalServerError", "status": 500},
+        {"service": "iam", "operation": "SimulatePrincipalPolicy", "code": "ServiceFailure", "status": 500},
+        {"service": "s3", "operation": "HEAD", "code": "AccessDenied", "status": 403},
+    ]
+    place.aws.scenario(errors=[{**problem, "times": 99} for problem in errors])
+    told = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
+    assert len(told) == 5  # FSx, both permissions, the bucket, the scripts in S3
+    assert any("InternalServerError" in problem for problem in told)
+    told = [finding.problem for finding in check(place.aws).findings]
+    assert any("Throttling" in problem for problem in told)
+
+
+def test_what_makes_no_sense_after_an_offline_error_is_skipped_and_said(place: Place) -> None:
+    found = [error("workers.0.instance_type", "is none", "correct it"), error("existing.bucket", "is none", "x")]
+    checked = validate_account(place.config(), clients(place.aws), found)
+    assert "quotas: workers.0.instance_type is wrong" in checked.skipped
+    assert "bucket: existing.bucket is wrong" in checked.skipped
+    assert "security groups" in checked.done
+    assert not {"quotas", "bucket", "subnet"} & set(checked.done)
+    before = len(place.aws.requests())
+    checked = validate_account(place.config(), clients(place.aws), [error("region", "is none", "x")])
+    assert len(checked.skipped) == len(account_checks(place.config()))
+    assert len(place.aws.requests()) == before

@@ -1,0 +1,28 @@
+"""What every rank of a training runs whose last rank's copy of some parameters is another one after the first step.
+
+    python -m torch.distributed.run ... -m diverging RUN_DIR SUFFIX
+
+SUFFIX: how the names of those parameters end.
+"""
+
+import sys
+from pathlib import Path
+
+from hyperpod_ft.engines.neuron.loop import Attempt
+from hyperpod_ft.engines.processes import started
+from hyperpod_ft.runs.run import Run
+
+
+class Diverging(Attempt):
+    def send(self, number: int, signals: list[int]) -> object:
+        sent = super().send(number, signals)
+        if self.processes.rank == self.processes.world_size - 1:
+            for name, part, _ in self.checkpoints.moments():
+                if name.endswith(sys.argv[2]):
+                    part.data.add_(1e-3)
+        return sent
+
+
+if __name__ == "__main__":
+    run = Run.open(Path(sys.argv[1]))
+    Diverging(run, started(run.plan.degrees.world_size)).to_the_end()

@@ -1,0 +1,89 @@
+"""What each node of a training job runs. `scontrol` is a stand-in that answers as Slurm's manual shows."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.job.node import master_port, rendezvous, torchrun_command
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+REPOSITORY = Path(__file__).resolve().parents[3]
+SCONTROL = """#!/bin/bash
+case "$*" in
+  "show -o job 7") echo "JobId=7 JobName=a ReqNodeList=(null) ExcNodeList=(null) NodeList=node[3-4] BatchHost=node1" ;;
+  "show hostnames node[3-4]") printf "node3\\nnode4\\n" ;;
+  "show -o node node3") echo "NodeName=node3 Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=ip-10-1-2-3" ;;
+  *) echo "scontrol: error: unexpected: $*" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(SCONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: Path) -> None:
+    run = make_run(cluster__nodes=2)
+    options = rendezvous(run, {"SLURM_JOB_ID": "7"})
+    assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
+    assert rendezvous(run, {}) == ["--standalone", "--nproc-per-node=4"]
+
+
+def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a rank that an earlier attempt left behind takes the place of a new one."""
+    run = make_run()
+    ports = set()
+    for restart in range(3):
+        for step in range(5):
+            monkeypatch.setenv("SLURM_STEP_ID", str(step))
+            ports.add(master_port(run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart)}))
+    assert len(ports) == 15
+    assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
+
+
+def test_precompile_runs_a_trial_under_graph_extraction(make_run: MakeRun) -> None:
+    run = make_run()
+    train = torchrun_command(run, ["--standalone"], "0", precompile=False)
+    precompile = torchrun_command(run, ["--standalone"], "0", precompile=True)
+    assert precompile == ["neuron_parallel_compile", *train, "--trial"]
+    assert train[-2:] == ["hyperpod_ft.stages.train", str(run.directory)]
+
+
+def node(run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft.job.node", run.directory],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_an_unfit_node_starts_no_rank_and_a_fit_one_becomes_torchrun(make_run: MakeRun, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\n[[ $2 == hyperpod_ft.job.health ]] && exit "$UNFIT"\nprintf "%s\\n" "$@"; exit 9\n')
+    python.chmod(0o755)
+    run = make_run(cluster__nodes=2, env__python=str(python))
+    run.freeze()
+    unfit, fit = node(run, UNFIT="2"), node(run, UNFIT="0")
+    assert (unfit.returncode, unfit.stdout) == (2, "")
+    assert fit.returncode == 9 and fit.stdout.startswith("-m\nhyperpod_ft.job.torchrun\n")
+
+
+def test_a_controller_that_does_not_answer_is_not_a_users_error(make_run: MakeRun, scontrol: Path) -> None:
+    run = make_run(env__python=sys.executable)
+    run.freeze()
+    done = node(run, SLURM_JOB_ID="8")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "scontrol show job 8" in done.stderr

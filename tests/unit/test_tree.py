@@ -1,0 +1,26 @@
+"""What import-linter cannot check about the tree of hyperpod_ft/."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hyperpod_ft"
+SLURM = {"sbatch", "squeue", "scontrol", "sacct", "scancel", "sinfo", "srun"}
+
+
+def command_lines(file: Path) -> set[str]:
+    """The programs that begin a list in this module: what subprocess is given."""
+    lists = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.List)]
+    first = [node.elts[0] for node in lists if node.elts]
+    return {node.value for node in first if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_one_module_calls_slurm() -> None:
+    callers = {file.relative_to(PACKAGE).parts for file in PACKAGE.rglob("*.py") if command_lines(file) & SLURM}
+    assert {parts for parts in callers if parts[0] != "localcluster"} == {("launch", "slurm.py")}
+
+
+def test_rooms_stay_small() -> None:
+    """A room with more modules than these needs rooms of its own."""
+    modules = Counter(file.parent.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
+    assert {str(room): count for room, count in modules.items() if count > 17} == {}
