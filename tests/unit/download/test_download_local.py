@@ -31,7 +31,7 @@ def local_run(tmp_path: Path, changed: Mapping[str, bytes] = {}) -> Run:
 
 
 def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("{}"))
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len(CONFIG))
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
     assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}
