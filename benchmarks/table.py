@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, LARGE, REPEATED, SMALL, TEXT, Entry, Results
+from benchmarks.goals import COPY, GOALS, KIT, LARGE, REPEATED, SMALL, TEXT, Entry, Goal, Results
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -23,7 +23,7 @@ def load(directory: Path = RESULTS) -> Results:
 
 
 def document(text: str, results: Results) -> str:
-    """A document with what lies between its markers made anew."""
+    """A document with the text between its markers replaced."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     tables = "\n".join(_lines(results))
@@ -49,9 +49,15 @@ def _goal_table(results: Results) -> Iterator[str]:
     yield _row("path", "must reach", "aim for", "reached")
     yield "|---|---|---|---|"
     for goal in GOALS:
-        aim = "" if goal.aim is None else goal.form.format(goal.aim)
-        value = goal.form.format(reached[goal]) if goal in reached else _MISSING
-        yield _row(goal.what, goal.form.format(goal.must), aim, value)
+        must, aim = ("" if bound is None else goal.form.format(bound) for bound in (goal.must, goal.aim))
+        yield _row(goal.what, must, aim, _figure(goal, results, reached[goal]) if goal in reached else _MISSING)
+
+
+def _figure(goal: Goal, results: Results, value: float) -> str:
+    if goal.value is not goals.wall_ratio:
+        return goal.form.format(value)
+    # one round may be far from the next: a median alone would promise too much
+    return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
 
 
 def _checkpoint_table(entry: Entry) -> Iterator[str]:
@@ -106,7 +112,9 @@ def _circumstances(entry: Entry) -> Iterator[str]:
 
 
 def _spread(values: list[float], form: str) -> str:
-    """The median, and between which values."""
+    """The median, and the smallest and largest value."""
+    if len(values) == 1:
+        return f"{form.format(values[0])} (one round)"
     return f"{form.format(statistics.median(values))} ({form.format(min(values))}–{form.format(max(values))})"
 
 

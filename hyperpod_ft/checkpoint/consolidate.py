@@ -1,4 +1,4 @@
-"""Sharded checkpoint to PEFT adapters, or to one Hugging Face model."""
+"""Turns a sharded checkpoint into PEFT adapters, or into one Hugging Face model."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from hyperpod_ft.checkpoint.formats.resumable import new_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
-from hyperpod_ft.checkpoint.sharded.sharded import Sharded, ShardedAdapter
+from hyperpod_ft.checkpoint.sharded.sharded import Sharded, ShardedAdapter, open_checkpoint
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
@@ -30,7 +30,7 @@ from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
-# PEFT's name of the adapter whose files lie at the top; others get a directory each (PeftModel.save_pretrained).
+# PEFT writes this adapter to the top directory, and each other to its own (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
 
 
@@ -42,11 +42,35 @@ class Consolidated:
     nbytes: int
 
 
+def consolidate_checkpoint(
+    path: Path,
+    target: Path,
+    *,
+    base: Path | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+) -> tuple[Sharded, Consolidated]:
+    """Write the adapters or the model of the checkpoint at `path`. Returns what was found and what was written.
+
+    `dtype` and `max_shard_bytes` apply to models only; None: the defaults of `consolidate_model`. Raises UserError as
+    `open_checkpoint`, `consolidate_adapters` and `consolidate_model` do.
+    """
+    checkpoint = open_checkpoint(path)
+    options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not checkpoint.adapters:
+        return checkpoint, consolidate_model(checkpoint, target, base=base, **given)
+    if given:
+        option = "--dtype" if dtype is not None else "--max-shard-size"
+        raise UserError(f"{option}: applies to models, {path} has an adapter, which is written as stored", "drop it")
+    return checkpoint, consolidate_adapters(checkpoint, target, base=base)
+
+
 def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None = None) -> Consolidated:
     """Write a checkpoint's adapters as PEFT directories: a single one, or the one named `default`, is `target` itself.
 
-    With the base model's directory given, every factor has to fit it. Raises UserError when it does not, a replica
-    differs between ranks, or a value is NaN or Inf; nothing is published then.
+    If `base`, the base model's directory, is given, every factor must fit it. Raises UserError when one does not, a
+    replica differs between ranks, or a value is NaN or Inf; nothing is published then.
     """
     where = checkpoint.directory
     if base is not None:
@@ -82,18 +106,18 @@ def consolidate_model(
 ) -> Consolidated:
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
-    With the base model's directory given, names and shapes have to be the base's, and configuration, tokenizer and
-    licence come from it; else from the checkpoint, where it has them. `dtype`: torch's name of the floating dtype to
-    write, or `base`: each tensor's own in the base model, without one as it is stored. Each value is rounded once; tied
-    weights stay one tensor.
+    If `base`, the base model's directory, is given, names and shapes must match it, and configuration, tokenizer and
+    licence come from it; otherwise from the checkpoint, if it has them. `dtype`: torch's name of the floating dtype to
+    write, or `base`: each tensor's own in the base model, or without a base as stored. Each value is rounded once;
+    tied weights stay one tensor.
 
     Raises UserError when names or shapes differ from the base, a replica differs between ranks, a value is NaN or Inf,
     or nothing was learned; nothing is published then.
     """
     where = checkpoint.directory
-    beside = base or checkpoint.files
-    if beside is None:
-        raise UserError(f"{where}: holds no config.json", "name the model it was trained from with --base")
+    files_from = base or checkpoint.files
+    if files_from is None:
+        raise UserError(f"{where}: has no config.json", "give the model that it was trained from: --base")
     tensors: Mapping[str, LogicalTensor] = {tensor.name: tensor for tensor in checkpoint.model}
     written_as = {name: tensor.dtype for name, tensor in tensors.items()}
     weights = {tensor.name: tensor for tensor in read_model(base)} if base else {}
@@ -113,7 +137,7 @@ def consolidate_model(
             with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
             refuse_damage(checkpoint.model, checkpoint.archives, ledger)
-            _write_beside(directory, beside, set(written_as.values()), card)
+            _copy_other_files(directory, files_from, set(written_as.values()), card)
     return Consolidated(written.tensors, written.nbytes)
 
 
@@ -126,7 +150,7 @@ def _place(adapter: ShardedAdapter, *, alone: bool) -> str:
 
 
 def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
-    """All that decides what is written from these tensors: their description, and the files they lie in."""
+    """Everything that decides what is written from these tensors: their description, and the state of their files."""
     files = {piece.file for tensor in tensors for piece in tensor.stored}
     states = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     description = repr((states, sorted(tensors, key=lambda tensor: tensor.name)))
@@ -139,32 +163,35 @@ def _match(
     """For each name of the base the tensor to write there, in the base's order."""
     both = {tied.OUTPUT, tied.embedding(base) or tied.embedding(trained) or ""} if is_tied else set()
     if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
-        # one parameter under two names: a checkpoint may hold either, the base's files too
+        # one parameter under two names: the checkpoint and the base may each have either
         trained = {**trained, **{name: either.renamed(name) for name in both if name in base or name in trained}}
     sources = {}
     for name, tensor in base.items():
-        # buffers that old checkpoints carry, computed anew by every model
+        # a buffer in old checkpoints, which every model recomputes
         source = tensor if name.endswith("rotary_emb.inv_freq") else trained.get(name)
         if source is None:
-            raise UserError(f"{where}: tensor {name} of the base model is missing", "the checkpoint is incomplete")
+            raise UserError(
+                f"{where}: tensor {name} of the base model is missing",
+                "the checkpoint is incomplete: use an earlier one",
+            )
         if source.shape != tensor.shape:
             raise UserError(
                 f"{where}: tensor {name} has shape {list(source.shape)}, the base model's {list(tensor.shape)}",
-                "use the base it was trained on",
+                "use the base that it was trained from",
             )
         sources[name] = source
     unknown = sorted(trained.keys() - base.keys() - both)
     if unknown:
-        raise UserError(f"{where}: the base model has no tensor {unknown[0]}", "use the base it was trained on")
+        raise UserError(f"{where}: the base model has no tensor {unknown[0]}", "use the base that it was trained from")
     return sources
 
 
 def _learned(reader: Reader, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> bool:
-    """Whether any value differs from the base's once it is rounded to the base's dtype; looks no further than that."""
+    """Whether any value, rounded to the base's dtype, differs from the base's. Stops at the first difference."""
     return any(not same_values(reader, tensor, base[name]) for name, tensor in trained.items())
 
 
-def _write_beside(directory: Path, source: Path, dtypes: set[str], card: str | None) -> None:
+def _copy_other_files(directory: Path, source: Path, dtypes: set[str], card: str | None) -> None:
     model_directory.copy_files(source, directory)
     floating = dtypes & FLOATING
     if len(floating) == 1:
@@ -173,7 +200,7 @@ def _write_beside(directory: Path, source: Path, dtypes: set[str], card: str | N
         publish.write_text(directory / "README.md", card)
 
 
-_DIVERGED = "training diverged or the checkpoint is damaged: use an earlier one, or lower training.learning_rate"
+_DIVERGED = "training diverged or the checkpoint is damaged: use an earlier checkpoint, or lower training.learning_rate"
 
 
 def checked_copy(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
@@ -187,10 +214,12 @@ def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin:
         refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
         return
     if not {tensor.dtype, dtype} <= ARITHMETIC:
-        raise UserError(f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot become {dtype}", "leave it so")
+        raise UserError(
+            f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot be converted to {dtype}", "drop --dtype"
+        )
     stored = np.empty(end - begin, STORED[tensor.dtype])
     reader.fill(tensor, begin, end, stored)
     refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)
     convert(stored, tensor.dtype, dtype, out)
-    # what is too large for the narrower dtype
+    # values too large for the narrower dtype
     refuse_nonfinite(out, dtype, tensor.name, f"{where} as {dtype}", _DIVERGED)

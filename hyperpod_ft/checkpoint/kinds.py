@@ -1,5 +1,6 @@
-"""What lies at a path that a command is given, by names only: a mistake is told before any work begins."""
+"""The kind of a directory, by file names only, so that commands refuse a wrong path before any work begins."""
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,7 @@ _MODEL_PATTERNS = ("model*.safetensors", "model.safetensors.index.json", "pytorc
 
 
 def kind_of(path: Path) -> Kind:
-    """Weights of a model tell more than what lies beside them, shards more than a configuration."""
+    """A model's weights take precedence over shards, and shards over an adapter's configuration."""
     if not path.is_dir():
         return "file" if path.exists() else "missing"
     if any(True for pattern in _MODEL_PATTERNS for _ in path.glob(pattern)):
@@ -29,37 +30,46 @@ def kind_of(path: Path) -> Kind:
 
 
 def expect(what: str, path: Path, *wanted: Kind) -> Kind:
-    """The kind of `path`, which is to be one of `wanted`; `what`: the option it was given with, or nothing.
-
-    Raises UserError when it is another.
-    """
+    """The kind of `path`. Raises UserError unless it is one of `wanted`; `what`: its option on the command line."""
     kind = kind_of(path)
     if kind in wanted:
         return kind
     where = f"{what} {path}".strip()
     wish = " or ".join(f"{'an' if one == 'adapter' else 'a'} {one}" for one in wanted)
     if kind == "missing":
-        raise UserError(f"{where}: no such directory", _download(path) if "model" in wanted else f"name that of {wish}")
+        raise UserError(
+            f"{where}: no such directory", _download(path) if "model" in wanted else f"name the directory of {wish}"
+        )
     if kind == "file":
         raise UserError(f"{where}: is a file", f"name the directory of {wish}")
     if kind == "sharded checkpoint":
         raise UserError(f"{where}: is a sharded checkpoint", "run hyperpod-ft consolidate first")
     if kind == "other":
         if "sharded checkpoint" in wanted and (below := _checkpoints_below(path)):
-            raise UserError(f"{where}: is no checkpoint itself", f"did you mean {', '.join(below)}?")
-        raise UserError(f"{where}: holds no {wish.partition(' ')[2]} ({_looked_for(wanted)})", f"name that of {wish}")
+            raise UserError(f"{where}: is not a checkpoint", f"did you mean {', '.join(below)}?")
+        raise UserError(f"{where}: is not {wish}: found none of {_looked_for(wanted)}", f"name the directory of {wish}")
     raise UserError(f"{where}: is {'an adapter' if kind == 'adapter' else 'a model'}, not {wish}", f"name {wish}")
 
 
 def refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError when `target` is one of the inputs, lies in one, or one lies in it."""
+    """Raise UserError when `target` is one of the inputs, is inside one, or contains one."""
     final = target.resolve()
     for path in inputs:
         given = path.resolve()
         if given == final or final in given.parents:
-            raise UserError(f"{target}: would replace {path}, which is read", "give another name")
+            raise UserError(f"{target}: would replace the input {path}", "choose another directory")
         if given in final.parents:
-            raise UserError(f"{target}: lies in {path}, which is read", "give another name")
+            raise UserError(f"{target}: is inside the input {path}", "choose another directory")
+
+
+def refuse_unwritable(target: Path) -> None:
+    """Raise UserError when `target` cannot be created."""
+    final = target.absolute()
+    above = next(parent for parent in final.parents if parent.exists())
+    if not above.is_dir():
+        raise UserError(f"{above}: is not a directory", "choose another directory with -o")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{above}: is not writable", "choose another directory with -o")
 
 
 def _is_sharded(path: Path) -> bool:

@@ -1,8 +1,7 @@
-"""The commands that work on checkpoints and models by themselves, outside any run."""
+"""The commands for checkpoints and models outside any run: consolidate, merge, verify."""
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The new directory.")]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New directory to write.")]
 ShardSize = Annotated[
     str | None,
-    typer.Option("--max-shard-size", metavar="GB", help="The largest file of a model's weights.", show_default="5"),
+    typer.Option("--max-shard-size", metavar="GB", help="Limit of each weight file of a model.", show_default="5"),
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="Of a model: float32, bfloat16, float16, or base: each tensor's own.")
+    str,
+    typer.Option("--dtype", help="Dtype of a model: float32, bfloat16 or float16; base keeps each tensor's own."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
@@ -39,40 +39,35 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)
 
 @app.command()
 def consolidate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="What training wrote: a directory of shards.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="Sharded checkpoint that training wrote.")],
     output: Output,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The model it was trained from; all has to fit it.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Model that it was trained from; names and shapes must match.", show_default=False
+        ),
     ] = None,
     dtype: Dtype = "base",
     max_shard_size: ShardSize = None,
     as_json: Json = False,
 ) -> None:
-    """Make a PEFT adapter, or a Hugging Face model, from a sharded checkpoint.
+    """Turn a sharded checkpoint into a PEFT adapter or a Hugging Face model.
 
-    CKPT is a checkpoint of optimum-neuron (neuronx-distributed) or of torch.distributed.checkpoint.
+    CKPT is a checkpoint of optimum-neuron (neuronx-distributed) or torch.distributed.checkpoint.
     """
-    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - all of these: --help is quick without numpy
-    from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint  # noqa: PLC0415
+    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - --help starts fast without numpy
+    from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint  # noqa: PLC0415
 
     clock = time.monotonic()
-    written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
+    written_as = None if dtype == "base" else _dtype(dtype)
+    shard_bytes = None if max_shard_size is None else _shard_bytes(max_shard_size)
     kinds.expect("", checkpoint, "sharded checkpoint")
     if base:
         kinds.expect("--base", base, "model")
-    with _made(output, [checkpoint, *([base] if base else [])]):
-        opened = open_checkpoint(checkpoint)
-        if opened.adapters:
-            for option, given in (("--dtype", written_as != "base"), ("--max-shard-size", max_shard_size is not None)):
-                if given:
-                    raise UserError(f"{option}: an adapter is written as it is stored", "leave it out")
-            done = consolidate_adapters(opened, output.absolute(), base=base)
-        else:
-            done = consolidate_model(
-                opened, output.absolute(), base=base, dtype=written_as, max_shard_bytes=shard_bytes
-            )
+    with _writing(output, [checkpoint, *([base] if base else [])]):
+        opened, done = consolidate_checkpoint(
+            checkpoint, output.absolute(), base=base, dtype=written_as, max_shard_bytes=shard_bytes
+        )
     seconds = time.monotonic() - clock
     if as_json:
         _print_json(output, "adapter" if opened.adapters else "model", done.tensors, done.nbytes, seconds)
@@ -82,12 +77,12 @@ def consolidate(
 
 @app.command()
 def merge(
-    base: Annotated[Path, typer.Option(metavar="DIR", help="The model that the adapter was trained on.")],
-    adapter: Annotated[list[Path], typer.Option(metavar="DIR", help="A PEFT adapter; may be given several times.")],
+    base: Annotated[Path, typer.Option(metavar="DIR", help="Model that the adapter was trained on.")],
+    adapter: Annotated[list[Path], typer.Option(metavar="DIR", help="PEFT adapter; may be repeated.")],
     output: Output,
     weight: Annotated[
         list[float] | None,
-        typer.Option(metavar="X", help="What to multiply an adapter with, in their order.", show_default="1 each"),
+        typer.Option(metavar="X", help="Factor of each adapter's update, in the same order.", show_default="1 each"),
     ] = None,
     dtype: Dtype = "base",
     max_shard_size: ShardSize = None,
@@ -106,7 +101,7 @@ def merge(
         kinds.expect("--adapter", one, "adapter")
     kinds.expect("--base", base, "model")
     adapters = [WeightedAdapter(path, factor) for path, factor in zip(adapter, weights, strict=True)]
-    with _made(output, [base, *adapter]):
+    with _writing(output, [base, *adapter]):
         done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
     if as_json:
         counts = {"merged": done.merged, "unchanged": done.unchanged, "adapters": done.adapters}
@@ -118,8 +113,8 @@ def merge(
     )
     if done.unchanged:
         print(
-            f"{done.unchanged} of these are as they were: what is added is lost in the rounding to their dtype;"
-            " --dtype float32 would keep it"
+            f"{done.unchanged} of these are unchanged: their update is lost in rounding to their dtype;"
+            " use --dtype float32 to keep it"
         )
     print(f"next: hyperpod-ft verify {output}")
 
@@ -134,25 +129,21 @@ def _shard_bytes(size: str | None) -> int:
     match = _SIZE.fullmatch(size or "5")
     shard_bytes = int(float(match[1]) * (1e6 if (match[2] or "").upper() == "MB" else 1e9)) if match else 0
     if shard_bytes < 1_000_000:
-        raise UserError(f"--max-shard-size {size}: is no size", "give GB, 0.001 at least, such as 5 or 5GB")
+        raise UserError(f"--max-shard-size {size}: is not a size", "give at least 0.001 GB, for example 5 or 5GB")
     return shard_bytes
 
 
 @contextlib.contextmanager
-def _made(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
-    """Make `output` meanwhile, alone. Interrupted or terminated, tell where what is finished lies.
+def _writing(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
+    """Lock `output` while it is written; after an interruption, print where the finished files are.
 
-    Raises UserError, before anything is written, when it cannot be made or is one of the inputs, in one or around one.
+    Raises UserError, before anything is written, when it cannot be created or overlaps an input.
     """
     from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
 
     kinds.refuse_overlap(output, inputs)
+    kinds.refuse_unwritable(output)
     final = output.absolute()
-    above = next(parent for parent in (final.parent, *final.parent.parents) if parent.exists())
-    if not above.is_dir():
-        raise UserError(f"{above}: is no directory", "give another -o")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"{above}: may not be written to", "give another -o")
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with publish.sole_writer(final):
@@ -161,8 +152,8 @@ def _made(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
         partial = final.with_name(f".{final.name}.partial")
         if partial.is_dir():
             print(
-                f"stopped; what is finished lies in {output.with_name(partial.name)}: the same command goes on, or"
-                " remove it",
+                f"stopped; finished files are in {output.with_name(partial.name)}: run the same command to resume, or"
+                " remove them",
                 file=sys.stderr,
             )
         raise
@@ -216,26 +207,26 @@ def _pace(nbytes: int, seconds: float) -> str:
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model, or a PEFT adapter.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face model or PEFT adapter.")],
     against: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="What it should hold, sharded in any way.", show_default=False),
+        typer.Option(metavar="DIR", help="Directory with the expected tensors, in any sharding.", show_default=False),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(metavar="X", help="How far a value may be from that of --against; 0: the same bits.")
+        float, typer.Option(metavar="X", help="Largest allowed difference from --against; 0: the same bits.")
     ] = 0.0,
     adapter: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Compare logits: the adapter that was merged.", show_default=False),
+        typer.Option(metavar="DIR", help="Compare logits: adapter that was merged.", show_default=False),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Compare logits: the model it was merged into.", show_default=False),
+        typer.Option(metavar="DIR", help="Compare logits: model that it was merged into.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a model or adapter is whole, finite, and what it should be; exit code 1 when it is not."""
-    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory  # noqa: PLC0415 - keeps --help quick
+    """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not."""
+    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory  # noqa: PLC0415 - --help starts fast without numpy
 
     found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:
@@ -266,7 +257,7 @@ def _print_verification(found: "Verification") -> None:
             f" {logits.seconds:.1f} s"
         )
     for line in found.findings:
-        # names of tensors may hold anything, sequences that control a terminal included
+        # names of tensors may contain anything, even control sequences of a terminal
         print("wrong: " + "".join(character if character.isprintable() else "?" for character in line))
     if found.ok:
-        print("all is well")
+        print("no faults found")

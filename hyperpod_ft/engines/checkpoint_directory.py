@@ -18,36 +18,22 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
     optimizer.<fqn>.exp_avg_sq
     random.<rank>.cpu           that rank's generator state, uint8; `random.<rank>.device` too on an accelerator
 
-`checkpoint.json`:
-
-    {"format": 2, "engine": "torch", "step": 400,
-     "fingerprint": "...",                      of stage train: another value means a foreign checkpoint
-     "method": "lora" | "full",
-     "base_model": {"source": ..., "revision": ...},
-     "lora": {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": [...], "rslora": false} | null,
-     "layout": {"world_size": 4, "data_parallel": 2, "pipeline_parallel": 1, "tensor_parallel": 2},
-     "progress": {...},                         what a restart goes on counting from (`Progress`)
-     "files": {".metadata": 2519, "__0_0.distcp": 66304, ...},   sizes in bytes
-     "sha256": {".metadata": "...", "__0_0.distcp": "...", ...}}  hex digests of the same files
-
+`checkpoint.json` is described in checkpoint/sharded/description.py; its `progress` is `Progress`.
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.sharded import dcp
+from hyperpod_ft.checkpoint.sharded import dcp, description
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Layout, Lora
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
-FORMAT = 2
-DESCRIPTION = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -80,7 +66,7 @@ def complete(run: Run) -> Iterator[Progress]:
         if reason:
             tell_ignored(directory, reason)
             continue
-        values = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["progress"]
+        values = description.read(directory).progress
         yield Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
 
 
@@ -91,24 +77,19 @@ def tell_ignored(directory: Path, reason: str) -> None:
 def why_unusable(directory: Path, fingerprint: str) -> str:
     """Why a checkpoint is none of this run or not complete, without reading what its files hold; empty when it is."""
     try:
-        found = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            return f"its format is {found['format']}, this version reads {FORMAT}"
-        if found["fingerprint"] != fingerprint:
-            return "another configuration wrote it"
-        if directory.name != f"step-{found['step']:08d}":
-            return f"it says that it is of step {found['step']}"
-        files: dict[str, int] = found["files"]
-        for name, size in files.items():
-            actual = (directory / name).stat().st_size
-            if actual != size:
-                return f"{name} has {actual} bytes, was {size}"
-        if found["sha256"].keys() != files.keys():
-            return f"{DESCRIPTION} is damaged"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{DESCRIPTION} is damaged"
+        found = description.read(directory)
+    except UserError as error:
+        return error.problem.removeprefix(f"{directory}/").replace(": is", " is", 1)
+    if found.fingerprint != fingerprint:
+        return "another configuration wrote it"
+    if directory.name != f"step-{found.step:08d}":
+        return f"it says that it is of step {found.step}"
+    for name, size in found.files.items():
+        if not (directory / name).is_file():
+            return f"{name} is missing"
+        actual = (directory / name).stat().st_size
+        if actual != size:
+            return f"{name} has {actual} bytes, was {size}"
     return ""
 
 
@@ -117,7 +98,7 @@ def damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
 
     Ranks share the reading: each takes one of `parts` parts of the files.
     """
-    recorded = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))["sha256"]
+    recorded = description.read(directory).sha256
     names = sorted(recorded)[part::parts]
     with ThreadPoolExecutor() as pool:
         reading = {name: pool.submit(publish.sha256, directory / name) for name in names}
@@ -167,22 +148,25 @@ def delete_old(run: Run, newest: Path) -> None:
         publish.remove(doomed)
 
 
-def describe(run: Run, progress: Progress) -> dict[str, Any]:
+def describe(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:
+    """Write the description of a checkpoint that is complete otherwise; `digests`: the SHA-256 of each of its files."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"
-    return {
-        "format": FORMAT,
-        "engine": config.engine,
-        "step": progress.step,
-        "fingerprint": run.plan["train"].fingerprint,
-        "method": config.training.method,
-        "base_model": config.model.model_dump(mode="json", include={"source", "revision"}),
-        "lora": config.lora.model_dump(mode="json") if lora else None,
-        "layout": {
-            "world_size": degrees.world_size,
-            "data_parallel": degrees.data_parallel,
-            "pipeline_parallel": degrees.pipeline_parallel,
-            "tensor_parallel": degrees.tensor_parallel,
-        },
-        "progress": asdict(progress),
-    }
+    described = Description(
+        engine=config.engine,
+        step=progress.step,
+        fingerprint=run.plan["train"].fingerprint,
+        method=config.training.method,
+        base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
+        lora=Lora(**config.lora.model_dump()) if lora else None,
+        layout=Layout(
+            world_size=degrees.world_size,
+            data_parallel=degrees.data_parallel,
+            pipeline_parallel=degrees.pipeline_parallel,
+            tensor_parallel=degrees.tensor_parallel,
+        ),
+        progress=asdict(progress),
+        files={name: (directory / name).stat().st_size for name in digests},
+        sha256=dict(digests),
+    )
+    description.write(directory, described)

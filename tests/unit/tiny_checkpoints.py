@@ -18,6 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
+from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Layout, Lora
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines import checkpoint_directory
@@ -25,7 +27,7 @@ from hyperpod_ft.runs.run import Run
 from tests.unit import tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ADAPTER = AdapterConfig(r=3, alpha=4, rslora=False, target_modules=TARGETS)
+ADAPTER = AdapterConfig(r=3, lora_alpha=4, target_modules=TARGETS)
 CONFIGURATION = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2}
 
 
@@ -62,8 +64,8 @@ def peft_model(base: Path, adapter: AdapterConfig = ADAPTER, *, dtype: torch.dty
     model = LlamaForCausalLM.from_pretrained(base, dtype=dtype or "auto")
     configuration = LoraConfig(
         r=adapter.r,
-        lora_alpha=adapter.alpha,
-        use_rslora=adapter.rslora,
+        lora_alpha=adapter.lora_alpha,
+        use_rslora=adapter.use_rslora,
         target_modules=list(adapter.target_modules),
         task_type="CAUSAL_LM",
     )
@@ -133,27 +135,30 @@ def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
     return target
 
 
-def _saved_by_torch(checkpoint: Path) -> list[str]:
-    return sorted(file.name for file in checkpoint.iterdir() if file.name != "checkpoint.json")
-
-
 def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None) -> None:
-    """The checkpoint.json of engine torch, as far as a reader of the tensors looks at it."""
-    lora = adapter and {
-        "r": adapter.r,
-        "alpha": adapter.alpha,
-        "rslora": adapter.rslora,
-        "dropout": 0.0,
-        "target_modules": adapter.target_modules,
-    }
-    publish.write_json(
-        checkpoint / "checkpoint.json",
-        {
-            "method": "lora" if adapter else "full",
-            "base_model": {"source": str(base), "revision": None},
-            "lora": lora,
-            "sha256": {name: publish.sha256(checkpoint / name) for name in _saved_by_torch(checkpoint)},
-        },
+    """The checkpoint.json of engine torch."""
+    digests = {file.name: publish.sha256(file) for file in checkpoint.iterdir() if file.name != description.NAME}
+    lora = adapter and Lora(
+        r=adapter.r,
+        alpha=adapter.lora_alpha,
+        rslora=adapter.use_rslora,
+        dropout=0.0,
+        target_modules=tuple(adapter.target_modules),
+    )
+    description.write(
+        checkpoint,
+        Description(
+            engine="torch",
+            step=1,
+            fingerprint="0" * 16,
+            method="lora" if lora else "full",
+            base_model=BaseModelSource(source=str(base), revision=None),
+            lora=lora,
+            layout=Layout(world_size=1, data_parallel=1, pipeline_parallel=1, tensor_parallel=1),
+            progress={},
+            files={name: (checkpoint / name).stat().st_size for name in digests},
+            sha256=digests,
+        ),
     )
 
 
@@ -169,7 +174,7 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
         "env": {"python": "current"},
         "model": {"source": str(base)},
         "dataset": {"source": str(data), "format": "prompt-completion", "max_length": 16},
-        "lora": {"r": ADAPTER.r, "alpha": ADAPTER.alpha, "target_modules": list(TARGETS)},
+        "lora": {"r": ADAPTER.r, "alpha": ADAPTER.lora_alpha, "target_modules": list(TARGETS)},
         "training": {"method": "lora"},
         "parallelism": {"ranks_per_node": 1},
     }
@@ -184,9 +189,6 @@ def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7)
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
     progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
-    description = checkpoint_directory.describe(run, progress) | {
-        "files": {path.name: path.stat().st_size for path in sorted(directory.iterdir())},
-        "sha256": {path.name: publish.sha256(path) for path in sorted(directory.iterdir())},
-    }
-    (directory / "checkpoint.json").write_text(json.dumps(description))
+    digests = {path.name: publish.sha256(path) for path in sorted(directory.iterdir())}
+    checkpoint_directory.describe(run, progress, directory, digests)
     return directory

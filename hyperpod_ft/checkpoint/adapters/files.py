@@ -1,13 +1,12 @@
-"""An adapter's directory as PEFT writes it, read once from end to end before anything is made of it."""
+"""An adapter's directory as PEFT writes it, read once completely before it is used."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.adapters.lora import WEIGHTS
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, read_config
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
@@ -22,7 +21,7 @@ _PICKLE = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """`digest`: of the weights, XXH3 (128 bits) as hex. `zero`: names of tensors that hold nothing else."""
+    """`digest`: of the weights, XXH3 (128 bits) as hex. `zero`: names of tensors whose values are all zero."""
 
     directory: Path
     config: AdapterConfig
@@ -32,16 +31,16 @@ class AdapterFiles:
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
-    """Raises UserError when it is no LoRA adapter that can be merged, differs from its recorded checksum, or holds NaN
-    or Inf.
+    """Raises UserError when it is not a LoRA adapter that can be merged, differs from its recorded checksum, or holds
+    NaN or Inf.
     """
     file = directory / WEIGHTS
     if not file.is_file() and (directory / _PICKLE).is_file():
         raise UserError(
             f"{directory / _PICKLE}: is a pickle, which can run any code when it is loaded",
-            f"where you trust it, load it with PEFT and save_pretrained, which writes {WEIGHTS}",
+            f"if you trust it, load it with PEFT and save it again with save_pretrained, which writes {WEIGHTS}",
         )
-    config = lora_config.read_config(directory / CONFIG)
+    config = read_config(directory / CONFIG)
     if config.unsupported:
         raise UserError(
             f"{directory / CONFIG}: merge does not handle: {', '.join(config.unsupported)}", "merge it with PEFT"
@@ -50,7 +49,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     digest, values = _scan(file, tensors)
     if checksums.recorded(directory).get(WEIGHTS, digest) != digest:
         raise UserError(
-            f"{file}: is not what was written: its checksum differs from {CHECKSUMS}", "restore it, or make it again"
+            f"{file}: is damaged: its checksum differs from {CHECKSUMS}", "restore the file, or save the adapter again"
         )
     for name, kind in sorted(values.nonfinite.items()):
         raise UserError(f"{file}: tensor {name} holds {kind}", "training diverged: use an earlier checkpoint")
@@ -59,7 +58,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
 
 
 class _Values:
-    """What an adapter's values show while they are read, by several threads."""
+    """Finds non-finite and nonzero tensors while several threads read them."""
 
     def __init__(self) -> None:
         self.nonfinite: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The tensors of a LoRA adapter as PEFT saves them, and what each does to the base model.
+"""The tensors of a LoRA adapter as PEFT saves them, and the effect of each on the base model.
 
 PEFT saves `base_model.model.<module>.lora_A.weight` with shape (r, in) and `.lora_B.weight` with (out, r) for the
 base's `<module>.weight` with (out, in), which transformers' Conv1D stores as (in, out); of an embedding with
@@ -26,14 +26,15 @@ _PREFIX = "base_model.model."
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
 )
-_OTHER_BASE = "use the base it was trained on"
+_INCOMPLETE = "the adapter is incomplete: save it again"
+_WRONG_BASE = "use the base that the adapter was trained on"
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an adapter adds to a weight: scale * (b @ a), or of a bias scale * b.
+    """What an adapter adds to a weight: scale * (b @ a), or to a bias: scale * b.
 
-    `magnitude` is DoRA's (arXiv 2402.09353): the sum is then rescaled to it, per output of the module.
+    `magnitude` is DoRA's (arXiv 2402.09353): each output of the module is then rescaled to it.
     """
 
     where: Path
@@ -47,7 +48,7 @@ class Update:
 
 @dataclass(frozen=True)
 class AdapterEffect:
-    """What an adapter does, by the base's names of tensors. A tensor may be replaced and updated as well."""
+    """What an adapter does to each tensor of the base, by name. A tensor may be both replaced and updated."""
 
     where: Path
     updates: Mapping[str, Update]
@@ -62,22 +63,24 @@ def classify_tensors(
     *,
     conv1d: bool = False,
 ) -> AdapterEffect:
-    """Sort an adapter's tensors by what they do to `base`, whose tensors have the names of the live model.
+    """Classify an adapter's tensors by their effect on `base`, whose tensors have the names of the live model.
 
-    `conv1d`: the base's linear layers are stored as (in, out) where their shape does not tell.
+    `conv1d`: square linear layers of the base are stored as (in, out).
 
-    Raises UserError when a tensor has no meaning or no partner, does not fit the base, or one that the configuration
-    promises is missing: PEFT would invent it.
+    Raises UserError when a tensor is not LoRA's, has no partner or does not fit the base, or one that the
+    configuration requires is missing: PEFT would initialize it at random.
     """
     if not tensors:
-        raise UserError(f"{where}: the adapter holds no tensors", "train again")
+        raise UserError(f"{where}: the adapter has no tensors", "train again")
     parts: dict[str, dict[str, LogicalTensor]] = {}
     replaced: dict[str, LogicalTensor] = {}
     for tensor in tensors:
         name = tensor.name.removeprefix(_PREFIX)
         found = _PART.fullmatch(name)
         if name == tensor.name or tensor.dtype not in ARITHMETIC:
-            raise UserError(f"{where}: tensor {tensor.name} ({tensor.dtype}) is none of LoRA", "merge it with PEFT")
+            raise UserError(
+                f"{where}: tensor {tensor.name} ({tensor.dtype}) is not a LoRA tensor", "merge it with PEFT"
+            )
         if found:
             parts.setdefault(found["module"], {})[found["part"]] = tensor
         elif not _is_second_copy(name):
@@ -98,9 +101,9 @@ def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
 def check_fit(
     where: Path, config: Any, tensors: Sequence[LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
 ) -> None:
-    """Raise UserError unless an adapter fits the base; `config` is what adapter_config.json holds.
+    """Raise UserError unless an adapter fits the base; `config`: the contents of adapter_config.json.
 
-    `tied`: the base's output layer is its embedding. Adapters that no merge here handles are not looked at.
+    `tied`: the base's output layer is its embedding. Adapters that `merge` does not support are not checked.
     """
     parsed = parse_config(where / CONFIG, config)
     if not parsed.unsupported:
@@ -108,20 +111,20 @@ def check_fit(
 
 
 def _is_second_copy(name: str) -> bool:
-    """PEFT saves an embedding under modules_to_save three times when the vocabulary was resized, once as itself."""
+    """PEFT saves an embedding in modules_to_save under three names when the vocabulary was resized."""
     return ".modules_to_save." in name or ".original_module." in name
 
 
 def _check_replaced(where: Path, replaced: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> None:
     for name, tensor in replaced.items():
         if name not in base:
-            raise UserError(f"{where}: the adapter does not fit the base model: it has no {name}", _OTHER_BASE)
-        # rows are tokens where the vocabulary was resized
+            raise UserError(f"{where}: the adapter does not fit the base model, which has no {name}", _WRONG_BASE)
+        # a resized vocabulary changes the number of rows
         if tensor.shape[1:] != base[name].shape[1:] or (len(tensor.shape) == 1 and tensor.shape != base[name].shape):
             raise UserError(
                 f"{where}: the adapter does not fit the base model at {name}: {list(tensor.shape)} for"
                 f" {list(base[name].shape)}",
-                _OTHER_BASE,
+                _WRONG_BASE,
             )
 
 
@@ -133,17 +136,19 @@ def _updates(
     base: Mapping[str, LogicalTensor],
     conv1d: bool,
 ) -> Iterator[tuple[str, Update]]:
-    """What a module's tensors add, with the names of the base's tensors that they add it to."""
+    """The updates of a module's tensors, each with the name of the base's tensor that it changes."""
     kind = "embedding_{}" if "embedding_A" in parts or "embedding_B" in parts else "{}.weight"
     a, b = parts.get(kind.format("A")), parts.get(kind.format("B"))
     if a is None or b is None:
-        raise UserError(f"{where}: {module} has no lora_{'B' if b is None else 'A'}", "the adapter is incomplete")
+        raise UserError(f"{where}: {module} has no lora_{'B' if b is None else 'A'}", _INCOMPLETE)
     name, rank = f"{module}.weight", config.rank(module)
     if name not in base:
-        raise UserError(f"{where}: the adapter does not fit the base model: it has no {name}", _OTHER_BASE)
+        raise UserError(f"{where}: the adapter does not fit the base model, which has no {name}", _WRONG_BASE)
     weight = base[name]
     if weight.dtype not in ARITHMETIC:
-        raise UserError(f"{where}: {name} of the base model is quantized ({weight.dtype})", "use another base")
+        raise UserError(
+            f"{where}: {name} of the base model is quantized ({weight.dtype})", "use the original weights as the base"
+        )
     embedding = "embedding" in kind
     straight, flipped = (b.shape[:1] + a.shape[1:]), (a.shape[1:] + b.shape[:1])
     wanted = {flipped} if embedding else {straight, flipped}
@@ -151,25 +156,27 @@ def _updates(
         raise UserError(
             f"{where}: the adapter does not fit the base model at {name}: lora_B {list(b.shape)} x lora_A"
             f" {list(a.shape)} of rank {rank} on a weight {list(weight.shape)}",
-            _OTHER_BASE,
+            _WRONG_BASE,
         )
     transposed = weight.shape == flipped and (weight.shape != straight or conv1d or embedding)
     magnitude = parts.get("magnitude_vector")
-    if (magnitude is not None) != config.dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
+    if (magnitude is not None) != config.use_dora or (magnitude is not None and magnitude.shape != b.shape[:1]):
         found = f"lora_magnitude_vector {list(magnitude.shape)}" if magnitude else "no lora_magnitude_vector"
-        raise UserError(f"{where}: use_dora is {config.dora}, {module} has {found}", "the adapter is damaged")
+        raise UserError(
+            f"{where}: use_dora is {config.use_dora}, {module} has {found}", "the adapter is damaged: save it again"
+        )
     scale = config.scale(module)
     yield name, Update(where, a, b, scale, transposed, magnitude, embedding)
     bias = parts.get("B.bias")
     if (bias is not None) != config.lora_bias and not embedding:
         raise UserError(
             f"{where}: lora_bias is {config.lora_bias}, {module} has {'a' if bias else 'no'} lora_B.bias",
-            "the adapter is damaged",
+            "the adapter is damaged: save it again",
         )
     if bias is not None:
         name = f"{module}.bias"
         if name not in base or base[name].shape != bias.shape:
-            raise UserError(f"{where}: the base model has no {name} to add lora_B.bias to", _OTHER_BASE)
+            raise UserError(f"{where}: the base model has no {name} to add lora_B.bias to", _WRONG_BASE)
         yield name, Update(where, None, bias, scale)
 
 
@@ -179,27 +186,30 @@ def _refuse_gaps(
     weights = [name for name in base if name.endswith(".weight") and len(base[name].shape) == 2]
     matrices = [name.removesuffix(".weight") for name in weights]
     if config.all_linear:
-        # what is no linear layer cannot be told by its shape: those are targets whose namesakes have factors
+        # a shape does not show a linear layer: targets are the modules with the same last name as one with factors
         kinds = {module.rpartition(".")[2] for module in have}
         targets = [module for module in matrices if module.rpartition(".")[2] in kinds]
     else:
         targets = [module for module in matrices if config.targets(module)]
         if strange := sorted(have - set(targets)):
-            raise UserError(f"{where}: {CONFIG} does not target {strange[0]}, which has factors", "correct one of them")
+            raise UserError(
+                f"{where}: {CONFIG} does not target {strange[0]}, which has factors",
+                f"correct target_modules in {CONFIG}",
+            )
     if isinstance(config.target_modules, str) and not targets:
-        raise UserError(f"{where}: target module {config.target_modules} matches nothing", _OTHER_BASE)
+        raise UserError(f"{where}: target module {config.target_modules} matches nothing", _WRONG_BASE)
     for target in () if isinstance(config.target_modules, str) else config.target_modules:
         if not any(ends_with(module, target) for module in matrices):
-            raise UserError(f"{where}: target module {target} matches nothing in the base model", _OTHER_BASE)
+            raise UserError(f"{where}: target module {target} matches nothing in the base model", _WRONG_BASE)
     if missing := [module for module in targets if module not in have]:
-        raise UserError(f"{where}: the adapter has no factors for {missing[0]}.weight", "the adapter is incomplete")
+        raise UserError(f"{where}: the adapter has no factors for {missing[0]}.weight", _INCOMPLETE)
     for name in sorted(base.keys() - replaced):
         module, _, parameter = name.rpartition(".")
         if config.saves(module):
-            raise UserError(f"{where}: modules_to_save: the adapter has no {name}", "the adapter is incomplete")
+            raise UserError(f"{where}: modules_to_save: the adapter has no {name}", _INCOMPLETE)
         trained = config.bias == "all" or (config.bias == "lora_only" and module in have)
         if parameter == "bias" and len(base[name].shape) == 1 and trained:
             raise UserError(
                 f"{where}: bias is {config.bias}, but the adapter has no {name}: PEFT did not save it",
-                f"set bias to none in {CONFIG} to go without the biases that were trained",
+                f"set bias to none in {CONFIG} to merge without the trained biases",
             )

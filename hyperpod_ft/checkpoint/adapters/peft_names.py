@@ -1,8 +1,8 @@
 """Names of parameters in a live PEFT model, and in the files that PEFT saves.
 
-A live model says which adapter: `...q_proj.lora_A.default.weight`, `...norm.modules_to_save.default.weight`,
-`...embed_tokens.lora_embedding_A.default`; files leave the adapter's name out (PEFT 0.17, utils/save_and_load.py,
-`get_peft_model_state_dict`).
+The names in a live model include the adapter: `...q_proj.lora_A.default.weight`,
+`...norm.modules_to_save.default.weight`, `...embed_tokens.lora_embedding_A.default`; files omit the adapter's name
+(PEFT 0.17, utils/save_and_load.py, `get_peft_model_state_dict`).
 """
 
 import re
@@ -14,7 +14,7 @@ _LIVE = re.compile(
 
 
 def saved_name(live: str, adapter: str) -> str | None:
-    """The name that a live parameter has in the adapter's files; None when it is another's."""
+    """The name of a live parameter in the adapter's files; None if it belongs to another adapter."""
     match = _LIVE.fullmatch(live)
     if match is None:
         return live
@@ -33,15 +33,15 @@ def original_name(live: str) -> str:
 
 
 def is_trained(live: str) -> bool:
-    """Whether a live parameter belongs to some adapter, so that its files have to hold it."""
+    """Whether a live parameter belongs to an adapter, whose files must have it."""
     match = _LIVE.fullmatch(live)
     return match is not None and bool(match["adapter"] or match["saver"])
 
 
 def is_frozen_base(name: str) -> bool:
-    """Whether a saved name is of a base weight under LoRA.
+    """Whether a saved name is that of a base weight under LoRA.
 
-    PEFT saves the base's embedding along with an embedding's factors (`save_embedding_layers`). Nobody trained it, the
-    merge takes it from the base model. A base bias under LoRA is only saved where it was trained (`bias`).
+    PEFT saves the base's embedding along with an embedding's factors (`save_embedding_layers`). It was not trained, so
+    the merge takes it from the base model. A base bias under LoRA is saved only if it was trained (`bias`).
     """
     return name.endswith(".base_layer.weight")

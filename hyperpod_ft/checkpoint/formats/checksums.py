@@ -1,7 +1,7 @@
 """Recorded checksums: `XXH128SUMS` beside the weights, in xxhsum's format, `<32 hex digits>  <name>` a line.
 
 `xxhsum --check XXH128SUMS` (of the package xxhash) checks them without this kit. XXH3 finds any damage,
-and costs a tenth of what SHA-256 does; it is no proof against forgery.
+and costs a tenth of SHA-256's time; it does not protect against forgery.
 """
 
 import re

@@ -1,14 +1,36 @@
-"""A JSON object that someone else wrote, or one line that says why it is none."""
+"""JSON files that other programs wrote, read strictly: a wrong one is refused in one line that names file and key."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from hyperpod_ft.errors import UserError
 
+_Model = TypeVar("_Model", bound=BaseModel)
+_SHOWN = 3
+
+
+def read(file: Path, model: type[_Model], remedy: str) -> _Model:
+    """The file as `model`; `remedy` tells the user what to do about an error.
+
+    Raises UserError when the file is missing, cannot be read, is not a JSON object, or does not fit the model.
+    """
+    return validate(file, read_object(file, remedy), model, remedy)
+
+
+def validate(file: Path, values: Mapping[str, Any], model: type[_Model], remedy: str) -> _Model:
+    """Values from `file` as `model`. Raises UserError that names the file and each wrong key."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{file}: {_problems(error)}", remedy) from error
+
 
 def read_object(file: Path, remedy: str) -> dict[str, Any]:
-    """Raises UserError when the file is missing, cannot be read, or holds no JSON object; `remedy` says what to do."""
+    """Raises UserError when the file is missing, cannot be read, or is not a JSON object."""
     try:
         return parse_object(file, file.read_bytes(), remedy)
     except FileNotFoundError as error:
@@ -18,22 +40,31 @@ def read_object(file: Path, remedy: str) -> dict[str, Any]:
 
 
 def parse_object(file: Path, content: bytes, remedy: str) -> dict[str, Any]:
-    """The same of what was read; `file` is named in errors."""
+    """The JSON object in `content`, which was read from `file`. Raises UserError when it is not one."""
     try:
-        value = json.loads(content, object_pairs_hook=_names_checked)
+        value = json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is damaged: {error}", remedy) from error
     if not isinstance(value, dict):
-        raise UserError(f"{file}: holds no JSON object", remedy)
+        raise UserError(f"{file}: is not a JSON object", remedy)
     return value
 
 
-def _names_checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # of names that stand twice json keeps the last and drops the others; half a surrogate pair is no text
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json keeps the last of duplicate keys and drops the others; an unpaired surrogate cannot be encoded
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"{name} stands twice")
+            raise ValueError(f"duplicate key {name}")
         values[name] = value
     "".join(values).encode()
     return values
+
+
+def _problems(error: ValidationError) -> str:
+    found = [
+        f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}"
+        for one in error.errors(include_url=False, include_input=False)
+    ]
+    more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return ", ".join(found[:_SHOWN] + more)

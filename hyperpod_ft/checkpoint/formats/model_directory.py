@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model besides its weights: configuration, tokenizer, chat template, licence."""
+"""The files of a Hugging Face model other than its weights: configuration, tokenizer, chat template, licence."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -37,13 +37,13 @@ BESIDE_WEIGHTS = (
 
 
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
-    """Copy what is not weights; contents, not links, with modes by the umask. Returns the names.
+    """Copy all files but the weights; contents, not links, with modes that follow the umask. Returns the names.
 
-    Raises UserError when one is a link to nothing, as in a cache that was cleaned up.
+    Raises UserError when one is a broken link, as in a cache that was cleaned up.
     """
     found = {file for pattern in patterns for file in base.glob(pattern) if file.is_file() or file.is_symlink()}
     if lost := sorted(file for file in found if not file.is_file()):
-        raise UserError(f"{lost[0]}: is a link to nothing", "download the model again")
+        raise UserError(f"{lost[0]}: is a broken link", "download the model again")
     names = sorted(file.relative_to(base).as_posix() for file in found)
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)
@@ -52,12 +52,12 @@ def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHT
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises UserError when it is missing or no JSON object."""
+    """config.json. Raises UserError when it is missing or is not a JSON object."""
     return read_object(directory / CONFIG, "download the model again")
 
 
 def set_dtype(directory: Path, torch_name: str) -> None:
-    """Make config.json tell the dtype of the weights, under the key that it uses.
+    """Set the dtype of the weights in config.json, under the key that it already uses.
 
     transformers before 4.56 wrote `torch_dtype`, later ones `dtype`; both are read.
     """

@@ -1,7 +1,7 @@
-"""A directory of weights that is made in one or several attempts: what was finished before a kill is not made again.
+"""A directory of weights, written in one or several attempts: files finished before a kill are not written again.
 
-Below the directory's temporary name lies a journal of the files that are whole and on disk, with their digests. It
-counts for the same content only, and the files are read again before they are believed.
+The temporary directory has a journal of the files that are complete and on disk, with their digests. It is used only
+for the same content, and after the files' digests have been checked.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NoSpaceError(UserError):
-    """The volume is full: what is finished is kept, and the same command goes on when there is space."""
+    """The volume is full: finished files are kept, and the same command resumes when there is space."""
 
 
 @contextlib.contextmanager
 def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """A directory to write weights into, published as `target`, with checksums, when all went well.
+    """A directory to write weights into, published as `target`, with checksums, on success.
 
-    `identity` is a JSON object: all that decides the content. Files that an attempt with the same one has finished are
-    handed on, all else that attempts left is removed. When this one fails, nothing is left if it was refused; a full or
-    failing volume, an interrupt or a kill leaves what is finished.
+    `identity` is a JSON object: everything that decides the content. Files that an attempt with the same identity
+    finished are kept; everything else that attempts left is removed. An attempt that is refused leaves nothing; a full
+    or failing volume, an interrupt or a kill leaves the finished files.
     """
     text = json.dumps(identity, sort_keys=True)
     if target.with_name(f".{target.name}.partial").is_file():
@@ -45,7 +45,9 @@ def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         except OSError as error:
             _remove_unfinished(partial)
             if error.errno in _FULL:
-                raise NoSpaceError(f"{target.parent}: {error.strerror}", "free space and run it again") from error
+                raise NoSpaceError(
+                    f"{target.parent}: {error.strerror}", "free space on the volume and run the command again"
+                ) from error
             error.filename = error.filename or str(partial)
             raise
         except NoSpaceError:
@@ -58,35 +60,35 @@ def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def finished(directory: Path) -> dict[str, str]:
-    """The digest of each file that is whole and on disk, by its name below a `new_directory`."""
+    """The digest of each file that is complete and on disk, by its name below a `new_directory`."""
     found: dict[str, str] = _read(directory)["finished"]
     return found
 
 
 def note(directory: Path, name: str, digest: str) -> None:
-    """A file is whole and on disk; `digest` is its XXH3 (128 bits) as hex."""
+    """Note that a file is complete and on disk; `digest` is its XXH3 (128 bits) as hex."""
     journal = _read(directory)
     journal["finished"][name] = digest
     publish.write_json(directory / JOURNAL, journal)
 
 
 def _clear(partial: Path, identity: str) -> None:
-    """Leave what an attempt at the same content finished, and its journal."""
+    """Keep what an attempt at the same content finished, and its journal."""
     journal = _read(partial)
     before: dict[str, str] = journal["finished"]
     if before and journal["identity"] != identity:
-        _tell(f"{partial}: removed, another command began it: {len(before)} file(s)")
+        _report(f"{partial}: removed {len(before)} file(s) that another command wrote")
     whole = _whole(partial, before) if journal["identity"] == identity else {}
     publish.write_json(partial / JOURNAL, {"identity": identity, "finished": whole})
     _remove_unfinished(partial)
     if whole:
-        _tell(f"{partial}: going on, {len(whole)} file(s) were finished before")
+        _report(f"{partial}: resuming: {len(whole)} file(s) are already finished")
 
 
 def _whole(partial: Path, before: Mapping[str, str]) -> dict[str, str]:
     present = {name: digest for name, digest in before.items() if (partial / name).is_file()}
     total = sum((partial / name).stat().st_size for name in present)
-    with ByteProgress("check what is finished", total) as progress, Scanner(progress) as scanner:
+    with ByteProgress("check finished files", total) as progress, Scanner(progress) as scanner:
         return {name: digest for name, digest in present.items() if scanner.scan(partial / name) == digest}
 
 
@@ -107,5 +109,5 @@ def _read(directory: Path) -> dict[str, Any]:
     return {"identity": None, "finished": {}}
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

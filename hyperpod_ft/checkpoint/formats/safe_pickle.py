@@ -1,4 +1,4 @@
-"""Unpickling without running anything: a pickle may name only what the caller lists, and gets inert stand-ins for it.
+"""Unpickling without running code: a pickle may only name what the caller lists, and gets inert stand-ins for that.
 
 torch's checkpoint index files are pickles, and a pickle is a program. The stand-ins keep the state handed to them and
 do nothing else, so that even a hostile file can at worst describe a checkpoint that does not exist.
@@ -17,7 +17,7 @@ Names = Mapping[tuple[str, str], Any]
 
 
 class Inert:
-    """Stands for an object of any class: keeps what pickle says of it."""
+    """Stands for an object of any class: keeps its arguments and state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -27,7 +27,7 @@ class Inert:
         self.state = state
 
     def __getattr__(self, name: str) -> Any:
-        # only ever asked for fields of the dataclass that it stands for
+        # called only for fields of the dataclass that it stands for
         state = self.__dict__.get("state")
         if isinstance(state, dict) and name in state:
             return state[name]
@@ -47,7 +47,10 @@ def loads(content: bytes, names: Names, where: Path, persistent: Callable[[Any],
         raise
     # a damaged pickle may raise nearly anything
     except Exception as error:
-        raise UserError(f"{where}: cannot be read: {type(error).__name__}: {error}", "the file is damaged") from error
+        raise UserError(
+            f"{where}: cannot be read: {type(error).__name__}: {error}",
+            "the file is damaged: use an earlier checkpoint",
+        ) from error
 
 
 def _refuse_large_memo(content: bytes) -> None:
@@ -73,8 +76,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._names:
             raise UserError(
-                f"{self._where}: refused: it names {module}.{name}, which no checkpoint needs",
-                "do not use this file unless you trust who wrote it",
+                f"{self._where}: refused: names {module}.{name}, which no checkpoint needs",
+                "do not use the file unless you trust its source",
             )
         return self._names[module, name]
 

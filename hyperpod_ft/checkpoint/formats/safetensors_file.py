@@ -1,40 +1,46 @@
 """Reader of safetensors: one file, or a Hugging Face model directory with or without an index.
 
 The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes, row-major, without
-gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). What does not keep to it is refused.
+gaps, to the end of the file (https://huggingface.co/docs/safetensors, "Format"). Anything else is refused.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hyperpod_ft.checkpoint.formats.json_file import parse_object, read_object
+from pydantic import BaseModel, ConfigDict, Field
+
+from hyperpod_ft.checkpoint.formats.json_file import parse_object, read, validate
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_REMEDY = "make or download it again"
+_REMEDY = "write or download the file again"
 
 
-@dataclass(frozen=True)
-class Index:
-    """What `model.safetensors.index.json` tells: the file of each tensor, and the bytes of all tensors if it does."""
+class Index(BaseModel):
+    """`model.safetensors.index.json`: the file of each tensor, and usually the bytes of all tensors."""
+
+    model_config = ConfigDict(frozen=True)
 
     weight_map: Mapping[str, str]
-    total_size: object = None
+    metadata: Any = None
+
+    @property
+    def total_size(self) -> object:
+        return self.metadata.get("total_size") if isinstance(self.metadata, dict) else None
 
     @property
     def files(self) -> list[str]:
         return sorted(set(self.weight_map.values()))
 
     def disagreements(self, held: Mapping[str, Sequence[LogicalTensor]]) -> Iterator[str]:
-        """A line for each tensor that does not lie where the index says; `held`: the tensors of each file, by name.
+        """A line for each tensor that is not where the index says; `held`: the tensors of each file, by file name.
 
-        Tensors whose named file is not in `held` are left out.
+        Skips tensors whose file is not in `held`.
         """
         place: dict[str, str] = {}
         for file, tensors in held.items():
@@ -42,13 +48,27 @@ class Index:
                 if tensor.name in place:
                     yield f"tensor {tensor.name} is in {place[tensor.name]} and in {file}"
                 elif tensor.name not in self.weight_map:
-                    yield f"tensor {tensor.name} of {file} is not named"
+                    yield f"tensor {tensor.name} of {file} is not in the index"
                 elif self.weight_map[tensor.name] != file:
                     yield f"tensor {tensor.name} is in {file}, not in {self.weight_map[tensor.name]}"
                 place[tensor.name] = file
         for name, file in self.weight_map.items():
             if file in held and name not in place:
                 yield f"tensor {name} is not in {file}"
+
+
+_Natural = Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Entry(BaseModel):
+    dtype: str
+    shape: tuple[_Natural, ...]
+    data_offsets: tuple[_Natural, _Natural]
+
+
+class _Header(BaseModel):
+    metadata: dict[str, str]
+    tensors: dict[str, _Entry]
 
 
 def read_model(directory: Path) -> list[LogicalTensor]:
@@ -62,12 +82,12 @@ def read_model(directory: Path) -> list[LogicalTensor]:
         return read_file(directory / SINGLE)
     held = {name: read_file(directory / name) for name in index.files}
     for line in index.disagreements(held):
-        raise UserError(f"{directory / INDEX}: does not match its files: {line}", "download it again")
+        raise UserError(f"{directory / INDEX}: does not match its files: {line}", _REMEDY)
     return [tensor for tensors in held.values() for tensor in tensors]
 
 
 def read_index(directory: Path) -> Index | None:
-    """The index of a model directory; None when all its weights are in one file.
+    """The index of a model directory; None if all weights are in one file.
 
     Raises UserError when the index is damaged, names files outside the directory, or there are no safetensors weights.
     """
@@ -75,16 +95,15 @@ def read_index(directory: Path) -> Index | None:
     if not file.is_file():
         if not (directory / SINGLE).is_file():
             raise UserError(
-                f"{directory}: holds neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
+                f"{directory}: has neither {SINGLE} nor {INDEX}", "convert the model to safetensors (save_pretrained)"
             )
         return None
-    values = read_object(file, _REMEDY)
-    weight_map, metadata = values.get("weight_map"), values.get("metadata")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f"{file}: has no weight_map", "download the model again")
-    index = Index(weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None)
+    index = read(file, Index, _REMEDY)
     if outside := [name for name in index.files if Path(name).name != name or "\0" in name]:
-        raise UserError(f"{file}: names a file outside its directory: {outside[0]}", "do not trust it")
+        raise UserError(
+            f"{file}: names a file outside its directory: {outside[0]}",
+            "do not use the model unless you trust its source",
+        )
     return index
 
 
@@ -95,7 +114,7 @@ def read_file(file: Path) -> list[LogicalTensor]:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if length > _MAX_HEADER_BYTES or size < 8:
-                raise UserError(f"{file}: is no safetensors file", f"it is damaged: {_REMEDY}")
+                raise UserError(f"{file}: is not a safetensors file", _REMEDY)
             if 8 + length > size:
                 raise UserError(f"{file}: is truncated: {size} bytes, its header ends at {8 + length}", _REMEDY)
             text = stream.read(length)
@@ -103,46 +122,35 @@ def read_file(file: Path) -> list[LogicalTensor]:
         raise UserError(f"{file}: is missing", _REMEDY) from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
-    header = parse_object(file, text, _REMEDY)
-    try:
-        _check_metadata(header.pop("__metadata__", {}))
-        tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.items()]
-        # an empty tensor comes before the one that begins where it does
-        tensors.sort(key=lambda tensor: (tensor.pieces[0].offset, tensor.nbytes))
-        end = _end(tensors, 8 + length)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file}: its header is damaged: {error!r}", _REMEDY) from error
+    entries = parse_object(file, text, _REMEDY)
+    header = validate(file, {"metadata": entries.pop("__metadata__", {}), "tensors": entries}, _Header, _REMEDY)
+    tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.tensors.items()]
+    # an empty tensor comes before the one that begins where it does
+    tensors.sort(key=lambda tensor: (tensor.pieces[0].offset, tensor.nbytes))
+    end = _end(file, tensors, 8 + length)
     if end > size:
         raise UserError(f"{file}: is truncated: {size} bytes, its tensors end at {end}", _REMEDY)
     if end < size:
-        raise UserError(f"{file}: {size - end} bytes follow its tensors", _REMEDY)
+        raise UserError(f"{file}: {size - end} bytes follow the last tensor", _REMEDY)
     return tensors
 
 
-def _check_metadata(values: Any) -> None:
-    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        raise ValueError("__metadata__ holds more than strings")
-
-
-def _tensor(file: Path, name: str, entry: Any, data: int) -> LogicalTensor:
-    if entry["dtype"] not in DTYPE_BYTES:
-        raise UserError(f"{file}: tensor {name} has dtype {entry['dtype']}", "this kit does not know it")
-    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
-    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
-        raise ValueError(f"{name}: shape and data_offsets are no natural numbers")
+def _tensor(file: Path, name: str, entry: _Entry, data: int) -> LogicalTensor:
+    if entry.dtype not in DTYPE_BYTES:
+        raise UserError(f"{file}: tensor {name} has dtype {entry.dtype}", f"supported: {', '.join(DTYPE_BYTES)}")
+    shape, (begin, end) = entry.shape, entry.data_offsets
     piece = Piece(file, data + begin, (0,) * len(shape), shape, contiguous_strides(shape))
-    tensor = LogicalTensor(name, entry["dtype"], shape, (piece,))
+    tensor = LogicalTensor(name, entry.dtype, shape, (piece,))
     if end - begin != tensor.nbytes:
-        raise ValueError(f"{name}: data_offsets and shape disagree")
+        raise UserError(f"{file}: tensor {name}: data_offsets do not fit shape {list(shape)}", _REMEDY)
     return tensor
 
 
-def _end(tensors: Sequence[LogicalTensor], begin: int) -> int:
-    """Where the last tensor ends; each has to begin where the one before ends."""
+def _end(file: Path, tensors: Sequence[LogicalTensor], begin: int) -> int:
+    """Where the last tensor ends. Raises UserError unless each begins where the one before it ends."""
     for tensor in tensors:
         if (offset := tensor.pieces[0].offset) != begin:
-            raise ValueError(
-                f"{tensor.name}: {'a gap lies before' if offset > begin else 'overlaps the tensor before'}"
-            )
+            fault = "a gap precedes it" if offset > begin else "overlaps the tensor before it"
+            raise UserError(f"{file}: tensor {tensor.name}: {fault}", _REMEDY)
         begin += tensor.nbytes
     return begin

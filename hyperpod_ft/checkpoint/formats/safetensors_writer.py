@@ -1,12 +1,12 @@
 """The writer: streams tensors into safetensors shards, header first, from several threads in bounded memory.
 
 A shard is cut into blocks of 8 MiB of the file, which threads fill and write in any order; a block may end one tensor
-and begin the next. Writes go past the page cache where the file system allows: buffered writing of tens of gigabytes
-copies every byte once more and stalls whenever the kernel decides to write back. Files get their mode from the umask;
-safetensors' own writer leaves 0600, which shuts others out of a shared volume.
+and begin the next. Writes bypass the page cache if the file system allows it: buffered writing of tens of
+gigabytes copies every byte once more and stalls whenever the kernel writes back. File modes follow the umask;
+safetensors' own writer leaves 0600, which excludes other users of a shared volume.
 
-A shard gets its name when it is whole and on disk, and is noted then (`resumable`), so that an attempt after a kill
-goes on with the next one.
+A shard gets its name when it is complete and on disk, and is noted then (`resumable`), so that an attempt after a kill
+resumes with the next one.
 """
 
 import json
@@ -31,7 +31,7 @@ from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
 from hyperpod_ft.progress import ByteProgress
 
-# What a tensor's entry in the header takes at most, besides its name.
+# The most that a tensor's entry in the header takes, without its name.
 _ENTRY_BYTES = 200
 
 Fill = Callable[[int, int, Stored], None]
@@ -57,7 +57,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Written:
-    """What the writer left: file names in order, and the tensors' bytes."""
+    """The files written, in order, and the number and bytes of their tensors."""
 
     files: tuple[str, ...]
     tensors: int
@@ -67,9 +67,8 @@ class Written:
 def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress) -> Written:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
-    `directory` is one of `resumable.new_directory`.
-
-    A tensor that is larger on its own gets a shard of its own. Raises NoSpaceError when there is no space for all.
+    `directory` comes from `resumable.new_directory`. A tensor larger than `max_shard_bytes` gets a shard of its own.
+    Raises NoSpaceError when the volume has too little space.
     """
     shards = list(_shards(tensors, max_shard_bytes))
     if len(shards) == 1:
@@ -105,7 +104,7 @@ def _check_space(directory: Path, needed: int) -> None:
     if needed > free:
         raise NoSpaceError(
             f"{directory.parent}: {needed / 1e9:.2f} GB to write, {free / 1e9:.2f} GB free",
-            "free space on the volume and run it again",
+            "free space on the volume and run the command again",
         )
 
 

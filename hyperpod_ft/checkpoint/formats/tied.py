@@ -1,6 +1,6 @@
 """The embedding and the output layer of a language model, which may be one parameter under two names.
 
-transformers' `tie_word_embeddings`: the files then hold the embedding only, as a rule.
+With transformers' `tie_word_embeddings` the files usually have the embedding only.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,18 +9,18 @@ from typing import Any
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 
 OUTPUT = "lm_head.weight"
-# What transformers' language models call their embedding: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
+# Names of the embedding in transformers' language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def embedding(names: Collection[str]) -> str | None:
-    """The name of the embedding among a model's tensors; None when there is none, or several."""
+    """The name of the embedding among a model's tensors; None unless there is exactly one."""
     found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
     return found[0] if len(found) == 1 else None
 
 
 def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
-    """`config`: what config.json holds. It leaves the key out where it has the default of its architecture."""
+    """`config`: config.json, where a missing key means the default of the architecture."""
     told = config.get("tie_word_embeddings")
     return bool(told) if told is not None else OUTPUT not in names and embedding(names) is not None
 

@@ -1,4 +1,4 @@
-"""What a file written by torch.save holds, from its index alone: where each tensor's elements lie.
+"""Reads where a file written by torch.save stores each tensor's elements, from its index alone.
 
 torch.save writes a zip archive, uncompressed: `data.pkl` with the objects, and a record `data/N` for each storage
 (torch/serialization.py). Such an archive may be a whole file, or, in a `.distcp` file, a range of one.
@@ -35,7 +35,7 @@ _STORAGES = {
     "BoolStorage": "BOOL",
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-# What reading a torn, overwritten or foreign archive was seen to raise.
+# Raised by archives that are truncated, overwritten or from another program.
 _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -70,7 +70,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class Archive:
-    """What torch.save wrote once: bytes [offset, offset + length) of a file, or all of it."""
+    """The output of one torch.save: bytes [offset, offset + length) of a file, or all of it."""
 
     file: Path
     offset: int = 0
@@ -79,7 +79,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class ZipRecord:
-    """A part of an archive: `size` bytes from `offset` of the file on, and the CRC-32 that torch.save noted of them."""
+    """A member of an archive: `size` bytes of the file from `offset`, and the CRC-32 that torch.save recorded."""
 
     offset: int
     size: int
@@ -116,11 +116,12 @@ def _opened(archive: Archive) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(_Window(stream, offset, size)) as opened:
                 yield opened
     except FileNotFoundError as error:
-        raise UserError(f"{file}: is missing", "the checkpoint is incomplete: use another") from error
+        raise UserError(f"{file}: is missing", "the checkpoint is incomplete: use an earlier one") from error
     except _DAMAGED as error:
         place = "" if length is None else f" bytes {offset} to {offset + length}"
         raise UserError(
-            f"{file}:{place} cannot be read as torch.save writes: {error}", "it is truncated or damaged"
+            f"{file}:{place} cannot be read as torch.save writes: {error}",
+            "the file is truncated or damaged: use an earlier checkpoint",
         ) from error
 
 
@@ -141,7 +142,7 @@ def _describe(file: Path, window: int, archive: zipfile.ZipFile, names: safe_pic
         kind, dtype, key, _location, elements = reference
         record = archive.getinfo(f"{prefix}data/{key}")
         if kind != "storage" or record.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"record {key} is no plain storage")
+            raise ValueError(f"record {key} is not an uncompressed storage")
         if record.file_size < elements * DTYPE_BYTES[dtype]:
             raise ValueError(f"record {key} is too short")
         return _Storage(dtype, window + _data_offset(archive, record), elements)
@@ -150,13 +151,13 @@ def _describe(file: Path, window: int, archive: zipfile.ZipFile, names: safe_pic
 
 
 def _data_offset(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int:
-    # the central directory does not tell how long the local header's padding is
+    # the central directory does not have the length of the local header's padding
     stream = archive.fp
     assert stream is not None
     stream.seek(record.header_offset)
     magic, name_length, extra_length = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
     if magic != b"PK\x03\x04":
-        raise ValueError("no record where the directory says")
+        raise ValueError("a record is not where the directory says")
     return int(record.header_offset + _LOCAL_HEADER.size + name_length + extra_length)
 
 

@@ -1,4 +1,4 @@
-"""The card of a model that was merged by itself, outside any run: what was merged into what."""
+"""The model card of a merge outside any run: it names base and adapters. A run's own is stages/model_card.py."""
 
 from collections.abc import Sequence
 from pathlib import Path

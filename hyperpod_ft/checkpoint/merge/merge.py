@@ -38,7 +38,7 @@ _BLOCK_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True)
 class WeightedAdapter:
-    """A PEFT adapter, and what its update is multiplied with."""
+    """A PEFT adapter, and the factor of its update."""
 
     directory: Path
     weight: float = 1.0
@@ -46,7 +46,7 @@ class WeightedAdapter:
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did. `merged`: tensors that adapters change; `unchanged`: those whose update the rounding undid."""
+    """The result. `merged`: tensors that adapters change; `unchanged`: those whose update was lost in rounding."""
 
     tensors: int
     merged: int
@@ -70,18 +70,18 @@ def merge(
 
     Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
     DoRA rescales, tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
-    `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md; None: one that names what was merged.
+    `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md; None: one with base and adapters.
 
-    A killed merge goes on where it was when it is called again with the same files.
+    A killed merge resumes when it is called again with the same files.
 
-    Raises UserError when an adapter does not fit the base, is damaged, contradicts another, asks for what this merge
-    does not do, or has only updates of zero, and when the result is not finite; nothing is published then.
+    Raises UserError when an adapter does not fit the base, is damaged, conflicts with another, needs an unsupported
+    operation, or has only updates of zero, and when the result is not finite; nothing is published then.
     """
     clock = time.monotonic()
     refuse_overlap(target, [base, *(one.directory for one in adapters)])
     files = [read_adapter(one.directory) for one in adapters]
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
-    # the threads that write are as many as are good; each multiplies by itself, as the threads of BLAS would
+    # the writer's threads use all CPUs already; more threads of BLAS would only compete
     with Reader() as reader, threadpool_limits(1, "blas"):
         classified = [_classified(reader, one, model) for one in files]
         weights = [one.weight for one in adapters]
@@ -100,9 +100,9 @@ def merge(
                 raise UserError(
                     f"{adapters[0].directory}: nothing was learned: every update is lost in the rounding to the"
                     " weights' dtype",
-                    "train longer or with a higher training.learning_rate, or merge to float32",
+                    "train longer or with a higher training.learning_rate, or merge with --dtype float32",
                 )
-            _write_beside(directory, model, files, plan, dtype)
+            _copy_other_files(directory, model, files, plan, dtype)
             text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card
             publish.write_text(directory / "README.md", text)
     return Merged(
@@ -150,12 +150,12 @@ def _copy(reader: Reader, tensor: LogicalTensor, dtype: str, base: Path, begin: 
             reader.fill(tensor, low, high, stored)
             convert(stored, tensor.dtype, dtype, out[low - begin : high - begin])
     refuse_nonfinite(
-        out, dtype, tensor.name, f"{tensor.pieces[0].file}: as {dtype}", "restore the file, or take a wider dtype"
+        out, dtype, tensor.name, f"{tensor.pieces[0].file}: as {dtype}", "restore the file, or use a wider dtype"
     )
 
 
 def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[float]) -> dict[str, Any]:
-    """All that decides what is written, besides what is asked for."""
+    """Everything in the inputs that decides what is written."""
     inputs = {piece.file for tensor in model.stored.values() for piece in tensor.pieces}
     inputs |= {model.directory / model_directory.CONFIG}
     states = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(inputs)]
@@ -167,15 +167,15 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
 
 
 def _unchanged(reader: Reader, model: Base, plan: MergePlan, directory: Path) -> int:
-    """How many of the tensors that adapters target are the base's still, in the dtype that was written."""
+    """How many of the tensors that adapters change still equal the base's, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
     return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)
 
 
-def _write_beside(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:
+def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:
     model_directory.copy_files(model.directory, directory)
     if "vocab_size" in plan.config:
-        # the tokens that the base's tokenizer does not have
+        # it has tokens that the base's tokenizer lacks
         for one in files:
             model_directory.copy_files(one.directory, directory, TOKENIZER)
     if plan.config:

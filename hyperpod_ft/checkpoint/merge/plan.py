@@ -1,4 +1,4 @@
-"""What a merge writes: for every tensor of the result where it comes from, and what is added to it."""
+"""What a merge writes: the source of every tensor of the result, and the updates added to it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Base:
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
-        """With the output layer, which may be stored as the embedding only."""
+        """With the output layer, even if it is stored as the embedding only."""
         return tied.with_tied_output(self.stored) if self.is_tied else dict(self.stored)
 
 
@@ -52,7 +52,7 @@ class Change:
 
 @dataclass(frozen=True)
 class MergePlan:
-    """`changes`: by name, in the base's order. `config`: what config.json has to say in place of the base's."""
+    """`changes`: by name, in the base's order. `config`: values that replace those of the base's config.json."""
 
     changes: Mapping[str, Change]
     config: Mapping[str, Any]
@@ -75,7 +75,7 @@ def read_base(directory: Path, modules: Iterable[str]) -> Base:
 
 
 def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]) -> str:
-    """What a model that was saved without its head lacks in front of every name; transformers puts it there again."""
+    """The prefix that all names of a model saved without its head lack; transformers adds it again."""
     for module in modules:
         prefix, _, rest = module.partition(".")
         if f"{rest}.weight" in tensors and not any(name.startswith(f"{prefix}.") for name in tensors):
@@ -84,7 +84,7 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
 
 
 def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> AdapterEffect:
-    """The adapter without those of its whole tensors that are the base's: PEFT saves some that nobody trained."""
+    """The adapter without whole tensors that equal the base's: PEFT saves some that were not trained."""
     tensors = base.tensors
     replaced = {
         name: tensor for name, tensor in adapter.replaced.items() if not same_values(reader, tensor, tensors[name])
@@ -93,11 +93,11 @@ def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> Adapte
 
 
 def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> MergePlan:
-    """`adapters`: each with the weight that its updates are multiplied with.
+    """`adapters`: each with the factor of its updates.
 
-    Raises UserError when adapters contradict one another, or the result would be no model.
+    Raises UserError when adapters conflict, or the result would not be a valid model.
     """
-    _refuse_contradictions(adapters)
+    _refuse_conflicts(adapters)
     touched: dict[str, Change] = {}
     for adapter, weight in adapters:
         for name, tensor in adapter.replaced.items():
@@ -111,20 +111,20 @@ def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[AdapterEffect
 
 
 def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change]) -> dict[str, Any]:
-    """Untie embedding and output layer where an adapter changes one of them, as it does in the live model.
+    """Untie embedding and output layer if an adapter changes only one of them, as in the live model.
 
-    Changes `touched`. Returns what config.json has to say anew.
+    Changes `touched`. Returns the values to change in config.json.
     """
     tensors, embedding = base.tensors, tied.embedding(base.stored)
     config: dict[str, Any] = {}
     for name, change in touched.items():
         if base.is_tied and embedding is None and change.source.shape[:1] == (base.config.get("vocab_size"),):
-            raise UserError(f"{base.directory}: it is not known whether {name} is its output layer too", _WITH_PEFT)
+            raise UserError(f"{base.directory}: {name} may also be its output layer", _WITH_PEFT)
         if change.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
             raise UserError(
                 f"{change.source.pieces[0].file}: {name} has shape {list(change.source.shape)}, in the base model"
                 f" {list(tensors[name].shape)}",
-                "use the base it was trained on",
+                "use the base that the adapter was trained on",
             )
     outer = {name: touched.get(name, Change(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors}
     if embedding is None or not touched.keys() & outer.keys():
@@ -147,28 +147,28 @@ def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change])
     if rows != {tensors[embedding].shape[0]}:
         config["vocab_size"] = rows.pop()
     if config and "text_config" in base.config:
-        raise UserError(f"{base.directory}: is a model of several parts whose embedding would change", _WITH_PEFT)
+        raise UserError(f"{base.directory}: has a text_config, and its embedding would change", _WITH_PEFT)
     return config
 
 
-def _refuse_contradictions(adapters: Sequence[tuple[AdapterEffect, float]]) -> None:
+def _refuse_conflicts(adapters: Sequence[tuple[AdapterEffect, float]]) -> None:
     for adapter, weight in adapters:
         if not math.isfinite(weight) or weight == 0:
             raise UserError(f"{adapter.where}: weight {weight}", "give a number other than 0, or leave the adapter out")
         whole = [*adapter.replaced, *(name for name, update in adapter.updates.items() if update.magnitude)]
         if whole and weight != 1:
             raise UserError(
-                f"{adapter.where}: weight {weight}: {whole[0]} is no sum that could be weighted (modules_to_save,"
-                " bias or DoRA)",
+                f"{adapter.where}: weight {weight}: {whole[0]} is replaced as a whole and cannot be weighted"
+                " (modules_to_save, bias or DoRA)",
                 "give it weight 1",
             )
     for (one, _), (other, _) in combinations(adapters, 2):
         rescaled = {name for it in (one, other) for name, update in it.updates.items() if update.magnitude}
         replaced = one.replaced.keys() | other.replaced.keys()
         both = (one.updates.keys() | one.replaced.keys()) & (other.updates.keys() | other.replaced.keys())
-        if contradiction := sorted(both & (rescaled | replaced)):
+        if conflict := sorted(both & (rescaled | replaced)):
             raise UserError(
-                f"{one.where} and {other.where} both change {contradiction[0]}, one of them as a whole"
+                f"{one.where} and {other.where} both change {conflict[0]}, one of them as a whole"
                 " (modules_to_save, bias or DoRA)",
                 "merge one of them",
             )

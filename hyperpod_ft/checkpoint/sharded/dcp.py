@@ -61,7 +61,7 @@ _NAMES: safe_pickle.Names = {
     ("torch", "Size"): tuple,
     # Python 3.11 pickles members of an enumeration as getattr(class, name); the member is not needed.
     ("builtins", "getattr"): inert,
-    # The directory that the checkpoint was saved to; Python 3.13 names the module otherwise.
+    # The directory that the checkpoint was saved to; Python 3.13 renamed the module.
     ("pathlib", "PosixPath"): inert,
     ("pathlib._local", "PosixPath"): inert,
     **{("torch", name): dtype for name, dtype in DTYPE_OF_TORCH_NAME.items()},
@@ -69,10 +69,10 @@ _NAMES: safe_pickle.Names = {
 
 
 def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
-    """The tensors whose key begins with `prefix`, which is cut off their names; in the order of the index.
+    """The tensors whose key begins with `prefix`, which is removed from their names; in the order of the index.
 
-    Raises UserError when the directory is no such checkpoint, or any wanted tensor lacks a piece, reaches past its
-    file, or is stored in a form that this reader does not know.
+    Raises UserError when the directory is not such a checkpoint, or a tensor lacks a piece, reaches past the end of
+    its file, or is stored in an unsupported form.
     """
     metadata = index(directory)
     try:
@@ -97,24 +97,30 @@ def archives(directory: Path, prefix: str = "") -> list[Archive]:
 
 def _file(directory: Path, name: str) -> Path:
     if Path(name).name != name:
-        raise UserError(f"{directory / INDEX}: names {name!r}, which lies outside the directory", "do not trust it")
+        raise UserError(
+            f"{directory / INDEX}: names {name!r}, which is outside the directory",
+            "do not use the checkpoint unless you trust its source",
+        )
     if not (directory / name).is_file():
-        raise UserError(f"{directory / name}: is missing", "the checkpoint is incomplete: use another")
+        raise UserError(f"{directory / name}: is missing", "the checkpoint is incomplete: use an earlier one")
     return directory / name
 
 
 def _damaged(directory: Path, error: Exception) -> UserError:
-    return UserError(f"{directory / INDEX}: does not describe a checkpoint: {error!r}", "the file is damaged")
+    return UserError(
+        f"{directory / INDEX}: does not describe a checkpoint: {error!r}",
+        "the file is damaged: use an earlier checkpoint",
+    )
 
 
 def index(directory: Path) -> Any:
-    """The index as inert stand-ins. Raises UserError when there is none, or it holds anything but an index."""
+    """The index as inert stand-ins. Raises UserError when it is missing or is not an index."""
     file = directory / INDEX
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:
         raise UserError(
-            f"{directory}: no {INDEX} in it: this is no complete torch.distributed.checkpoint", "use another"
+            f"{directory / INDEX}: is missing: the torch.distributed.checkpoint is incomplete", "use an earlier one"
         ) from error
     return safe_pickle.loads(content, _NAMES, file)
 
@@ -144,12 +150,12 @@ def _tensors(directory: Path, metadata: Any, prefix: str) -> list[LogicalTensor]
 def _piece(directory: Path, key: str, dtype: str, chunk: Any, stored: Any) -> Piece:
     where = f"tensor {key}, piece at {list(chunk.offsets)}"
     if stored is None:
-        raise UserError(f"{directory}: {where}: is missing from the checkpoint", "use another")
+        raise UserError(f"{directory}: {where}: is missing from the checkpoint", "use an earlier one")
     if stored.state.get("transform_descriptors"):
         raise UserError(f"{directory}: {where}: is compressed", "save checkpoints without transforms")
     name = stored.relative_path
     file = _file(directory, name)
     found = torch_file.describe(file, stored.offset, stored.length)
     if not isinstance(found, torch_file.StoredTensor) or found.dtype != dtype or found.shape != chunk.sizes:
-        raise UserError(f"{file}: {where}: holds something else than the index says", "the checkpoint is damaged")
+        raise UserError(f"{file}: {where}: differs from the index", "the checkpoint is damaged: use an earlier one")
     return Piece(file, found.offset, chunk.offsets, found.shape, found.strides)

@@ -1,8 +1,7 @@
 """Whether the bytes of a sharded checkpoint are those that were written.
 
-torch.save notes a CRC-32 of every record, which torch.load does not look at: a byte that flipped on the volume becomes
-a weight that nobody ordered. Whatever is read to be written is checked on the way, and the rest afterwards, so that
-nothing is read twice.
+torch.save records a CRC-32 of every record, which torch.load does not check: a flipped byte becomes a wrong weight.
+Bytes read for writing are checked on the way, and the rest afterwards, so that nothing is read twice.
 """
 
 from bisect import bisect_left
@@ -22,9 +21,9 @@ from hyperpod_ft.errors import UserError
 
 
 def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive], ledger: Ledger) -> None:
-    """Raise UserError when a record that any of the tensors lies in does not have the CRC-32 that was saved with it.
+    """Raise UserError when a record that holds part of a tensor does not have the CRC-32 that was saved with it.
 
-    `archives` are where the tensors are stored, `ledger` knows what was read of them.
+    `archives`: where the tensors are stored; `ledger`: what was read of them.
     """
     ledger.sort()
     with ThreadPoolExecutor(THREADS, "integrity") as pool:
@@ -37,7 +36,7 @@ def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive],
 
 
 def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, ZipRecord]]:
-    """Of the archives the records that tensors lie in."""
+    """The records of the archives that hold parts of tensors."""
     wanted = sorted({(str(piece.file), piece.offset) for tensor in tensors for piece in tensor.stored})
     offsets = {file: [offset for _, offset in group] for file, group in groupby(wanted, key=lambda place: place[0])}
     for archive in archives:
@@ -63,5 +62,5 @@ def _check(file: Path, record: ZipRecord, ledger: Ledger) -> None:
         raise UserError(
             f"{file}: is damaged: bytes {record.offset} to {record.offset + record.size} do not match the checksum that"
             " was saved with them",
-            "restore the file, or use another checkpoint",
+            "restore the file, or use an earlier checkpoint",
         )

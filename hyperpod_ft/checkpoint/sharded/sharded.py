@@ -1,4 +1,4 @@
-"""A sharded checkpoint, whoever wrote it: its adapters or its model as logical tensors. No data is read.
+"""A sharded checkpoint of any known writer: its adapters or its model as logical tensors. No data is read.
 
 Two kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd), and torch.distributed.checkpoint (dcp),
 with engine torch's checkpoint.json or without.
@@ -11,24 +11,22 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters import peft_names
-from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
-from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
-from hyperpod_ft.checkpoint.sharded import dcp
+from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, reader
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-# Written by engines/checkpoint_directory.py, whose docstring tells its keys and those of the tensors.
-_DESCRIPTION = "checkpoint.json"
+# The key of the parameters in a state dict; engines/checkpoint_directory.py lists all keys of the kit's own.
 _PARAMETERS = "model."
-# What other programs call the parameters' part of a state dict, seen by the first component of a model's own names.
+# How the names of a model's own parameters begin.
 _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.")
 
 
 @dataclass(frozen=True)
 class ShardedAdapter:
-    """One LoRA adapter: adapter_config.json and the tensors of adapter_model.safetensors, as PEFT has them."""
+    """One LoRA adapter: adapter_config.json and the tensors of adapter_model.safetensors, as PEFT writes them."""
 
     name: str
     config: dict[str, Any]
@@ -39,8 +37,8 @@ class ShardedAdapter:
 class Sharded:
     """A checkpoint: adapters, or the whole model by Hugging Face's names.
 
-    `files` is where config.json and tokenizer of a whole model lie, if the checkpoint has them. `archives` hold
-    all of the tensors, each with checksums of its own.
+    `files`: the directory of a whole model's config.json and tokenizer, if the checkpoint has them. `archives`: the
+    files of the tensors, with checksums.
     """
 
     directory: Path
@@ -58,13 +56,13 @@ class Sharded:
 def open_checkpoint(path: Path) -> Sharded:
     """The checkpoint at `path`: its directory, or the one below it that holds an adapter or the shards.
 
-    Raises UserError when there is none, or it is incomplete, damaged or mixed with another.
+    Raises UserError when there is none, or it is incomplete, damaged or a mixture of several.
     """
     path = path.absolute()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory", "name the directory of a checkpoint")
     if (path / dcp.INDEX).is_file():
-        found = _own(path) if (path / _DESCRIPTION).is_file() else _dcp(path)
+        found = _own(path) if (path / description.NAME).is_file() else _dcp(path)
         return _with_archives(found, dcp.archives(path))
     found = _nxd(path)
     return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
@@ -78,13 +76,13 @@ def _nxd(path: Path) -> Sharded:
     model = reader.model_directory(path)
     adapters = reader.adapter_directories(path)
     if model and adapters:
-        raise UserError(f"{path}: holds both adapters and a whole model", "name the directory of one of them")
+        raise UserError(f"{path}: has both adapters and a whole model", "name the directory of one of them")
     if model:
         return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
         return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
     raise UserError(
-        f"{path}: is no sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
+        f"{path}: is not a sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
         f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
         "name the directory of a checkpoint",
     )
@@ -99,28 +97,29 @@ def _dcp(directory: Path) -> Sharded:
     tensors = _parameters(dcp.read(directory))
     if not any(".lora_" in tensor.name for tensor in tensors):
         return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
-    # the scale of the update stands nowhere else
-    config = adapter_config.read_config(directory / adapter_config.CONFIG)
-    return _with_adapter(directory, config, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
+    # only this file has the scale of the update
+    values, _ = adapter_config.read_config(directory / CONFIG)
+    return _with_adapter(directory, values, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
 
 
 def _own(directory: Path) -> Sharded:
     """What engine torch wrote."""
-    file = directory / _DESCRIPTION
     tensors = tuple(dcp.read(directory, _PARAMETERS))
-    description = read_object(file, "use another checkpoint")
-    try:
-        if publish.sha256(directory / dcp.INDEX) != description["sha256"][dcp.INDEX]:
-            raise UserError(f"{directory / dcp.INDEX}: is damaged: its digest is not the one recorded", "use another")
-        if description["method"] == "full":
-            return Sharded(directory, (), tensors, None)
-        lora, base = description["lora"], description["base_model"]
-        config = AdapterConfig(lora["r"], lora["alpha"], lora["rslora"], tuple(lora["target_modules"]))
-        values = config.as_peft(base["source"], base["revision"], lora["dropout"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: does not describe a checkpoint: {error!r}", "use another checkpoint") from error
+    described = description.read(directory)
+    if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
+        raise UserError(
+            f"{directory / dcp.INDEX}: is damaged: its digest is not the one in {description.NAME}",
+            "use an earlier checkpoint",
+        )
+    lora, base = described.lora, described.base_model
+    if lora is None:
+        return Sharded(directory, (), tensors, None)
+    config = AdapterConfig(r=lora.r, lora_alpha=lora.alpha, use_rslora=lora.rslora, target_modules=lora.target_modules)
+    values = config.as_peft(base.source, base.revision, lora.dropout)
     if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
-        raise UserError(f"{directory}: tensor {other[0]} is no LoRA factor of the adapter `default`", "use another")
+        raise UserError(
+            f"{directory}: tensor {other[0]} is not a LoRA factor of the adapter `default`", "use an earlier checkpoint"
+        )
     return _with_adapter(directory, values, tensors)
 
 
@@ -129,7 +128,9 @@ def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[Log
     for tensor in tensors:
         name = peft_names.saved_name(tensor.name, "default")
         if name is None:
-            raise UserError(f"{directory}: tensor {tensor.name} is not of the adapter `default`", "save one adapter")
+            raise UserError(
+                f"{directory}: tensor {tensor.name} does not belong to the adapter `default`", "save one adapter"
+            )
         adapter.append(tensor.renamed(name))
     return Sharded(directory, (ShardedAdapter("default", config, tuple(adapter)),), (), None)
 

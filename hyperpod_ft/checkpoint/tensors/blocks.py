@@ -1,4 +1,4 @@
-"""Blocks of a file that threads handle in any order, and the digest of them in theirs."""
+"""Blocks of a file, processed by threads in any order, and their digest in file order."""
 
 import contextlib
 import threading
@@ -10,20 +10,20 @@ import xxhash
 from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.system import usable_cpus
 
-# More than the CPUs of this job: some wait for the disk while others compute.
+# More than the CPUs of this job: some threads wait for the disk while others compute.
 THREADS = min(8, 2 + usable_cpus())
 
 
 def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
-    """Have `work(begin)` done for all, begun in this order. When one fails, those not begun are left out, and its
-    error is raised after the last has ended: none uses the file any more.
+    """Call `work(begin)` for all, started in this order. When one fails, those not started are skipped, and its
+    error is raised after the last has ended, when no thread uses the file any more.
     """
     futures: list[Future[None]] = []
     try:
         futures.extend(pool.submit(work, begin) for begin in begins)
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        # the last first: of those that wait for their turn, none may lose the one before it
+        # the last first: a block that waits for its turn needs the block before it
         for future in reversed(futures):
             future.cancel()
         wait(futures)
@@ -32,7 +32,7 @@ def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[in
 
 
 class Digest:
-    """The XXH3 (128 bits) of blocks that threads finish in any order; they have to be begun in order."""
+    """The XXH3 (128 bits) of blocks that threads finish in any order; they must be started in order."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -42,7 +42,7 @@ class Digest:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Around all that is done for a block: when it fails, those who wait for it fail the same way."""
+        """Encloses the work on a block: when it fails, the blocks that wait for it fail with the same error."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Tensors that are written as they were read, or rounded to another dtype; and the proof that their copies agree."""
+"""Whether two tensors have the same values, and whether the copies on different ranks agree."""
 
 from collections.abc import Iterable
 from math import prod
@@ -19,8 +19,8 @@ _FIRST_LOOK = 1 << 17
 def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> bool:
     """Whether a tensor, rounded to the other's dtype, is the other bit for bit.
 
-    Reads no further than where they differ. Most do so from the start: the first block is small, each further one twice
-    as large.
+    Stops at the first difference, which is usually at the start: the first block is small, and each further one is
+    twice as large.
     """
     if tensor.shape != other.shape:
         return False
@@ -46,20 +46,20 @@ def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> 
 def refuse_divergence(reader: Reader, tensors: Iterable[LogicalTensor], where: Path) -> None:
     """Raise UserError when a tensor's replicas, which other ranks hold, are not equal to it, bit for bit.
 
-    Ranks that train on from different values are no one model: nothing can say which copy is right.
+    Ranks that continue from different values train different models: it is unknown which copy is right.
     """
     differing = [(name, by) for name, by in ((tensor.name, _divergence(reader, tensor)) for tensor in tensors) if by]
     if differing:
         name, largest = max(differing, key=lambda pair: pair[1])
         raise UserError(
-            f"{where}: {len(differing)} tensor(s) that every rank should hold alike differ between ranks, most {name}:"
+            f"{where}: {len(differing)} tensors that should be equal on every rank differ, most of all {name}:"
             f" largest difference {largest:.6g}",
             "the ranks trained different models (sequence parallelism without summed gradients does that): train again",
         )
 
 
 def _divergence(reader: Reader, tensor: LogicalTensor) -> float:
-    """The largest absolute difference of any replica; infinite where NaNs or no numbers differ."""
+    """The largest absolute difference of any replica; infinite if NaNs or values without arithmetic differ."""
     return max((_difference(reader, tensor, replica) for replica in tensor.replicas), default=0.0)
 
 
@@ -73,7 +73,7 @@ def _difference(reader: Reader, tensor: LogicalTensor, replica: Piece) -> float:
         if tensor.dtype not in ARITHMETIC or nonfinite(ours, tensor.dtype) or nonfinite(theirs, tensor.dtype):
             return float("inf")
         largest = max(largest, float(np.abs(widen(ours, tensor.dtype) - widen(theirs, tensor.dtype)).max()))
-        # equal numbers in other bits, 0 and -0, are no divergence
+        # 0 and -0 are equal numbers with different bits: not a divergence
     return largest
 
 

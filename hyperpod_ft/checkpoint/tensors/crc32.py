@@ -1,4 +1,4 @@
-"""CRC-32 of a whole from those of its parts, so that a file can be checked while it is read in pieces, in any order."""
+"""The CRC-32 of a range from those of its parts, so that a file can be checked while it is read in any order."""
 
 import threading
 import zlib
@@ -72,7 +72,7 @@ class Ledger:
             self._ranges[file].append((offset, content.nbytes, crc))
 
     def sort(self) -> None:
-        """Ready for questions, when all is read."""
+        """Call this after the last `note` and before `crc32`."""
         for ranges in self._ranges.values():
             ranges.sort()
 

@@ -1,8 +1,8 @@
-"""Direct I/O: reading and writing past the page cache, with a quiet way back to ordinary I/O where it is not to be had.
+"""Direct I/O: reading and writing past the page cache, with a silent fallback to ordinary I/O.
 
-Through the cache, tens of gigabytes that nobody reads again are copied once more by the CPU, push everything else out,
-and are written back in stalls. tmpfs of older kernels and some network file systems refuse direct I/O, at the opening
-or only at the transfer.
+Through the cache, the CPU copies tens of gigabytes once more although they are not read again; they evict everything
+else and are written back in stalls. tmpfs of older kernels and some network file systems refuse direct I/O, when a file
+is opened or only at the first transfer.
 """
 
 import errno
@@ -20,10 +20,10 @@ from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.errors import UserError
 
 BLOCK_BYTES = 8 << 20
-# What it asks of addresses, offsets and lengths: the largest logical block of any disk in use.
+# Of addresses, offsets and lengths: the largest logical block of any disk in use.
 ALIGNMENT = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
-# Below this the cache costs less than reading whole blocks around what is wanted.
+# For smaller reads the cache costs less than reading whole blocks.
 _LEAST_DIRECT_READ = 256 << 10
 
 _local = threading.local()
@@ -38,7 +38,7 @@ def buffer(use: str) -> Stored:
 
 
 class _Descriptor:
-    """An open file that does direct I/O until the file system refuses."""
+    """An open file that uses direct I/O until the file system refuses it."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self._direct = bool(_O_DIRECT)
@@ -51,7 +51,7 @@ class _Descriptor:
             self.number = os.open(path, flags | os.O_CLOEXEC, 0o666)
 
     def transfer(self, operation: Callable[[int], int]) -> int:
-        """`operation(number)`; once more through the cache when it is invalid as direct I/O."""
+        """`operation(number)`, repeated through the cache when it is invalid as direct I/O."""
         while True:
             direct = self._direct  # before the call: another thread may fall back meanwhile
             try:
@@ -65,7 +65,7 @@ class _Descriptor:
 
 
 class DirectReader:
-    """A file to read ranges of."""
+    """Reads ranges of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class DirectReader:
         os.close(self._cached)
 
     def read(self, offset: int, out: Stored) -> None:
-        """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError when there are not enough."""
+        """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError at the end of the file."""
         target = out.data.cast("B")
         while len(target) >= _LEAST_DIRECT_READ:
             found = self._read_directly(offset, min(len(target), BLOCK_BYTES))
@@ -99,7 +99,7 @@ class DirectReader:
             target, offset = target[got:], offset + got
 
     def borrow(self, offset: int, size: int) -> Stored:
-        """`size` bytes from `offset` on, at most BLOCK_BYTES, without a copy: good until this thread reads again."""
+        """`size` bytes from `offset` on, at most BLOCK_BYTES, without a copy: valid until this thread reads again."""
         if size >= _LEAST_DIRECT_READ:
             found = self._read_directly(offset, size)
             if found.size == size:
@@ -131,17 +131,17 @@ class DirectReader:
 
 
 class DirectWriter:
-    """A new file to write blocks of, from any thread. Its mode is the umask's."""
+    """Writes blocks of a new file, from any thread. Its mode follows the umask."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Reserve `size` bytes: blocks then come in any order at the disk's speed, and a full disk is told at once."""
+        """Reserve `size` bytes: blocks can then be written in any order at full speed, and a full disk fails here."""
         self._size = size
         self._descriptor = _Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         if size and hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self._descriptor.number, 0, size)
             except OSError as error:
-                # what a file system that cannot (older Lustre) says, or the C library that tries in its place
+                # from a file system without it (older Lustre), or from the C library's emulation
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     os.close(self._descriptor.number)
                     raise

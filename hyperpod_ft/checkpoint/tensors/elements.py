@@ -1,7 +1,7 @@
-"""Elements as they are stored, and as numbers: what numpy lacks for bfloat16 and the 8-bit floats.
+"""Elements as stored bits and as numbers: support for bfloat16 and the 8-bit floats, which numpy lacks.
 
 A stored array has the dtype of the same width that numpy knows: BF16 is uint16, the F8 formats are uint8, all else is
-itself. Nothing here is larger than the caller's block; temporaries are as large as it.
+itself. Temporaries are no larger than the caller's block.
 """
 
 import math
@@ -11,32 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.checkpoint.tensors import half
+from hyperpod_ft.checkpoint.tensors.layout import NUMPY_CODE
 from hyperpod_ft.checkpoint.tensors.scratch import scratch
 
 Stored = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 
-STORED: dict[str, np.dtype[Any]] = {
-    name: np.dtype(code)
-    for name, code in {
-        "F64": "<f8",
-        "F32": "<f4",
-        "F16": "<f2",
-        "BF16": "<u2",
-        "F8_E4M3": "u1",
-        "F8_E5M2": "u1",
-        "I64": "<i8",
-        "I32": "<i4",
-        "I16": "<i2",
-        "I8": "i1",
-        "U64": "<u8",
-        "U32": "<u4",
-        "U16": "<u2",
-        "U8": "u1",
-        "BOOL": "?",
-    }.items()
-}
-# Those that arithmetic is done on. An 8-bit float only has a value together with a scale that is stored elsewhere.
+STORED: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in NUMPY_CODE.items()}
+# The dtypes with arithmetic. An 8-bit float has a value only together with a scale that is stored elsewhere.
 ARITHMETIC = frozenset({"F64", "F32", "F16", "BF16"})
 
 # By dtype: the width's integers, and the pattern of infinity, which every NaN of the same sign exceeds. E4M3 (the "fn"

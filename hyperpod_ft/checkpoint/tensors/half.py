@@ -1,4 +1,4 @@
-"""Half precision (F16) to float32 and back in steps over whole arrays, where numpy converts one by one.
+"""Half precision (F16) to float32 and back with operations on whole arrays; numpy converts one element at a time.
 
 Half has 5 bits of exponent and 10 of mantissa, float32 8 and 23: a shift by 13 puts one's bits into the other's place,
 and the biases of their exponents differ by 112.
@@ -22,9 +22,9 @@ def widen(stored: NDArray[np.float16], out: NDArray[Any]) -> None:
     np.copyto(bits, stored.view(np.int16))  # the sign fills the upper half
     np.left_shift(bits, 13, out=bits)
     np.bitwise_and(bits, ~0x7000_0000, out=bits)
-    # subnormal ones too are what they should be but for the bias
+    # this also gives subnormal numbers their value
     np.multiply(out, np.float32(2.0**_BIAS), out=out)
-    if out.size and max(out.max(), -out.min()) >= 65536:  # what infinity and NaN look like
+    if out.size and max(out.max(), -out.min()) >= 65536:  # infinity and NaN
         np.copyto(out, stored)
 
 

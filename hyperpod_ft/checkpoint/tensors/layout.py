@@ -1,4 +1,4 @@
-"""Logical tensors: what a checkpoint holds, told as names, dtypes, shapes and byte ranges. Nothing here reads data."""
+"""Logical tensors: the contents of a checkpoint as names, dtypes, shapes and byte ranges. Nothing here reads data."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,49 +7,35 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 
-# Bytes per element, by the name that safetensors gives each dtype.
-DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
-# By the name that torch and the run file give it (`merge.dtype`).
-DTYPE_OF_TORCH_NAME = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-TORCH_NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPE_OF_TORCH_NAME.items()}
+# safetensors' name, torch's name, bytes of an element, and numpy's code for the bits, which it stores as integers where
+# it lacks the dtype.
+_DTYPES = (
+    ("F64", "float64", 8, "<f8"),
+    ("F32", "float32", 4, "<f4"),
+    ("F16", "float16", 2, "<f2"),
+    ("BF16", "bfloat16", 2, "<u2"),
+    ("F8_E4M3", "float8_e4m3fn", 1, "u1"),
+    ("F8_E5M2", "float8_e5m2", 1, "u1"),
+    ("I64", "int64", 8, "<i8"),
+    ("I32", "int32", 4, "<i4"),
+    ("I16", "int16", 2, "<i2"),
+    ("I8", "int8", 1, "i1"),
+    ("U64", "uint64", 8, "<u8"),
+    ("U32", "uint32", 4, "<u4"),
+    ("U16", "uint16", 2, "<u2"),
+    ("U8", "uint8", 1, "u1"),
+    ("BOOL", "bool", 1, "?"),
+)
+DTYPE_BYTES = {name: nbytes for name, _, nbytes, _ in _DTYPES}
+DTYPE_OF_TORCH_NAME = {torch_name: name for name, torch_name, _, _ in _DTYPES}
+TORCH_NAME_OF_DTYPE = {name: torch_name for name, torch_name, _, _ in _DTYPES}
+NUMPY_CODE = {name: code for name, _, _, code in _DTYPES}
 FLOATING = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a logical tensor and where its elements lie: element (i, j) at offset + (i, j)·strides elements."""
+    """A box of a logical tensor and where it is stored: element (i, j) at offset + (i, j)·strides elements."""
 
     file: Path
     offset: int  # bytes, of the box's first element
@@ -72,9 +58,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """One tensor under its final name, whole, wherever its pieces lie.
+    """One whole tensor under its final name, assembled from its pieces.
 
-    `replicas` are further copies of parts of it, which other ranks hold and which have to be equal.
+    `replicas` are further copies of parts of it, which other ranks hold and which must be equal.
     """
 
     name: str
@@ -85,7 +71,7 @@ class LogicalTensor:
 
     @property
     def stored(self) -> tuple[Piece, ...]:
-        """All that is stored of it, copies included."""
+        """All its stored pieces, copies included."""
         return (*self.pieces, *self.replicas)
 
     @property
@@ -106,9 +92,9 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
-    """Raise UserError unless the pieces of every tensor lie inside their files and cover it exactly once.
+    """Raise UserError unless the pieces of every tensor are within their files and cover it exactly once.
 
-    Replicas have to lie inside their files too; they may cover any part, any number of times.
+    Replicas must be within their files too; they may cover any part, any number of times.
     """
     size_of = _file_sizes()
     for tensor in tensors:
@@ -119,7 +105,7 @@ def check(tensors: Iterable[LogicalTensor], where: Path) -> None:
             raise UserError(
                 f"{where}: tensor {tensor.name} is incomplete: its {len(tensor.pieces)} pieces hold {held} elements"
                 f" of {tensor.elements} (shape {list(tensor.shape)})",
-                "use another checkpoint, or train again",
+                "use an earlier checkpoint, or train again",
             )
 
 
@@ -132,7 +118,7 @@ def _file_sizes() -> Callable[[Path], int]:
                 known[file] = file.stat().st_size
             except OSError as error:
                 raise UserError(
-                    f"{file}: is missing ({error.strerror})", "the checkpoint is incomplete: use another"
+                    f"{file}: is missing ({error.strerror})", "the checkpoint is incomplete: use an earlier one"
                 ) from error
         return known[file]
 
@@ -142,23 +128,25 @@ def _file_sizes() -> Callable[[Path], int]:
 def _check_piece(tensor: LogicalTensor, piece: Piece, size_of: Callable[[Path], int], where: Path) -> None:
     rank = len(tensor.shape)
     if not (len(piece.start) == len(piece.shape) == len(piece.strides) == rank):
-        raise UserError(f"{where}: tensor {tensor.name}: a piece has another number of dimensions", "use another")
+        raise UserError(
+            f"{where}: tensor {tensor.name}: a piece has a different number of dimensions", "use an earlier checkpoint"
+        )
     inside = all(
         start >= 0 and size >= 0 and start + size <= whole
         for start, size, whole in zip(piece.start, piece.shape, tensor.shape, strict=True)
     )
     if not inside or piece.offset < 0 or min(piece.strides, default=0) < 0:
-        raise UserError(f"{where}: tensor {tensor.name}: a piece lies outside of it", "the checkpoint is damaged")
+        raise UserError(f"{where}: tensor {tensor.name}: a piece is outside it", "the checkpoint is damaged")
     end = piece.offset + piece.extent * DTYPE_BYTES[tensor.dtype]
     if end > size_of(piece.file):
         raise UserError(
             f"{piece.file}: is truncated: {size_of(piece.file)} bytes, tensor {tensor.name} ends at {end}",
-            "the checkpoint is incomplete: use another",
+            "the checkpoint is incomplete: use an earlier one",
         )
 
 
 def _overlap(pieces: tuple[Piece, ...]) -> bool:
-    """Whether two pieces share an element. Compares only neighbours along the dimension that cuts most."""
+    """Whether two pieces share an element. Compares only neighbours along the dimension with the most cuts."""
     boxes = [piece for piece in pieces if 0 not in piece.shape]
     if len(boxes) < 2:
         return False

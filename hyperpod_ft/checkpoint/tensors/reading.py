@@ -1,4 +1,4 @@
-"""From descriptions to data: any range of a logical tensor's elements, so that no tensor need be in memory whole."""
+"""Reads any range of a logical tensor's elements, so that no tensor has to be in memory whole."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, nonf
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
-# A checkpoint may be thousands of files; as many as these stay open between two reads.
+# A checkpoint may have thousands of files; this many stay open between reads.
 _IDLE_READERS = 64
 
 
 class Reader:
-    """Reads logical tensors, from any number of threads. What `fill` reads is noted in the `ledger`, if any."""
+    """Reads logical tensors, from any number of threads. The `ledger`, if given, notes what `fill` reads."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger
@@ -51,22 +51,22 @@ class Reader:
         first_row, last_row = begin // row, -(-end // row)
         aligned = (first_row * row, last_row * row) == (begin, end)
         rows = out if aligned else np.empty((last_row - first_row) * row, out.dtype)
-        # a row that lies in two blocks is noted with the one it begins in
+        # a row that spans two blocks is noted with the first
         begun = -(-begin // row)
         self._gather(tensor, first_row, last_row, rows.reshape(last_row - first_row, *tensor.shape[1:]), begun)
         if not aligned:
             out[:] = rows[begin - first_row * row : end - first_row * row]
 
     def borrow(self, tensor: LogicalTensor, begin: int, end: int) -> Stored:
-        """Elements [begin, end), 1-D, at most BLOCK_BYTES: without a copy where they lie together, and then only good
-        until this thread reads again, and not to be written to.
+        """Elements [begin, end), 1-D, at most BLOCK_BYTES: without a copy if they are contiguous; then read-only,
+        and valid until this thread reads again.
         """
         dtype = STORED[tensor.dtype]
         if len(tensor.pieces) == 1 and not self._ledger and _holds_whole_rows(piece := tensor.pieces[0], tensor):
             offset = piece.offset + begin * dtype.itemsize
             with self._source(piece.file) as source:
                 found = source.borrow(offset, (end - begin) * dtype.itemsize)
-            # elements that lie askew in memory are slow to compute with
+            # computing with unaligned elements is slow
             return found.view(dtype) if found.ctypes.data % dtype.itemsize == 0 else found.copy().view(dtype)
         copied = np.empty(end - begin, dtype)
         self.fill(tensor, begin, end, copied)
@@ -130,7 +130,7 @@ class Reader:
                 spare.close()
 
     def _take(self, file: Path) -> DirectReader | None:
-        """An idle source of the file: while it is in use nobody else has it, so nobody closes it."""
+        """An idle reader of the file. While it is in use it is not in the list, so that no other thread closes it."""
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index].path == file:

@@ -1,4 +1,4 @@
-"""Whole files, read once by several threads in bounded memory: each has its digest made and its elements looked at."""
+"""Reads whole files once, with several threads in bounded memory: computes digests and inspects elements."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from hyperpod_ft.progress import ByteProgress
 
 # Half of what a transfer may be: each thread holds a block up to three times.
 _BLOCK_BYTES = direct.BLOCK_BYTES // 2
-# An element that begins in one block may reach this far into the next: only ours begin every tensor on its own size.
+# An element may reach this far into the next block: files of other programs need not align tensors.
 _OVERLAP = 7
 
 # `inspect(tensor, first, stored)`: elements from number `first` on, row-major, 1-D, of the stored dtype, valid during
@@ -36,7 +36,7 @@ class Scanner:
         self._pool.shutdown()
 
     def scan(self, file: Path, tensors: Sequence[LogicalTensor] = (), inspect: Inspect | None = None) -> str:
-        """Show `inspect` every element of `tensors`, which lie in `file` whole and in this order.
+        """Show `inspect` every element of `tensors`, all of which `file` holds in this order.
 
         Returns the file's XXH3 (128 bits) as hex. Raises UserError when it cannot be read to its end.
         """

@@ -1,6 +1,6 @@
-"""Whether a configuration and the tensors beside it belong together, as far as names and shapes tell: a line per fault.
+"""Whether a configuration fits the tensors next to it, by names and shapes: a line for each fault.
 
-What transformers and PEFT would do with a mismatch ranges from an error to random weights with a warning.
+On a mismatch, transformers and PEFT do anything from raising an error to using random weights with a warning.
 """
 
 import re
@@ -30,17 +30,17 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     for name in (embedding, output):
         if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
             yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
-    told = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
-    if embedding and output not in tensors and told is False and _is_causal(config):
+    stated = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
+    if embedding and output not in tensors and stated is False and _is_causal(config):
         yield f"{where}: tie_word_embeddings is false, but there is no {output}"
-    if embedding and output in tensors and told and not _equal(tensors[embedding], tensors[output]):
-        yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}: it would be lost"
+    if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):
+        yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}, which replaces it"
     yield from _dtype_faults(config, where, tensors)
     count = config.get("num_hidden_layers")
     layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
-    # further layers are there for a reason: some models predict several tokens with them
+    # extra layers are valid: some models predict several tokens with them
     if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
-        yield f"{where}: num_hidden_layers is {count}, but there are weights of {present} layers only"
+        yield f"{where}: num_hidden_layers is {count}, but only {present} layers have weights"
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:
@@ -54,20 +54,20 @@ def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
 
 
 def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:
-    told = config.get("dtype", config.get("torch_dtype"))
+    stated = config.get("dtype", config.get("torch_dtype"))
     held = sorted({tensor.dtype for tensor in tensors.values()} & FLOATING)
     # norms and gates are often kept in a wider dtype than the rest; quantized weights have their own
-    wanted = None if "quantization_config" in config else DTYPE_OF_TORCH_NAME.get(str(told))
+    wanted = None if "quantization_config" in config else DTYPE_OF_TORCH_NAME.get(str(stated))
     if wanted and held and wanted not in held:
-        yield f"{where}: dtype is {told}, the tensors are {', '.join(held)}"
+        yield f"{where}: dtype is {stated}, the tensors are {', '.join(held)}"
 
 
 def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
-    """Of a PEFT adapter: LoRA factors without partner, or of another rank. Raises UserError as `model_faults` does."""
+    """Of a PEFT adapter: LoRA factors without a partner or with a wrong rank. Raises UserError like `model_faults`."""
     where = directory / lora_config.CONFIG
-    values = read_object(where, "make the adapter again")
+    values = read_object(where, "save the adapter again")
     if values.get("peft_type") != "LORA":
-        return  # of other kinds only the files are checked
+        return  # only the files of other kinds are checked
     config = lora_config.parse_config(where, values)
     for name, tensor in tensors.items():
         if factor := _FACTOR.fullmatch(name):

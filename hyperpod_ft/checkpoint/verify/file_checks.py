@@ -1,4 +1,4 @@
-"""What a model or adapter directory says that it holds: headers, index and configuration; no tensor's data is read."""
+"""Checks of a model or adapter directory's headers, index and configuration. No tensor's data is read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Contents:
-    """Of a Hugging Face model or a PEFT adapter. `findings`: one line for all that is wrong."""
+    """Of a Hugging Face model or a PEFT adapter. `findings`: a line for each fault."""
 
     is_adapter: bool
-    files: Mapping[str, Sequence[LogicalTensor]]  # of weights, whose headers could be read
-    is_whole: bool  # whether they all could, and none is missing
+    files: Mapping[str, Sequence[LogicalTensor]]  # of weights, those with a valid header
+    is_whole: bool  # whether all are valid and none is missing
     findings: tuple[str, ...]
 
     @property
@@ -30,13 +30,13 @@ class Contents:
 
 
 def read_tensors(directory: Path) -> dict[str, LogicalTensor]:
-    """The tensors of a directory that has to be in order. Raises UserError when it is not."""
+    """The tensors of a directory. Raises UserError when a file is missing or damaged."""
     tensors = read_file(directory / lora.WEIGHTS) if _is_adapter(directory) else read_model(directory)
     return {tensor.name: tensor for tensor in tensors}
 
 
 def read_contents(directory: Path) -> Contents:
-    """Raises UserError when `directory` holds no model and no adapter."""
+    """Raises UserError when `directory` has neither a model nor an adapter."""
     is_adapter = _is_adapter(directory)
     findings: list[str] = []
     index = None if is_adapter else attempt(findings, partial(read_index, directory))
@@ -51,7 +51,7 @@ def read_contents(directory: Path) -> Contents:
     if index is not None:
         findings += (f"{directory / INDEX}: {line}" for line in _index_faults(directory, index, contents))
     if is_whole and not contents.tensors:
-        findings.append(f"{directory}: holds no tensors")
+        findings.append(f"{directory}: has no tensors")
     elif is_whole:
         faults = config_checks.adapter_faults if is_adapter else config_checks.model_faults
         findings += attempt(findings, lambda: list(faults(directory, contents.tensors))) or ()
@@ -59,7 +59,7 @@ def read_contents(directory: Path) -> Contents:
 
 
 def attempt(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
-    """What `work` returns; None when it raises UserError, whose line is one more finding."""
+    """The result of `work`; None if it raises UserError, which becomes one more finding."""
     try:
         return work()
     except UserError as error:
@@ -75,8 +75,8 @@ def _is_adapter(directory: Path) -> bool:
     if any((directory / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
         return True
     raise UserError(
-        f"{directory}: holds no model ({SINGLE} or {INDEX}) and no adapter ({lora.WEIGHTS})",
-        "name the directory of one; weights in another format have to be converted (save_pretrained)",
+        f"{directory}: has neither a model ({SINGLE} or {INDEX}) nor an adapter ({lora.WEIGHTS})",
+        "name the directory of one; convert weights in another format with save_pretrained",
     )
 
 
@@ -84,10 +84,10 @@ def _index_faults(directory: Path, index: Index, contents: Contents) -> Iterator
     yield from index.disagreements(contents.files)
     held = sum(tensor.nbytes for tensors in contents.files.values() for tensor in tensors)
     if contents.is_whole and index.total_size not in (None, held):
-        yield f"total_size is {index.total_size}, the tensors are {held} bytes"
+        yield f"total_size is {index.total_size}, the tensors have {held} bytes"
     for file in sorted(directory.glob("model-*-of-*.safetensors")):
         if file.name not in index.files:
-            yield f"{file.name} is there, but not named"
+            yield f"{file.name} is not in the index"
     if (directory / SINGLE).is_file() and SINGLE not in index.files:
-        # transformers then takes the single file, others the shards
-        yield f"{SINGLE} is there as well: which of the two is loaded depends on the program"
+        # transformers then loads the single file, others the shards
+        yield f"{SINGLE} exists as well: programs differ in which of the two they load"

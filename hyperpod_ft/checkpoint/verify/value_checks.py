@@ -1,4 +1,4 @@
-"""What the elements of tensors show while they stream by: values that are no numbers, and differences from others."""
+"""Checks of tensors' elements while they are read: non-finite values, and differences from expected ones."""
 
 import math
 import threading
@@ -18,9 +18,9 @@ _CACHED_ELEMENTS = 1 << 16  # a pass and its temporaries stay in the core's own 
 
 @dataclass(frozen=True)
 class Difference:
-    """Elements that differ by more than is tolerated, and the largest absolute difference of any.
+    """The number of elements that differ by more than the tolerance, and the largest absolute difference of any.
 
-    That is NaN where a value is none, or has none: an 8-bit float by itself.
+    It is NaN if a value is NaN or, like an 8-bit float without its scale, unknown.
     """
 
     elements: int = 0
@@ -32,9 +32,9 @@ class Difference:
 
 
 class ValueChecks:
-    """Looks at elements from any thread. `expected`: tensors of the same shapes to compare those of a name with.
+    """Checks elements, from any thread. `expected`: by name, tensors of the same shape to compare with.
 
-    `tolerance` is absolute; 0 wants the same bits, or where the dtypes differ the same values.
+    `tolerance` is absolute; 0 requires the same bits, or the same values if the dtypes differ.
     """
 
     def __init__(self, reader: Reader, expected: Mapping[str, LogicalTensor], tolerance: float) -> None:
@@ -43,10 +43,10 @@ class ValueChecks:
         self._tolerance = tolerance
         self._changing = threading.Lock()
         self.nonfinite: dict[str, str] = {}  # `NaN` or `Inf`, by tensor
-        self.differences: dict[str, Difference] = {}  # by tensor, of those whose bits are not the same
+        self.differences: dict[str, Difference] = {}  # by tensor, of those whose bits differ
 
     def inspect(self, tensor: LogicalTensor, first: int, stored: Stored) -> None:
-        """Elements from number `first` on, 1-D, of the stored dtype."""
+        """Elements of `tensor` from number `first`, 1-D, of the stored dtype."""
         if kind := nonfinite(stored, tensor.dtype):
             with self._changing:
                 self.nonfinite[tensor.name] = max(kind, self.nonfinite.get(tensor.name, ""))

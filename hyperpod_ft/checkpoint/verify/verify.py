@@ -1,4 +1,4 @@
-"""Whether a model or adapter directory is whole, holds what it should, and answers as it should.
+"""Whether a model or adapter directory is complete, has the expected tensors, and gives the expected logits.
 
 Its files are read once, by several threads, in bounded memory. Only the comparison of logits needs torch.
 """
@@ -36,18 +36,18 @@ Tensors = Mapping[str, LogicalTensor]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Against the expected tensors: how many have the same name, dtype, shape and values, and how many do not."""
+    """With the expected tensors: how many have the same name, dtype, shape and values, and how many do not."""
 
     against: str
     tolerance: float
     equal: int
     different: int
-    largest_difference: float  # of all values, tolerated ones too; NaN where one is no number
+    largest_difference: float  # of all values, within the tolerance or not; NaN if one is not a number
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found. `findings`: one line for all that is wrong."""
+    """The result. `findings`: a line for each fault."""
 
     directory: str
     kind: str  # `model` or `adapter`
@@ -65,7 +65,7 @@ class Verification:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN and no infinity: null in their place."""
+        """For JSON, with null in place of NaN and infinity."""
         return {"ok": self.ok} | asdict(self, dict_factory=_finite)
 
 
@@ -81,13 +81,13 @@ def verify(
     adapter: Path | None = None,
     base: Path | None = None,
 ) -> Verification:
-    """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values, and configuration.
+    """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values and configuration.
 
-    With `against`, also that it holds that directory's tensors, values within `tolerance` (absolute; 0: the same bits).
-    With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
+    With `against`, also that it has that directory's tensors, with values within `tolerance` (absolute; 0: the same
+    bits). With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
 
-    Raises UserError, before any weights are read, when there is nothing to check, one of the others is not what it
-    should be or cannot be read, or the logits need a package that is not installed.
+    Raises UserError, before any weights are read, when there is nothing to check, another directory is of the wrong
+    kind or cannot be read, or the logits need a package that is not installed.
     """
     _check_tolerance(tolerance, against)
     kind = kinds.expect("", directory, "model", "adapter")
@@ -136,7 +136,7 @@ def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
 
 
 def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: ValueChecks) -> Iterator[str]:
-    """Show `values` all that the files hold, and tell those whose content is not the recorded one."""
+    """Let `values` inspect all tensors. Yields a line for each file that differs from its recorded checksum."""
     there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
     total = sum((directory / name).stat().st_size for name in there)
     with ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
@@ -146,18 +146,18 @@ def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], value
             digest = attempt(failed, scan)
             yield from failed
             if digests and name not in digests:
-                yield f"{directory / CHECKSUMS}: does not name {name}"
+                yield f"{directory / CHECKSUMS}: has no checksum of {name}"
             elif digests and digest is not None and digest != digests[name]:
-                yield f"{directory / name}: its checksum differs from {CHECKSUMS}: it is not what was written"
+                yield f"{directory / name}: is damaged: its checksum differs from {CHECKSUMS}"
     for name in sorted(digests.keys() - set(there)):
         yield f"{directory / CHECKSUMS}: names {name}, which is missing"
 
 
 def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> Iterator[str]:
-    """A line for each tensor that is not as expected."""
+    """A line for each tensor that differs from the expected one."""
     for name in sorted(tensors.keys() | expected.keys()):
         if name not in tensors or name not in expected:
-            yield f"tensor {name} is missing" if name in expected else f"tensor {name} should not be there"
+            yield f"tensor {name} is missing" if name in expected else f"tensor {name} is not expected"
             continue
         left, right = tensors[name], expected[name]
         if left.shape != right.shape:
@@ -174,7 +174,7 @@ def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Differ
 
 
 def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> list[str]:
-    """A single line when all that differs is one dtype, which every tensor has in place of another; else none."""
+    """A single line if every tensor has the same one wrong dtype and nothing else differs; otherwise none."""
     pairs = {(tensors[name].dtype, expected[name].dtype) for name in tensors.keys() & expected.keys()}
     same_names = tensors.keys() == expected.keys()
     if len(pairs) != 1 or not same_names or any(found[name].elements for name in tensors if name in found):
@@ -201,28 +201,28 @@ def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _check_tolerance(tolerance: float, against: Path | None) -> None:
     if not 0 <= tolerance < math.inf:
-        raise UserError(f"--tolerance {tolerance}: is no distance", "give a number from 0 on")
+        raise UserError(f"--tolerance {tolerance}: must be 0 or more", "give a finite number")
     if tolerance and against is None:
-        raise UserError("--tolerance: is for --against only", "give --against, or leave it out")
+        raise UserError("--tolerance: applies to --against only", "add --against, or drop --tolerance")
 
 
 def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:
-    """What compares logits, if that is asked for. Raises UserError when it is not possible."""
+    """The function that compares logits, or None without the options. Raises UserError when it is not possible."""
     if adapter is None and base is None:
         return None
     if adapter is None or base is None:
-        raise UserError("--adapter and --base: one is given without the other", "give both, or neither")
+        raise UserError("--adapter and --base: only one is given", "give both, or neither")
     if kind == "adapter":
         raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
     if (kinds.kind_of(adapter), kinds.kind_of(base)) == ("model", "adapter"):
-        raise UserError("--adapter is a model and --base an adapter", "exchange them")
+        raise UserError("--adapter is a model and --base an adapter", "swap them")
     kinds.expect("--adapter", adapter, "adapter")
     kinds.expect("--base", base, "model")
     print("loading torch and peft", file=sys.stderr, flush=True)
     try:
-        from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - all else runs without torch
+        from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - the other checks need no torch
     except ImportError as error:
         raise UserError(
-            f"--adapter and --base: {error.name} is not installed here", "pip install 'hyperpod-ft[torch]'"
+            f"--adapter and --base: {error.name} is not installed", "pip install 'hyperpod-ft[torch]'"
         ) from error
     return compare

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe, directory_of
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
@@ -87,10 +87,7 @@ class Checkpoints:
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
             digests = {name: digest for part in found for name, digest in part.items()}
-            files = {name: (partial / name).stat().st_size for name in digests}
-            publish.write_json(
-                partial / DESCRIPTION, describe(self._run, progress) | {"files": files, "sha256": digests}
-            )
+            describe(self._run, progress, partial, digests)
             publish.replace_directory(final, partial)
             delete_old(self._run, final)
         self._meet(progress, "published")

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded.dcp import INDEX
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import DESCRIPTION, Progress, delete_old, describe, directory_of
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe, directory_of
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -29,8 +29,7 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
         # DCP has heard from every rank that its file is written and synced
         digests = _digests(partial, rank)
         if rank == 0:
-            files = {name: (partial / name).stat().st_size for name in digests}
-            publish.write_json(partial / DESCRIPTION, describe(run, progress) | {"files": files, "sha256": digests})
+            describe(run, progress, partial, digests)
     if rank == 0:
         delete_old(run, final)
     return final

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +82,7 @@ def test_adapter_of_a_sharded_checkpoint_loads_in_peft(
 
 
 def test_adapter_config_says_what_peft_would(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    config = replace(ADAPTER, alpha=2.5, rslora=True)
+    config = ADAPTER.model_copy(update={"lora_alpha": 2.5, "use_rslora": True})
     adapter(tiny_checkpoints.save_whole(tmp_path / "step", trained), base, tmp_path / "adapter", config)
     peft = LoraConfig.from_pretrained(str(tmp_path / "adapter"))
     expected = LoraConfig(
@@ -122,9 +121,9 @@ def test_adapters_that_do_not_fit_are_refused(base: Path, trained: dict[str, tor
         },
         r"does not fit the base model at model\.layers\.0\.self_attn\.q_proj\.weight": trained
         | {first: torch.ones(3, 31)},
-        r"lm_head\.default\.weight is no LoRA factor": trained
+        r"lm_head\.default\.weight is not a LoRA factor": trained
         | {"base_model.model.lm_head.default.weight": torch.ones(400, 32)},
-        "is no LoRA factor of the adapter": trained | {"model.norm.weight": torch.ones(32)},
+        "is not a LoRA factor": trained | {"model.norm.weight": torch.ones(32)},
         r"has no factors for model\.layers\.1\.mlp\.up_proj\.weight": {
             name: tensor for name, tensor in trained.items() if "layers.1.mlp.up_proj" not in name
         },
@@ -139,7 +138,7 @@ def test_adapters_that_do_not_fit_are_refused(base: Path, trained: dict[str, tor
 def test_another_rank_than_configured_is_refused(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
     checkpoint = tiny_checkpoints.save_whole(tmp_path / "step", trained)
     with pytest.raises(UserError, match="of rank 4"):
-        adapter(checkpoint, base, tmp_path / "adapter", replace(ADAPTER, r=4))
+        adapter(checkpoint, base, tmp_path / "adapter", ADAPTER.model_copy(update={"r": 4}))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -79,7 +79,7 @@ def test_a_missing_file_is_refused(checkpoint: Path) -> None:
 
 def test_a_missing_index_is_refused(checkpoint: Path) -> None:
     (checkpoint / ".metadata").unlink()
-    with pytest.raises(UserError, match=r"no \.metadata in it"):
+    with pytest.raises(UserError, match=r"\.metadata: is missing"):
         dcp.read(checkpoint)
 
 
@@ -140,7 +140,7 @@ def test_a_file_outside_the_checkpoint_is_refused(checkpoint: Path) -> None:
             stored.relative_path = "../elsewhere.distcp"
 
     _rewrite(checkpoint, escape)
-    with pytest.raises(UserError, match="lies outside the directory"):
+    with pytest.raises(UserError, match="outside the directory"):
         dcp.read(checkpoint)
 
 
@@ -157,7 +157,7 @@ def test_a_hostile_index_is_refused_and_not_run(checkpoint: Path, tmp_path: Path
     witness = tmp_path / "witness"
     argument = f"touch {witness}" if call is os.system else f"open({str(witness)!r}, 'w')"
     (checkpoint / ".metadata").write_bytes(pickle.dumps({"state_dict_metadata": _Payload(call, argument)}))
-    with pytest.raises(UserError, match="refused: it names"):
+    with pytest.raises(UserError, match="refused: names"):
         dcp.read(checkpoint)
     assert not witness.exists()
 
@@ -180,6 +180,6 @@ def test_a_hostile_piece_is_refused_and_not_run(tmp_path: Path) -> None:
             stored.offset, stored.length = 0, file.stat().st_size
 
     _rewrite(tmp_path / "step", resize)
-    with pytest.raises(UserError, match=r"refused: it names posix\.system"):
+    with pytest.raises(UserError, match=r"refused: names posix\.system"):
         dcp.read(tmp_path / "step")
     assert not witness.exists()

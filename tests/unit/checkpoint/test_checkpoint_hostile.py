@@ -31,7 +31,7 @@ def checkpoint(directory: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize("name", ["..", "", "a b", "a\nb", "a\u2028b", "adapter_x"])
 def test_an_adapters_name_is_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name of an adapter"):
+    with pytest.raises(UserError, match="is not a valid name of an adapter"):
         open_checkpoint(checkpoint(tmp_path / "checkpoint-2", name))
 
 
@@ -72,8 +72,9 @@ parse_config(Path("adapter_config.json"), json.loads(sys.argv[1]))
     [
         {"lora_alpha": 10**400},
         {"r": 10**400},
-        {"layers_to_transform": [0], "layers_pattern": "("},
+        {"layers_pattern": "(", "layers_to_transform": [0]},
         {"target_modules": "("},
+        {"modules_to_save": ["("]},
         {"rank_pattern": {"x{99999999999}": 4}},
         {"rank_pattern": {"(" * 5000 + ")" * 5000: 4}},
         {"target_modules": "([a-z._0-9]+)+!"},
@@ -86,4 +87,5 @@ def test_an_adapter_configuration_that_python_cannot_handle(changes: dict[str, o
         [sys.executable, "-c", MERGE, json.dumps(values)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "UserError" in done.stderr.splitlines()[-1] and "is no LoRA configuration" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert "UserError: adapter_config.json: " in last and next(iter(changes)) in last

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,8 +91,9 @@ def refuse(tmp_path: Path, message: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [ADAPTER, replace(ADAPTER, alpha=6), replace(ADAPTER, rslora=True)], ids=str)
-def test_equal_to_peft_within_rounding(tmp_path: Path, dtype: torch.dtype, config: AdapterConfig) -> None:
+@pytest.mark.parametrize("changes", [{}, {"lora_alpha": 6.0}, {"use_rslora": True}], ids=str)
+def test_equal_to_peft_within_rounding(tmp_path: Path, dtype: torch.dtype, changes: dict[str, object]) -> None:
+    config = ADAPTER.model_copy(update=changes)
     make(tmp_path, config, dtype)
     done = run(tmp_path)
     assert (done.tensors, done.merged, done.unchanged, done.adapters, done.shards) == (21, 14, 0, 1, 1)
@@ -123,7 +123,7 @@ def test_merged_logits_are_the_adapters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_rest_is_the_bases_bytes_in_shards_that_transformers_loads(tmp_path: Path, tied: bool) -> None:
-    config = replace(ADAPTER, target_modules=("q_proj", "v_proj"))
+    config = ADAPTER.model_copy(update={"target_modules": ("q_proj", "v_proj")})
     make(tmp_path, config, torch.bfloat16, tied=tied, max_shard_size="30KB")
     done = run(tmp_path, max_shard_bytes=50_000)
     shards = sorted((tmp_path / "merged").glob("*.safetensors"))
@@ -244,12 +244,12 @@ def test_what_the_merge_does_not_do_is_refused(tmp_path: Path, key: str, value: 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type IA3: only LORA"),
-        ({"r": 0}, "is no LoRA configuration"),
-        ({"r": "8"}, "is no LoRA configuration"),
-        ({"lora_alpha": float("nan")}, "is no LoRA configuration"),
-        ({"target_modules": r"(q_proj"}, "is no LoRA configuration"),
-        ({"rank_pattern": {"(": 3}}, "is no LoRA configuration"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": 0}, r"adapter_config\.json: r: "),
+        ({"r": "8"}, r"adapter_config\.json: r: "),
+        ({"lora_alpha": float("nan")}, r"adapter_config\.json: lora_alpha: "),
+        ({"target_modules": r"(q_proj"}, r"adapter_config\.json: target_modules: .*q_proj"),
+        ({"rank_pattern": {"(": 3}}, r"adapter_config\.json: rank_pattern\."),
         ({"target_modules": [*ADAPTER.target_modules, "c_attn"]}, "target module c_attn matches nothing"),
         ({"target_modules": "transformer.*"}, r"adapter_config\.json does not target model\.layers"),
         ({"target_modules": ["q_proj"]}, r"does not target model\.layers\.0\.mlp\.down_proj"),
@@ -272,9 +272,9 @@ def test_a_configuration_that_is_not_the_adapters_is_refused(
 def test_a_missing_or_damaged_configuration_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     file = tmp_path / "adapter" / "adapter_config.json"
-    for content in ("{", "[]", '{"peft_type": "LORA"}'):
+    for content in ("{", "[]", "{}", '{"peft_type": "LORA"}'):
         file.write_text(content)
-        refuse(tmp_path, r"adapter_config\.json: (is damaged|holds no JSON object|is no LoRA configuration)")
+        refuse(tmp_path, r"adapter_config\.json: .*save the adapter again|peft_type is None")
     file.unlink()
     refuse(tmp_path, r"adapter_config\.json: is missing")
 
@@ -283,7 +283,7 @@ def test_a_missing_or_damaged_configuration_is_refused(tmp_path: Path) -> None:
     ("name", "shape", "message"),
     [
         (f"{PREFIX}{Q_PROJ}.lora_C.weight", (4,), r"has no .*q_proj\.lora_C\.weight"),
-        (f"{Q_PROJ}.lora_A.weight", (3, 32), "is none of LoRA"),
+        (f"{Q_PROJ}.lora_A.weight", (3, 32), "is not a LoRA tensor"),
         (f"{PREFIX}{Q_PROJ}.lora_magnitude_vector", (32,), "use_dora is False"),
         (f"{PREFIX}{Q_PROJ}.lora_B.bias", (32,), "lora_bias is False"),
         (f"{PREFIX}lm_head.weight", (4, 4), r"does not fit the base model at lm_head\.weight"),
@@ -312,7 +312,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
             edit_weights(tmp_path, **{name: value})
     moved = {name.replace("layers.1", "layers.9"): value for name, value in factors.items()}
     save_file(moved, tmp_path / "adapter" / "adapter_model.safetensors")
-    refuse(tmp_path, r"does not fit the base model: it has no model\.layers\.9")
+    refuse(tmp_path, r"does not fit the base model, which has no model\.layers\.9")
 
 
 def test_a_layer_without_factors_is_refused(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_target_that_holds_an_input_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     before = files(tmp_path / "base")
     for target in ("base", "adapter", "../" + tmp_path.name):
-        refuse(tmp_path, "would replace .*, which is read", target=target)
+        refuse(tmp_path, "would replace the input", target=target)
     assert files(tmp_path / "base") == before
 
 
@@ -423,7 +423,7 @@ def test_an_adapter_that_is_not_what_was_written_is_refused(tmp_path: Path) -> N
     # a low bit of a factor: a value that nobody would notice
     content[-4] ^= 1
     file.write_bytes(content)
-    refuse(tmp_path, "is not what was written: its checksum differs")
+    refuse(tmp_path, "its checksum differs")
 
 
 def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
 SLOW_MERGE = """
 import sys, time
 from pathlib import Path
-from hyperpod_ft.checkpoint import direct
+from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 
 write = direct.DirectWriter.write

@@ -320,7 +320,7 @@ def shorten(file: Path, part: float) -> None:
 
 
 XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no done": (lambda d: (d / SHARDS / "done").unlink(), "no file `done` in it"),
+    "no done": (lambda d: (d / SHARDS / "done").unlink(), "`done`"),
     "rank file": (lambda d: (d / SECOND).unlink(), "tp_rank_01_pp_rank_00.pt: is missing: .* tensor parallel 2"),
     "stage's files": (
         lambda d: [path.unlink() for path in (d / SHARDS / "model").glob("*pp_rank_01.pt")],
@@ -335,7 +335,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     "metadata": (lambda d: (d / METADATA).unlink(), "mp_metadata_pp_rank_0.json is missing"),
     "last stage's metadata": (
         lambda d: (d / SHARDS / "mp_metadata_pp_rank_1.json").unlink(),
-        "pp_rank_01.pt: does not belong to the others",
+        "pp_rank_01.pt: does not belong",
     ),
     "torn rank file": (lambda d: shorten(d / FIRST, 0.7), "truncated or damaged"),
     "empty rank file": (lambda d: shorten(d / FIRST, 0), "truncated or damaged"),
@@ -349,7 +349,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: shutil.copy(
             beside(d / FIRST, ".tensors") / "tensor_0.pt", beside(d / FIRST, ".tensors") / "tensor_999.pt"
         ),
-        "tensor_999.pt: nothing refers to it",
+        "tensor_999.pt: no rank refers to it",
     ),
     "tensor of another form": (
         lambda d: torch.save(torch.zeros(9), beside(d / FIRST, ".tensors") / "tensor_0.pt"),
@@ -357,7 +357,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no tensor": (
         lambda d: torch.save([1], beside(d / FIRST, ".tensors") / "tensor_0.pt"),
-        "tensor_0.pt: holds no tensor",
+        "tensor_0.pt: does not hold a tensor",
     ),
     "another step": (
         lambda d: (d / "trainer_state.json").write_text('{"global_step": 2}'),
@@ -365,7 +365,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "rank of another degree": (
         lambda d: shutil.copy(d / FIRST, d / FIRST.with_name("dp_rank_00_tp_rank_02_pp_rank_00.pt")),
-        "tp_rank_02_pp_rank_00.pt: does not belong to the others",
+        "tp_rank_02_pp_rank_00.pt: does not belong",
     ),
     "expert parallel": (
         lambda d: shutil.copy(d / FIRST, d / FIRST.with_name("dp_rank_00_ep_rank_00_tp_rank_00_pp_rank_00.pt")),
@@ -377,7 +377,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no degree": (
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(tp_size=0)),
-        "does not describe a pipeline stage",
+        r"mp_metadata_pp_rank_0\.json: tp_size",
     ),
     "degrees of stages": (
         lambda d: change(
@@ -387,19 +387,19 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unknown transformation": (
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0].__setitem__(0, "NewSpec")),
-        "transformation NewSpec is not known",
+        "NewSpec",
     ),
     "fused sizes": (
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(original_dims=[16, 4])),
-        r"gate_up_proj.* has shape .* by the metadata dimension 0 has 10",
+        r"gate_up_proj.* has shape .* dimension 0 size 10",
     ),
     "fused along inputs": (
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(fuse_axis=1)),
-        "fused along dimension 1",
+        r"mp_metadata_pp_rank_0\.json: fuse_axis",
     ),
     "another PEFT method": (
         lambda d: change(d / METADATA, lambda v: specs_of(v)[0][1].update(peft_type="ia3")),
-        "PEFT type ia3",
+        r"mp_metadata_pp_rank_0\.json: peft_type",
     ),
     "undescribed tensor": (
         lambda d: change(
@@ -421,7 +421,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
         "rank 8, its factors have rank 2",
     ),
     "DoRA": (lambda d: change(d / "adapter_default/adapter_config.json", lambda v: v.update(use_dora=True)), "DoRA"),
-    "bare adapter": (lambda d: (d / "adapter_other").mkdir(), "adapter_other: no adapter_shards in it"),
+    "bare adapter": (lambda d: (d / "adapter_other").mkdir(), "adapter_other: adapter_shards is missing"),
     "both kinds": (lambda d: (d / "shards").mkdir(), "both adapters and a whole model"),
 }
 
@@ -450,8 +450,8 @@ PLAIN: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: resave(d / SECOND, lambda state: state.update({key: value[:1] for key, value in state.items()})),
         r"is F32 \[1, .*, rank 0 has F32",
     ),
-    "no state dict": (lambda d: torch.save([1], d / FIRST), "holds no state dict"),
-    "no tensor": (lambda d: resave(d / FIRST, lambda state: state.update(x=1)), "x is no tensor"),
+    "no state dict": (lambda d: torch.save([1], d / FIRST), "does not hold a state dict"),
+    "no tensor": (lambda d: resave(d / FIRST, lambda state: state.update(x=1)), "x is not a tensor"),
     "factor missing": (
         lambda d: [resave(d / file, drop_pair_half) for file in (FIRST, SECOND)],
         "lora_A.weight is missing",
@@ -529,7 +529,7 @@ def test_a_hostile_file_is_refused_and_not_run(tmp_path: Path, place: Path) -> N
     make_adapter(tmp_path)
     witness = tmp_path / "witness"
     torch.save(_Hostile(f"touch {witness}"), tmp_path / "checkpoint-4" / place)
-    with pytest.raises(UserError, match=r"refused: it names posix\.system"):
+    with pytest.raises(UserError, match=r"refused: names posix\.system"):
         open_checkpoint(tmp_path / "checkpoint-4")
     assert not witness.exists()
 

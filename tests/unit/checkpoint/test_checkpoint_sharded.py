@@ -1,7 +1,7 @@
 """torch.distributed.checkpoints that open as adapters or models, whoever wrote them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,24 @@ FACTORS = {
 WEIGHTS = {"model.norm.weight": torch.randn(4), "lm_head.weight": torch.randn(5, 4).bfloat16()}
 
 
-def save(directory: Path, state: Mapping[str, Any], **description: Any) -> Path:
+DESCRIBED = {
+    "format": 2,
+    "engine": "torch",
+    "step": 4,
+    "fingerprint": "0123",
+    "base_model": {"source": "org/model", "revision": "0123abc"},
+    "layout": {"world_size": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1},
+    "progress": {},
+}
+
+
+def save(directory: Path, state: Mapping[str, Any], method: str | None = None, lora: object = None) -> Path:
     torch_dcp.save(dict(state), storage_writer=torch_dcp.FileSystemWriter(directory), no_dist=True)
-    if description:
-        digests = {"sha256": {".metadata": publish.sha256(directory / ".metadata")}}
-        base = {"base_model": {"source": "org/model", "revision": "0123abc"}}
-        (directory / "checkpoint.json").write_text(json.dumps(description | base | digests))
+    if method:
+        index = directory / ".metadata"
+        files = {"files": {index.name: index.stat().st_size}, "sha256": {index.name: publish.sha256(index)}}
+        description = DESCRIBED | {"method": method, "lora": lora} | files
+        (directory / "checkpoint.json").write_text(json.dumps(description))
     return directory
 
 
@@ -82,20 +94,33 @@ def test_an_adapter_that_others_saved_with_its_base(tmp_path: Path) -> None:
 
 def test_a_factor_of_another_adapter_is_refused(tmp_path: Path) -> None:
     other = {name.replace("default", "other"): tensor for name, tensor in FACTORS.items()}
-    with pytest.raises(UserError, match=r"lora_A\.other\.weight is not of the adapter `default`"):
+    with pytest.raises(UserError, match=r"lora_A\.other\.weight does not belong to the adapter `default`"):
         open_checkpoint(save(tmp_path, {"model": {**FACTORS, **other}}, method="lora", lora=LORA))
 
 
 def test_a_weight_among_the_factors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.norm\.weight is no LoRA factor"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight is not a LoRA factor"):
         open_checkpoint(
             save(tmp_path, {"model": {**FACTORS, "model.norm.weight": torch.zeros(2)}}, method="lora", lora=LORA)
         )
 
 
-@pytest.mark.parametrize("description", ["[]", "{}", "{", '{"method": "lora"}', '{"method": "lora", "lora": 3}'])
-def test_a_damaged_description_is_refused(tmp_path: Path, description: str) -> None:
-    save(tmp_path, {"model": FACTORS})
-    (tmp_path / "checkpoint.json").write_text(description)
-    with pytest.raises(UserError, match=r"checkpoint\.json: (does not describe|is damaged|holds no JSON object)"):
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda text: "[]", ""),
+        (lambda text: text[:-1], ""),
+        (lambda text: "{}", "format"),
+        (lambda text: text.replace('"format": 2', '"format": 9'), "format"),
+        (lambda text: text.replace('"method"', '"how"'), "method"),
+        (lambda text: text.replace('"rslora"', '"other"'), r"lora\.rslora"),
+        (lambda text: text.replace('"lora": {', '"lora": null, "other": {'), "lora"),
+        (lambda text: text.replace('"sha256": {".metadata"', '"sha256": {"other"'), "sha256"),
+    ],
+)
+def test_a_damaged_description_is_refused(tmp_path: Path, change: Callable[[str], str], key: str) -> None:
+    file = save(tmp_path, {"model": FACTORS}, method="lora", lora=LORA) / "checkpoint.json"
+    open_checkpoint(tmp_path)
+    file.write_text(change(file.read_text()))
+    with pytest.raises(UserError, match=rf"checkpoint\.json: .*{key}.*; use an earlier checkpoint"):
         open_checkpoint(tmp_path)

@@ -149,13 +149,13 @@ def _metadata(head: dict[str, Any]) -> None:
 
 
 DAMAGED_HEADERS = {
-    _swap_shapes: "data_offsets and shape disagree",
+    _swap_shapes: "data_offsets",
     _overlap: "overlaps the tensor before",
-    _gap: "a gap lies before",
-    _negative: "are no natural numbers",
-    _no_number: "are no natural numbers",
+    _gap: "a gap",
+    _negative: "model.norm.weight.shape.0: ",
+    _no_number: "model.norm.weight.shape.0: ",
     _dtype: "has dtype F3",
-    _metadata: "__metadata__ holds more than strings",
+    _metadata: "metadata.format: ",
 }
 
 
@@ -173,15 +173,15 @@ def test_a_damaged_header_is_found(tmp_path: Path, change: Callable[[dict[str, A
 CONTENTS = {
     "truncated by a byte": (lambda content: content[:-1], "is truncated"),
     "truncated in the header": (lambda content: content[:100], "is truncated"),
-    "empty": (lambda content: b"", "is no safetensors file"),
-    "bytes at the end": (lambda content: content + b"\0\0", "2 bytes follow its tensors"),
-    "another format": (lambda content: b"PK\x03\x04" * 100, "is no safetensors file"),
-    "a huge header length": (lambda content: struct.pack("<Q", 1 << 62) + content[8:], "is no safetensors file"),
+    "empty": (lambda content: b"", "is not a safetensors file"),
+    "bytes at the end": (lambda content: content + b"\0\0", "2 bytes follow"),
+    "another format": (lambda content: b"PK\x03\x04" * 100, "is not a safetensors file"),
+    "a huge header length": (lambda content: struct.pack("<Q", 1 << 62) + content[8:], "is not a safetensors file"),
     "a header past the end": (lambda content: struct.pack("<Q", 90_000_000) + content[8:], "is truncated"),
     "header garbage": (lambda content: content[:8] + b"\xff" * 20 + content[28:], "is damaged"),
     "nested header": (lambda content: struct.pack("<Q", 200_000) + b"[" * 200_000, "is damaged"),
     "half a character": (lambda content: struct.pack("<Q", 13) + b'{"\\ud800":{}}', "is damaged"),
-    "no object": (lambda content: struct.pack("<Q", 2) + b"[]", "no JSON object"),
+    "no object": (lambda content: struct.pack("<Q", 2) + b"[]", "not a JSON object"),
 }
 
 
@@ -208,7 +208,7 @@ def test_names_that_stand_twice_are_found(tmp_path: Path) -> None:
     text = json.dumps(head)
     entry = json.dumps(head["model.norm.weight"])
     put(shard(directory), (text[:-1] + f', "model.norm.weight": {entry}}}').encode(), data)
-    assert "model.norm.weight stands twice" in verify(directory).findings[0]
+    assert "duplicate key model.norm.weight" in verify(directory).findings[0]
 
 
 def test_a_flipped_byte_is_found_by_its_checksum_only(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_file_without_a_recorded_checksum_is_found(tmp_path: Path) -> None:
     lines = (directory / CHECKSUMS).read_text().splitlines(keepends=True)
     (directory / CHECKSUMS).write_text("".join(lines[1:]))
     (finding,) = verify(directory).findings
-    assert finding == f"{directory / CHECKSUMS}: does not name {lines[0].split()[1]}"
+    assert finding == f"{directory / CHECKSUMS}: has no checksum of {lines[0].split()[1]}"
 
 
 def test_an_index_that_disagrees_is_found(tmp_path: Path) -> None:
@@ -269,22 +269,22 @@ def test_an_index_that_disagrees_is_found(tmp_path: Path) -> None:
     assert lines(place | {name: second}) == [f"tensor {name} is in {first}, not in {second}"]
     assert lines(place | {"extra": first}) == [f"tensor extra is not in {first}"]
     assert lines({key: file for key, file in place.items() if key != name}) == [
-        f"tensor {name} of {first} is not named"
+        f"tensor {name} of {first} is not in the index"
     ]
     total = index["metadata"]["total_size"]
-    assert lines(place, total + 1) == [f"total_size is {total + 1}, the tensors are {total} bytes"]
+    assert lines(place, total + 1) == [f"total_size is {total + 1}, the tensors have {total} bytes"]
     assert lines(place, None) == []
     (directory / "model-00009-of-00009.safetensors").write_bytes(b"")
-    assert lines(place) == ["model-00009-of-00009.safetensors is there, but not named"]
+    assert lines(place) == ["model-00009-of-00009.safetensors is not in the index"]
 
 
 def test_a_damaged_index_is_found(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", arrays())
     for text, line in {
         "{": "is damaged",
-        "{}": "has no weight_map",
+        "{}": "weight_map",
         '{"weight_map": {"a": "../x.safetensors"}}': "outside its directory",
-        '{"weight_map": {"a": "x", "a": "y"}}': "stands twice",
+        '{"weight_map": {"a": "x", "a": "y"}}': "duplicate key a",
     }.items():
         (directory / INDEX).write_text(text)
         (finding,) = verify(directory).findings
@@ -294,7 +294,7 @@ def test_a_damaged_index_is_found(tmp_path: Path) -> None:
 def test_a_model_without_tensors_is_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     put(tmp_path / "model.safetensors", {}, b"")
-    assert verify(tmp_path).findings == (f"{tmp_path}: holds no tensors",)
+    assert verify(tmp_path).findings == (f"{tmp_path}: has no tensors",)
 
 
 # --- values and configuration
@@ -318,8 +318,8 @@ def test_values_that_are_no_numbers_are_found(tmp_path: Path, dtype: str, value:
     [
         ({"vocab_size": 25}, "vocab_size and hidden_size are [25, 16], model.embed_tokens.weight is [24, 16]"),
         ({"dtype": "bfloat16"}, "dtype is bfloat16, the tensors are F32"),
-        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, but there are weights of 3 layers only"),
-        ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight: it would be lost"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, but only 3 layers"),
+        ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
     ],
 )
 def test_a_configuration_of_another_model_is_found(tmp_path: Path, config: dict[str, Any], line: str) -> None:
@@ -437,7 +437,7 @@ def test_another_dtype_another_shape_and_other_names_are_found(tmp_path: Path) -
     assert [finding.partition("tensor ")[2] for finding in found.findings] == [
         "lm_head.weight is missing",
         "model.norm.weight is [4, 4], should be [16]",
-        "other should not be there",
+        "other is not expected",
     ]
 
 
@@ -480,7 +480,7 @@ def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_command(tmp_path: Path) -> None:
     good = write(tmp_path / "good", arrays())
     done = call(good)
-    assert done.returncode == 0 and done.stdout.splitlines()[1:] == ["checksums  match", "all is well"], done.stderr
+    assert done.returncode == 0 and done.stdout.splitlines()[1:] == ["checksums  match", "no faults found"], done.stderr
     tensors = arrays()
     tensors["lm_head.weight"][0, 0] = np.nan
     bad = write(tmp_path / "bad", tensors)
@@ -496,10 +496,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert values["comparison"]["largest_difference"] is None
     for arguments, line in (
         ((tmp_path / "nothing",), "no such directory"),
-        ((tmp_path,), "holds no model"),
-        ((good, "--against", tmp_path), "holds no model"),
-        ((good, "--tolerance", "-1"), "is no distance"),
-        ((good, "--adapter", good), "one is given without the other"),
+        ((tmp_path,), "is not a model or an adapter"),
+        ((good, "--against", tmp_path), "is not a model"),
+        ((good, "--tolerance", "-1"), "--tolerance -1.0: "),
+        ((good, "--adapter", good), "--adapter and --base: "),
         ((adapter(tmp_path / "adapter"), "--adapter", good, "--base", good), "is an adapter"),
     ):
         done = call(*arguments)
@@ -518,4 +518,4 @@ def test_without_torch_it_says_what_is_missing(tmp_path: Path) -> None:
         f"verify(good, adapter=Path({str(adapter(tmp_path / 'adapter'))!r}), base=good)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "UserError" in done.stderr and "is not installed here; pip install 'hyperpod-ft[torch]'" in done.stderr
+    assert "UserError" in done.stderr and "is not installed; pip install 'hyperpod-ft[torch]'" in done.stderr

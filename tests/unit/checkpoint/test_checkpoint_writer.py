@@ -268,10 +268,10 @@ def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monke
 SLOW_WRITE = """
 import signal, sys, time
 from pathlib import Path
-from hyperpod_ft.checkpoint import direct
+from hyperpod_ft.checkpoint.tensors import direct
 # a shell's background job ignores it
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tests.unit.test_checkpoint_writer import some_values, write
+from tests.unit.checkpoint.test_checkpoint_writer import some_values, write
 real = direct.DirectWriter.write
 def slow(*arguments):
     time.sleep(0.02)

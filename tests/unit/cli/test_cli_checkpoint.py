@@ -72,13 +72,13 @@ def test_consolidate_tells_mistakes(made: Path, tmp_path: Path) -> None:
     assert "is a model, not a sharded checkpoint" in told(made / "base")
     assert "is a file" in told(made / "base" / "config.json")
     assert "no such directory" in told(made / "nothing")
-    assert "--dtype: an adapter is written as it is stored" in told(checkpoint, "--dtype", "bf16")
-    assert "--max-shard-size: an adapter is written as it" in told(checkpoint, "--max-shard-size", "5GB")
-    assert "is no size" in told(checkpoint, "--max-shard-size", "5XB")
-    assert "is no directory; give another -o" in told(checkpoint, output=made / "base" / "config.json" / "out")
-    assert "lies in" in told(checkpoint, output=checkpoint / "out")
+    assert "--dtype: " in told(checkpoint, "--dtype", "bf16")
+    assert "--max-shard-size: " in told(checkpoint, "--max-shard-size", "5GB")
+    assert "--max-shard-size 5XB: " in told(checkpoint, "--max-shard-size", "5XB")
+    assert "config.json: is not a directory" in told(checkpoint, output=made / "base" / "config.json" / "out")
+    assert "is inside the input" in told(checkpoint, output=checkpoint / "out")
     assert "would replace" in told(checkpoint, output=made / "checkpoints")
-    assert "lies in" in told(checkpoint, "--base", made / "base", output=made / "base" / "out")
+    assert "is inside the input" in told(checkpoint, "--base", made / "base", output=made / "base" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,9 +101,9 @@ def test_merge_tells_mistakes(
     assert "is a file" in told(base / "config.json", adapter)
     assert "is an adapter, not a model" in told(adapter, adapter)
     assert "--weight: 2 for 1 adapter;" in told(base, adapter, "--weight", "1", "--weight", "2")
-    assert "lies in" in refused("merge", "--base", base, "--adapter", adapter, "-o", adapter / "x")
+    assert "is inside the input" in refused("merge", "--base", base, "--adapter", adapter, "-o", adapter / "x")
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
-    assert f"{tmp_path}: may not be written to; give another -o" in told(base, adapter)
+    assert f"{tmp_path}: is not writable" in told(base, adapter)
     monkeypatch.undo()
 
     def stopped(*_: object, **__: object) -> None:
@@ -113,7 +113,7 @@ def test_merge_tells_mistakes(
     monkeypatch.setattr("hyperpod_ft.checkpoint.merge.merge.merge", stopped)
     result = CliRunner().invoke(app, ["merge", f"--base={base}", f"--adapter={adapter}", f"-o{tmp_path / 'out'}"])
     assert result.exit_code == 143
-    assert f"stopped; what is finished lies in {tmp_path / '.out.partial'}: the same command goes" in result.stderr
+    assert f"stopped; finished files are in {tmp_path / '.out.partial'}: " in result.stderr
 
 
 def test_results_are_told(made: Path, tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_verify_tells_mistakes(made: Path) -> None:
     def told(adapter: object, base: object) -> str:
         return refused("verify", merged, "--adapter", adapter, "--base", base)
 
-    assert "--adapter is a model and --base an adapter; exchange them" in told(base, adapter)
+    assert "--adapter is a model and --base an adapter; swap them" in told(base, adapter)
     assert "no such directory" in told(made / "nothing", base) and "no such directory" in told(adapter, made / "no")
     assert "is a sharded checkpoint" in told(sharded, base) and "is an adapter, not a model" in told(adapter, adapter)
     assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in refused("verify", sharded)
     assert "is an adapter, not a model" in refused("verify", merged, "--against", adapter)
-    assert "is for --against only" in refused("verify", merged, "--tolerance", "1")
+    assert "--tolerance: applies to --against only" in refused("verify", merged, "--tolerance", "1")
 
 
 def test_a_comparison_that_proves_nothing_does_not_pass(made: Path, tmp_path: Path) -> None:

@@ -93,10 +93,14 @@ def test_no_weights_in_safetensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", b"[]", "config.json: holds no JSON object"),
+        ("config.json", b"[]", "config.json: is not a JSON object"),
         ("config.json", b'{"model_', "config.json: is damaged"),
         ("model.safetensors", WEIGHTS[:-1], "model.safetensors: is truncated"),
-        ("model.safetensors", b"PK\x03\x04\x00\x00\x08\x08" + bytes(100), "model.safetensors: is no safetensors file"),
+        (
+            "model.safetensors",
+            b"PK\x03\x04\x00\x00\x08\x08" + bytes(100),
+            "model.safetensors: is not a safetensors",
+        ),
         ("model.safetensors.index.json", b'{"weight_map": {"norm": "model-2.safetensors"}}', "-2.safetensors: is miss"),
     ],
 )

@@ -1,15 +1,14 @@
-"""The configuration of an adapter in a neuronx-distributed checkpoint, as PEFT has to read it."""
+"""The configuration of an adapter in a neuronx-distributed checkpoint, changed where PEFT would misread it."""
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig, parse_config
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
 _FACTORS = {
     ".lora_A.weight": ".lora_B.weight",
@@ -19,48 +18,49 @@ _FACTORS = {
 }
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """adapter_config.json as it stands. Raises UserError when it is missing or damaged, or not of a LoRA."""
-    values = read_object(file, "the checkpoint is incomplete or damaged: use another")
-    try:
-        if values["peft_type"] != "LORA":
-            raise UserError(f"{file}: peft_type {values['peft_type']}", "only LoRA can be read")
-        if not isinstance(values["r"], int) or not isinstance(values["lora_alpha"], int | float):
-            raise ValueError(f"r {values['r']!r}, lora_alpha {values['lora_alpha']!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: is no LoRA configuration: {error!r}", "the file is damaged") from error
-    if values.get("use_dora"):
-        # its magnitudes are norms over a rank's rows or columns only, and the metadata does not tell them apart
+def read_config(file: Path) -> tuple[dict[str, Any], AdapterConfig]:
+    """adapter_config.json as written and as parsed. Raises UserError when it is not that of a LoRA without DoRA."""
+    values = read_object(file, "the checkpoint is incomplete or damaged: use an earlier one")
+    config = parse_config(file, values)
+    if config.use_dora:
+        # its magnitudes are norms over one rank's rows or columns, and the metadata does not tell which
         raise UserError(f"{file}: use_dora: optimum-neuron does not shard DoRA", "train with plain LoRA")
-    return values
+    return values, config
 
 
 def fitted_config(
-    file: Path, values: Mapping[str, Any], tensors: Iterable[LogicalTensor], trained_as: Mapping[str, str]
+    file: Path,
+    values: Mapping[str, Any],
+    config: AdapterConfig,
+    tensors: Iterable[LogicalTensor],
+    trained_as: Mapping[str, str],
 ) -> dict[str, Any]:
     """The configuration with which PEFT gives each module the rank and alpha that it was trained with.
 
-    `trained_as`: for each projection that was part of a fused module, that module's name. rank_pattern and
-    alpha_pattern chose ranks and scales by the fused names, which Hugging Face's model does not have, and those of the
-    projections it has meant nothing; where that makes a difference, the patterns are written anew.
+    `trained_as`: the fused module of each projection that was part of one. During training, rank_pattern and
+    alpha_pattern matched the fused names. Hugging Face's model has the projections' names instead, so patterns that
+    would match differently there are rewritten.
 
-    Raises UserError when factors lack their partners, or ranks differ from the configuration.
+    Raises UserError when a factor has no partner, or a rank differs from the configuration.
     """
     ranks = _ranks(file.parent, tensors)
     alphas = {}
     for module, rank in ranks.items():
         live = trained_as.get(module, module).removeprefix(_PREFIX)
-        meant = _matching(file, values, "rank_pattern", live, values["r"])
-        if meant != rank:
+        if config.rank(live) != rank:
             raise UserError(
-                f"{file}: gives {live} rank {meant}, its factors have rank {rank}",
-                "configuration and weights are of different checkpoints: use another",
+                f"{file}: gives {live} rank {config.rank(live)}, its factors have rank {rank}",
+                "configuration and weights belong to different checkpoints: use an earlier one",
             )
-        alphas[module] = _matching(file, values, "alpha_pattern", live, values["lora_alpha"])
+        alphas[module] = config.alpha(live)
     fitted = dict(values)
-    for key, default, actual in (("rank_pattern", values["r"], ranks), ("alpha_pattern", values["lora_alpha"], alphas)):
+    patterns = (
+        ("rank_pattern", config.rank, config.r, ranks),
+        ("alpha_pattern", config.alpha, config.lora_alpha, alphas),
+    )
+    for key, matching, default, actual in patterns:
         named = {module.removeprefix(_PREFIX): value for module, value in actual.items()}
-        if any(_matching(file, values, key, module, default) != value for module, value in named.items()):
+        if any(matching(module) != value for module, value in named.items()):
             fitted[key] = {module: value for module, value in named.items() if value != default}
     return fitted
 
@@ -76,25 +76,16 @@ def _ranks(where: Path, tensors: Iterable[LogicalTensor]) -> dict[str, int]:
         module = name.removesuffix(suffix)
         partner = shapes.get(module + _FACTORS[suffix])
         if partner is None:
-            raise UserError(f"{where}: {name} has no {module}{_FACTORS[suffix]}", "the checkpoint is incomplete")
+            raise UserError(
+                f"{where}: {name} has no {module}{_FACTORS[suffix]}", "the checkpoint is incomplete: use an earlier one"
+            )
         first, second = (shape, partner) if suffix.endswith(("A", "A.weight")) else (partner, shape)
         if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
             raise UserError(
-                f"{where}: factors {list(first)} and {list(second)} of {module}", "the checkpoint is damaged"
+                f"{where}: factors {list(first)} and {list(second)} of {module}",
+                "the checkpoint is damaged: use an earlier one",
             )
         ranks[module] = first[0]
     if not ranks:
-        raise UserError(f"{where}: the adapter has no LoRA factors", "the checkpoint is incomplete: use another")
+        raise UserError(f"{where}: the adapter has no LoRA factors", "the checkpoint is incomplete: use an earlier one")
     return ranks
-
-
-def _matching(file: Path, values: Mapping[str, Any], key: str, module: str, default: float) -> float:
-    """What a pattern gives a module, as PEFT finds it (PEFT 0.17, utils/other.py, `get_pattern_key`)."""
-    patterns = values.get(key) or {}
-    try:
-        found = next((patterns[pattern] for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), default)
-        if not isinstance(found, int | float):
-            raise TypeError(f"{found!r} is no number")
-    except (re.error, TypeError) as error:
-        raise UserError(f"{file}: {key} cannot be read: {error}", "the file is damaged") from error
-    return found

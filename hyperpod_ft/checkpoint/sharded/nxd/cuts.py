@@ -1,6 +1,6 @@
-"""How optimum-neuron lays a tensor out over tensor parallel ranks: spans of ranks' parts that make logical tensors.
+"""How optimum-neuron shards a tensor over tensor parallel ranks: spans of ranks' parts that make logical tensors.
 
-Every layout cuts along one dimension only, so a span of rows (or columns) says all. Formulas after optimum-neuron
+Every layout shards along one dimension only, so spans of rows (or columns) describe it. Formulas after optimum-neuron
 0.4.5, optimum/neuron/models/training/transformations_utils.py.
 """
 
@@ -28,7 +28,7 @@ class Span:
 class Heads:
     """Attention heads over ranks when there are fewer key and value heads than ranks (GQAQKVColumnParallelLinearSpec).
 
-    The key and value heads stand `multiplier` times one after the other, and ranks take equal runs of that row. Each
+    The key and value heads are repeated `multiplier` times in a row, and ranks take equal runs of it. Each
     copy of a key head serves an equal part of its query heads, so queries are permuted: slot t of the row, which is
     copy t // kv_heads of key head t % kv_heads, has the query heads from (t % kv_heads) * group + (t // kv_heads) *
     group / multiplier on, `group` being query heads per key head (compute_query_indices_for_rank).
@@ -49,7 +49,7 @@ class Heads:
         return self.queries // self.tensor_parallel
 
     def divide(self) -> bool:
-        """Whether heads go into ranks without a rest, which the formulas assume."""
+        """Whether ranks divide the heads evenly, as the formulas assume."""
         return (
             min(self.queries, self.keys, self.multiplier, self.tensor_parallel) > 0
             and self.queries % (self.keys * self.multiplier) == 0
@@ -65,7 +65,7 @@ def whole(tensor_parallel: int, size: int) -> list[Span]:
 
 
 def fused(tensor_parallel: int, sizes: Sequence[int], index: int) -> list[Span]:
-    """Linear `index` of several of which each rank has its part of the first, then of the second, and so on.
+    """Linear `index` of several fused ones: each rank has its part of the first, then of the second, and so on.
 
     `sizes` are of one rank's parts.
     """
@@ -74,7 +74,7 @@ def fused(tensor_parallel: int, sizes: Sequence[int], index: int) -> list[Span]:
 
 
 def queries(heads: Heads, rows: int) -> list[Span]:
-    """`rows` is what a rank has of the query projection, or has columns of the output projection."""
+    """`rows` of the query projection, or columns of the output projection, on each rank."""
     size = rows // heads.queries_per_rank
     per_slot = heads.queries // (heads.keys * heads.multiplier)
     spans = []
@@ -87,7 +87,7 @@ def queries(heads: Heads, rows: int) -> list[Span]:
 
 
 def keys(heads: Heads, rows: int) -> tuple[list[Span], list[Span]]:
-    """The first copy of the key (or value) heads, and the others. `rows` is what a rank has of the projection."""
+    """The first copy of the key (or value) heads, and the others. `rows` of the projection on each rank."""
     size = rows // heads.slots
     spans: tuple[list[Span], list[Span]] = ([], [])
     for rank in range(heads.tensor_parallel):
@@ -98,14 +98,14 @@ def keys(heads: Heads, rows: int) -> tuple[list[Span], list[Span]]:
 
 
 def shifted(spans: Iterable[Span], begin: int) -> list[Span]:
-    """The same in parts that have other rows before."""
+    """The same spans in parts with `begin` rows before them."""
     return [replace(span, begin=span.begin + begin) for span in spans]
 
 
 def assemble(
     name: str, shards: Sequence[Shard], dim: int, spans: Sequence[Span], copies: Sequence[Span] = ()
 ) -> LogicalTensor:
-    """The tensor that `spans` along `dim` make up; `copies` are of parts of it that ranks have once more."""
+    """The tensor made of `spans` along `dim`; `copies`: spans of further copies."""
     local = shards[0].tensor
     length = sum(span.length for span in spans)
     shape = (*local.shape[:dim], length, *local.shape[dim + 1 :])
@@ -133,13 +133,13 @@ def check_size(where: Path, name: str, shards: Sequence[Shard], dim: int, size: 
     shape = shards[0].tensor.shape
     if len(shape) <= dim or shape[dim] != size:
         raise UserError(
-            f"{where}: {name} has shape {list(shape)} on each rank, by the metadata dimension {dim} has {size}",
-            "metadata and weights are of different checkpoints: use another",
+            f"{where}: {name} has shape {list(shape)} on each rank, the metadata gives dimension {dim} size {size}",
+            "metadata and weights belong to different checkpoints: use an earlier checkpoint",
         )
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Neighbours in both the part and the logical tensor made one."""
+    """Merge spans that are adjacent in both the part and the logical tensor."""
     runs = groupby(spans, key=lambda span: (span.rank, span.begin - span.start))
     joined = []
     for _, run in runs:

@@ -1,4 +1,4 @@
-"""Where each rank's part of a tensor lies in a neuronx-distributed checkpoint, from its files' indices alone.
+"""Where a neuronx-distributed checkpoint stores each rank's part of a tensor, from its files' indices alone.
 
 `model/dp_rank_00_tp_rank_TT_pp_rank_PP.pt` is what torch.save makes of a rank's state dict. With `use_xser` its values
 are references instead, by number, to `<that name>.tensors/tensor_N.pt`, which hold one tensor each, and
@@ -20,11 +20,13 @@ from hyperpod_ft.checkpoint.formats.torch_file import StoredTensor
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.errors import UserError
 
-_INCOMPLETE = "the checkpoint is incomplete: use another"
-# Two digits at least: rank 100 has three, so that names do not sort as numbers do.
+_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
+_DAMAGED = "the file is damaged: use an earlier checkpoint"
+_MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
+# At least two digits: rank 100 has three, so names do not sort like numbers.
 _RANK_FILE = re.compile(r"dp_rank_00_tp_rank_(\d{2,})_pp_rank_(\d{2,})\.pt")
 _TENSOR_FILE = re.compile(r"tensor_\d+\.pt")
-# Reading an index is mostly waiting for the volume.
+# More than CPUs: reading an index is mostly waiting for the volume.
 _THREADS = 16
 
 
@@ -56,20 +58,20 @@ class RankFile:
     info: Mapping[int, tuple[str, tuple[int, ...]]]  # dtype and shape by number
 
     def shard(self, name: str) -> Shard:
-        """Raises UserError when the tensor's own file is damaged, or holds something else than this file says."""
+        """Raises UserError when the tensor's own file is damaged, or differs from this file."""
         found = self.contents[name]
         if isinstance(found, StoredTensor):
             return Shard(self.file, found)
         file = tensors_directory(self.file) / f"tensor_{found}.pt"
         tensor = torch_file.describe(file)
         if not isinstance(tensor, StoredTensor):
-            raise UserError(f"{file}: holds no tensor", "the file is damaged")
+            raise UserError(f"{file}: does not hold a tensor", _DAMAGED)
         if (tensor.dtype, tensor.shape) != self.info[found]:
             dtype, shape = self.info[found]
             raise UserError(
                 f"{file}: holds {tensor.dtype} {list(tensor.shape)}, {info_file(self.file).name} says {dtype}"
                 f" {list(shape)} for {name}",
-                "files of different checkpoints are mixed: use another",
+                _MIXED,
             )
         return Shard(file, tensor)
 
@@ -83,7 +85,7 @@ def info_file(file: Path) -> Path:
 
 
 def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list[Path]]:
-    """The ranks' files by pipeline and tensor parallel rank. Raises UserError when there are others, or fewer."""
+    """The ranks' files by pipeline and tensor parallel rank. Raises UserError when one is missing or extra."""
     found = {}
     for file in sorted(model.glob("dp_rank_*.pt")):
         if file.name.endswith(".info.pt"):
@@ -91,7 +93,7 @@ def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list
         match = _RANK_FILE.fullmatch(file.name)
         if match is None:
             raise UserError(
-                f"{file}: is no file of a tensor and pipeline parallel rank",
+                f"{file}: is not the file of a tensor and pipeline parallel rank",
                 "checkpoints with expert or context parallelism cannot be read",
             )
         found[int(match[2]), int(match[1])] = file
@@ -103,34 +105,34 @@ def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list
         raise UserError(f"{model / name}: is missing: the metadata says {degrees}", _INCOMPLETE)
     if extra := sorted(found.keys() - expected):
         raise UserError(
-            f"{found[extra[0]]}: does not belong to the others: the metadata says {degrees}",
-            "files of different checkpoints are mixed: use another",
+            f"{found[extra[0]]}: does not belong to the checkpoint: the metadata says {degrees}",
+            _MIXED,
         )
     return [[found[stage, rank] for rank in range(tensor_parallel)] for stage in range(pipeline_parallel)]
 
 
 def read(file: Path) -> RankFile:
-    """One rank's file. Raises UserError when it is damaged, or its tensor files are not exactly those it names."""
+    """One rank's file. Raises UserError when it is damaged, or its tensor files are not exactly those that it names."""
     contents = torch_file.describe(file, names=_NAMES)
     if not isinstance(contents, dict) or not all(isinstance(name, str) for name in contents):
-        raise UserError(f"{file}: holds no state dict", "the file is damaged")
+        raise UserError(f"{file}: does not hold a state dict", _DAMAGED)
     numbers = {name: value.state["tid"] for name, value in contents.items() if _is_reference(value)}
     if not numbers:
         if other := [name for name, value in contents.items() if not isinstance(value, StoredTensor)]:
-            raise UserError(f"{file}: {other[0]} is no tensor", "the file is damaged")
+            raise UserError(f"{file}: {other[0]} is not a tensor", _DAMAGED)
         if tensors_directory(file).is_dir():
             raise UserError(
                 f"{tensors_directory(file)}: {file.name} refers to no tensor file",
-                "files of different checkpoints are mixed: use another",
+                _MIXED,
             )
         return RankFile(file, contents, {})
     if len(numbers) != len(contents):
-        raise UserError(f"{file}: {min(contents.keys() - numbers.keys())} is no tensor", "the file is damaged")
+        raise UserError(f"{file}: {min(contents.keys() - numbers.keys())} is not a tensor", _DAMAGED)
     info = _info(info_file(file))
     if set(numbers.values()) != info.keys():
         raise UserError(
             f"{info_file(file)}: describes {len(info)} tensors, {file.name} refers to {len(set(numbers.values()))}",
-            "files of different checkpoints are mixed: use another",
+            _MIXED,
         )
     _check_tensor_files(tensors_directory(file), set(info))
     return RankFile(file, numbers, info)
@@ -142,7 +144,7 @@ def read_all(files: Sequence[Path]) -> list[RankFile]:
 
 
 def shards(ranks: Sequence[RankFile], names: Iterable[str]) -> dict[str, tuple[Shard, ...]]:
-    """For each name its parts, by rank. Raises UserError like `RankFile.shard`, or when ranks disagree in form."""
+    """For each name its parts, by rank. Raises UserError like `RankFile.shard`, or when dtypes or shapes differ."""
     wanted = list(names)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda pair: pair[1].shard(pair[0]), [(name, rank) for name in wanted for rank in ranks])
@@ -153,7 +155,7 @@ def shards(ranks: Sequence[RankFile], names: Iterable[str]) -> dict[str, tuple[S
                 raise UserError(
                     f"{other.file}: {name} is {other.tensor.dtype} {list(other.tensor.shape)}, rank 0 has"
                     f" {first.tensor.dtype} {list(first.tensor.shape)}",
-                    "files of different checkpoints are mixed: use another",
+                    _MIXED,
                 )
     return parts
 
@@ -167,7 +169,7 @@ def _info(file: Path) -> dict[int, tuple[str, tuple[int, ...]]]:
     try:
         return {int(number): (str(entry["dtype"]), tuple(entry["shape"])) for number, entry in found.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file}: does not describe tensors: {error!r}", "the file is damaged") from error
+        raise UserError(f"{file}: does not describe tensors: {error!r}", _DAMAGED) from error
 
 
 def _check_tensor_files(directory: Path, numbers: set[int]) -> None:
@@ -177,6 +179,6 @@ def _check_tensor_files(directory: Path, numbers: set[int]) -> None:
         raise UserError(f"{directory / missing[0]}: is missing", _INCOMPLETE)
     if extra := sorted(found - expected):
         raise UserError(
-            f"{directory / extra[0]}: nothing refers to it: an earlier checkpoint left it",
-            "files of different checkpoints are mixed: use another",
+            f"{directory / extra[0]}: no rank refers to it: an earlier checkpoint left it",
+            _MIXED,
         )

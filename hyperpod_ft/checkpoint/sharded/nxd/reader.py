@@ -2,22 +2,22 @@
 
     checkpoint-400/
         trainer_state.json
-        shards/                         full-parameter training; with config.json, trn_config.json, tokenizer beside it
+        shards/                         full-parameter training; next to config.json, trn_config.json, tokenizer
         adapter_default/                LoRA; one directory an adapter
             adapter_config.json
             adapter_shards/
-                checkpoint, done        written first and last; with `async_save` `done` may come early, so that it
-                                        alone proves nothing
+                checkpoint, done        written first and last; with `async_save`, `done` may be written early and
+                                        proves nothing alone
                 mp_metadata_pp_rank_0.json ...          see metadata
                 model/dp_rank_00_tp_rank_00_pp_rank_00.pt ...   see rank_files
                 optim/                  not read
 
 (optimum-neuron 0.4.5, models/training/modeling_utils.py and peft/peft_model.py, `save_pretrained`; neuronx_distributed
-0.15, trainer/checkpoint.py, `save_checkpoint`.) How far tensors were fused and permuted: transformations.
+0.15, trainer/checkpoint.py, `save_checkpoint`.) transformations.py has how tensors are fused and permuted.
 
-Files of two steps of one training, mixed by hand, look alike: nothing in them names the step. What can be seen is
-refused: another step in trainer_state.json than in the directory's name, tensor files that nothing refers to, forms
-that differ between ranks or from the index. Tensors that ranks share differ between steps too: the writer compares.
+Files of two steps of one training look alike: they do not name the step. What can be detected is refused: a step in
+trainer_state.json that differs from the directory's name, tensor files that no rank refers to, dtypes and shapes that
+differ between ranks or from the index. Tensors that ranks share also differ between steps: `consolidate` compares them.
 """
 
 import re
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import peft_names
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_files
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, PipelineStage
@@ -38,7 +39,8 @@ SHARDS = "shards"
 ADAPTER_SHARDS = "adapter_shards"
 _ADAPTER = "adapter_"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_INCOMPLETE = "the checkpoint is incomplete: use another"
+_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
+_MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -49,14 +51,14 @@ def model_directory(path: Path) -> Path | None:
     return path if (path / SHARDS).is_dir() else None
 
 
-# It becomes the name of a directory, as does nothing that a model's own files are called.
+# It becomes the name of a directory, and must not collide with the names of a model's files.
 _ADAPTER_NAME = re.compile(r"(?!adapter_)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def adapter_directories(path: Path) -> list[Path]:
-    """The directory of each adapter of a LoRA checkpoint at `path`, `adapter_default` first; none when there are none.
+    """The directory of each adapter of a LoRA checkpoint at `path`, `adapter_default` first; empty if there are none.
 
-    Raises UserError when one of several holds no shards.
+    Raises UserError when one of several has no shards.
     """
     for directory in (path, path.parent):
         if directory.name.startswith(_ADAPTER) and (directory / ADAPTER_SHARDS).is_dir():
@@ -65,9 +67,11 @@ def adapter_directories(path: Path) -> list[Path]:
     if not any((child / ADAPTER_SHARDS).is_dir() for child in found):
         return []
     if odd := [child for child in found if not _ADAPTER_NAME.fullmatch(adapter_name(child))]:
-        raise UserError(f"{odd[0]}: is no name of an adapter", "rename it: letters, digits, dashes, dots, underscores")
+        raise UserError(
+            f"{odd[0]}: is not a valid name of an adapter", "rename it: letters, digits, dashes, dots, underscores"
+        )
     if bare := [child for child in found if not (child / ADAPTER_SHARDS).is_dir()]:
-        raise UserError(f"{bare[0]}: no {ADAPTER_SHARDS} in it", _INCOMPLETE)
+        raise UserError(f"{bare[0]}: {ADAPTER_SHARDS} is missing", _INCOMPLETE)
     return sorted(found, key=lambda child: adapter_name(child) != "default")
 
 
@@ -87,13 +91,13 @@ def read_model(directory: Path) -> list[LogicalTensor]:
 
 
 def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
-    """adapter_config.json and every tensor of an adapter, both as PEFT has them.
+    """adapter_config.json and every tensor of an adapter, both as PEFT writes them.
 
     Raises UserError when anything is missing, damaged, or contradicts the rest.
     """
     check_step(directory.parent)
-    file = directory / adapter_config.CONFIG
-    values = adapter_config.read_config(file)
+    file = directory / CONFIG
+    values, config = adapter_config.read_config(file)
     stages, tensor_parallel = _stages(directory / ADAPTER_SHARDS)
     tensors = _read(directory / ADAPTER_SHARDS, stages, tensor_parallel, adapter_name(directory))
     trained_as = {
@@ -103,31 +107,31 @@ def read_adapter(directory: Path) -> tuple[dict[str, Any], list[LogicalTensor]]:
         if isinstance(transformation, FusedLinears | GroupedQueries)
         for linear in transformation.linears
     }
-    return adapter_config.fitted_config(file, values, tensors, trained_as), tensors
+    return adapter_config.fitted_config(file, values, config, tensors, trained_as), tensors
 
 
 def check_step(directory: Path) -> None:
-    """Raise UserError when trainer_state.json is of another step than the directory's name says."""
+    """Raise UserError when the step in trainer_state.json differs from the directory's name."""
     match = _CHECKPOINT.fullmatch(directory.name)
     file = directory / "trainer_state.json"
     if match is None or not file.is_file():
         return
-    step = read_object(file, "use another checkpoint").get("global_step")
+    step = read_object(file, "use an earlier checkpoint").get("global_step")
     if step != int(match[1]):
-        raise UserError(f"{file}: is of step {step}", "files of different checkpoints are mixed: use another")
+        raise UserError(f"{file}: is of step {step}, the directory of step {match[1]}", _MIXED)
 
 
 def _stages(shards: Path) -> tuple[list[PipelineStage], int]:
     if not (shards / "done").is_file():
-        raise UserError(f"{shards}: no file `done` in it: it was not written to the end", "use another checkpoint")
+        raise UserError(f"{shards}: the file `done` is missing: the checkpoint is incomplete", "use an earlier one")
     return metadata.read_stages(shards)
 
 
 def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """trn_config.json is the only file that tells how many stages there were when the last is missing altogether."""
+    """Only trn_config.json reveals that the last stage is missing altogether."""
     if not file.is_file():
         return
-    values = read_object(file, "use another checkpoint")
+    values = read_object(file, "use an earlier checkpoint")
     found = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
     for key, degree in found.items():
         if values.get(key, degree) != degree:
@@ -149,10 +153,10 @@ def _read(
             raise UserError(f"{row[0]}: {missing[0]} is missing", _INCOMPLETE)
         described = {name: name for name in names if name in parameters}
         for name in names:
-            # tensors of other stages, and in a LoRA checkpoint of other adapters, are there too, and mean nothing here
+            # files also have tensors of other stages, and of other adapters, whose values are meaningless here
             if name not in everywhere and name not in live:
                 tied = _tied_to(row[0], name, everywhere)
-                # the embedding's stage and the output layer's hold what was trained; those between may hold anything
+                # the stages of the embedding and the output layer have the trained values; others may not
                 described |= {name: tied} if tied in parameters or stage is stages[-1] else {}
         for name, parts in rank_files.shards(ranks, described).items():
             known = described[name]
@@ -165,19 +169,19 @@ def _read(
 
 
 def _saved_parameters(stage: PipelineStage, adapter: str | None) -> dict[str, int | None]:
-    """The parameters of a stage by the names that files have, and the dimension along which each is cut."""
+    """The parameters of a stage by their names in files, and the dimension along which each is sharded."""
     if adapter is None:
         return dict(stage.parameters)
     saved = {}
     for live, dim in stage.parameters.items():
         if (name := peft_names.saved_name(live, adapter)) is not None:
-            # copying a module for modules_to_save loses the mark that its parameters are cut
+            # the copy of a module for modules_to_save is not marked as sharded
             saved[name] = stage.parameters.get(peft_names.original_name(live), dim) if dim is None else dim
     return saved
 
 
 def _needed(stage: PipelineStage, adapter: str | None) -> Iterator[str]:
-    """The names that a stage's files have to hold: all, or with LoRA what belongs to the adapter."""
+    """The names that a stage's files must have: all, or with LoRA those of the adapter."""
     for live in stage.parameters:
         if adapter is None:
             yield live
@@ -193,7 +197,7 @@ def _names(ranks: Sequence[RankFile]) -> list[str]:
             has, lacks = (first, other) if different[0] in first.contents else (other, first)
             raise UserError(
                 f"{lacks.file}: {different[0]} is missing, {has.file.name} has it",
-                "files of different checkpoints are mixed: use another",
+                _MIXED,
             )
     return list(first.contents)
 
@@ -207,17 +211,17 @@ def _tied_to(file: Path, name: str, described: Collection[str]) -> str:
     if not name.endswith(_OUTPUT) or embedding not in described:
         raise UserError(
             f"{file}: no metadata describes {name}",
-            "a pipeline stage's metadata is missing, or files of different checkpoints are mixed: use another",
+            f"a pipeline stage's metadata is missing, or {_MIXED}",
         )
     return embedding
 
 
 def _with_copy(file: Path, tensor: LogicalTensor, copy: LogicalTensor) -> LogicalTensor:
-    """`tensor` knowing of a second copy, which another stage or a tied name holds."""
+    """`tensor` with a second copy, from another stage or under a tied name, among its replicas."""
     if (tensor.dtype, tensor.shape) != (copy.dtype, copy.shape):
         raise UserError(
             f"{file}: {tensor.name} is {copy.dtype} {list(copy.shape)}, elsewhere {tensor.dtype} {list(tensor.shape)}",
-            "files of different checkpoints are mixed: use another",
+            _MIXED,
         )
     return LogicalTensor(
         tensor.name, tensor.dtype, tensor.shape, tensor.pieces, (*tensor.replicas, *copy.pieces, *copy.replicas)

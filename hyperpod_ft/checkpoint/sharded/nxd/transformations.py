@@ -1,4 +1,4 @@
-"""From a tensor as ranks saved it to the Hugging Face tensors that it stands for.
+"""From a tensor as ranks saved it to the Hugging Face tensors that it replaces.
 
 The inverse of what optimum-neuron does when it loads a model (optimum-neuron 0.4.5, transformations_utils.py,
 `FusedLinearsSpec` and `GQAQKVColumnParallelLinearSpec`). Which of a module's tensors are changed follows from the
@@ -17,6 +17,7 @@ from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
+_DAMAGED = "the checkpoint is damaged: use an earlier one"
 _NAME = re.compile(r"(?P<module>.+?)(?P<part>\.base_layer|\.lora_A|\.lora_B)?\.(?P<parameter>[^.]+)")
 _GROUPED = re.compile(r"(?P<parameter>weight|bias)_(?P<kind>q|k|v|qkv)")
 
@@ -26,12 +27,12 @@ def logical(
 ) -> list[LogicalTensor]:
     """The Hugging Face tensors in what ranks saved as `name`: one, or one for each linear that was fused.
 
-    `dim` is the dimension that tensor parallelism cuts, None where each rank has all. Raises UserError when shapes do
-    not fit.
+    `dim`: the dimension that tensor parallelism shards, None if each rank has the whole tensor. Raises UserError when
+    shapes do not fit.
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UserError(f"{where}: {name} is no name of a parameter", "the checkpoint is damaged")
+        raise UserError(f"{where}: {name} is not the name of a parameter", _DAMAGED)
     module, part, parameter = match["module"], match["part"] or "", match["parameter"]
     transformation = transformations.get(module)
     if isinstance(transformation, FusedLinears | GroupedQueries) and part == ".lora_A":
@@ -45,7 +46,7 @@ def logical(
         ]
     if isinstance(transformation, GroupedQueries):
         return _grouped(where, name, shards, transformation, part, parameter)
-    # a bias and lora_B belong to the output side, which ranks share
+    # a bias and lora_B belong to the output side, of which each rank has all
     if isinstance(transformation, GroupedOutput) and part != ".lora_B" and parameter == "weight":
         columns = shards[0].tensor.shape[-1]
         if len(shards[0].tensor.shape) != 2 or columns % transformation.heads.queries_per_rank:
@@ -54,7 +55,7 @@ def logical(
     if dim is None:
         return [replicated(name, shards)]
     if len(shards[0].tensor.shape) <= dim:
-        raise UserError(f"{where}: {name} has no dimension {dim} to be cut along", "the checkpoint is damaged")
+        raise UserError(f"{where}: {name} has no dimension {dim} to shard", _DAMAGED)
     return [assemble(name, shards, dim, cuts.whole(len(shards), shards[0].tensor.shape[dim]))]
 
 
@@ -63,16 +64,16 @@ def _grouped(
 ) -> list[LogicalTensor]:
     match = _GROUPED.fullmatch(parameter)
     if match is None:
-        raise UserError(f"{where}: {name} is no part of fused queries, keys and values", "the checkpoint is damaged")
+        raise UserError(f"{where}: {name} is not part of fused queries, keys and values", _DAMAGED)
     query_rows, key_rows = grouped.query_rows, grouped.key_rows
     queries: tuple[list[Span], list[Span]] = (cuts.queries(grouped.heads, query_rows), [])
     keys = cuts.keys(grouped.heads, key_rows)
-    # linear, its spans and their copies, rows of a rank that stand before, rows in all
+    # linear, its spans and their copies, rows before it on each rank, its rows
     held = {
         "q": [(grouped.query, queries, 0, query_rows)],
         "k": [(grouped.key, keys, 0, key_rows)],
         "v": [(grouped.value, keys, 0, key_rows)],
-        # the metadata marks this one as not parallel; it is cut all the same
+        # sharded, although the metadata marks it as not parallel
         "qkv": [
             (grouped.query, queries, 0, query_rows),
             (grouped.key, keys, query_rows, key_rows),

@@ -1,0 +1,84 @@
+"""`checkpoint.json`: what an engine of this kit says about a checkpoint that it wrote. Written last, read first."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
+from hyperpod_ft.errors import UserError
+
+NAME = "checkpoint.json"
+FORMAT: Literal[2] = 2
+_REMEDY = "use an earlier checkpoint"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Lora(_Part):
+    """The run file's section `lora`."""
+
+    r: int
+    alpha: float
+    dropout: float
+    target_modules: tuple[str, ...]
+    rslora: bool
+
+
+class BaseModelSource(_Part):
+    """The run file's section `model`."""
+
+    source: str
+    revision: str | None
+
+
+class Layout(_Part):
+    """Ranks in total, and along each axis."""
+
+    world_size: int
+    data_parallel: int
+    pipeline_parallel: int
+    tensor_parallel: int
+
+
+class Description(_Part):
+    """`fingerprint`: of the run's stage `train`. `files`: sizes in bytes; `sha256`: hex digests of the same files.
+
+    `lora` is None with method `full`. `progress` belongs to the engine: the counters that a restart continues from.
+    """
+
+    format: Literal[2] = FORMAT
+    engine: str
+    step: int
+    fingerprint: str
+    method: Literal["lora", "full"]
+    base_model: BaseModelSource
+    lora: Lora | None
+    layout: Layout
+    progress: dict[str, Any]
+    files: dict[str, int]
+    sha256: dict[str, str]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Description":
+        if (self.lora is None) != (self.method == "full"):
+            raise ValueError(f"lora does not fit method {self.method}")
+        if self.files.keys() != self.sha256.keys():
+            raise ValueError("files and sha256 name different files")
+        return self
+
+
+def read(directory: Path) -> Description:
+    """Raises UserError when the file is missing, damaged, or of another format."""
+    file = directory / NAME
+    values = read_object(file, _REMEDY)
+    if values.get("format") != FORMAT:
+        raise UserError(f"{file}: its format is {values.get('format')}, this version reads {FORMAT}", _REMEDY)
+    return validate(file, values, Description, _REMEDY)
+
+
+def write(directory: Path, description: Description) -> None:
+    publish.write_json(directory / NAME, description.model_dump(mode="json"))
