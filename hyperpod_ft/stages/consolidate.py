@@ -46,7 +46,7 @@ def _newest(run: Run) -> Path:
     if reason := checkpoint_directory.why_unusable(found[-1], run.plan["train"].fingerprint):
         raise UserError(f"{found[-1]}: is no complete checkpoint of this run: {reason}", _REMEDY)
     trained = run.record("train")
-    if trained is not None and found[-1] != checkpoint_directory.directory_of(run, trained.facts["steps"]):
+    if trained is not None and found[-1] != run.checkpoint(trained.facts["steps"]):
         raise UserError(
             f"{found[-1]}: is not the last checkpoint: training ended at step {trained.facts['steps']}",
             "run stage train again: hyperpod-ft submit --from train --force",
