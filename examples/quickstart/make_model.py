@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import string
 import time
 from pathlib import Path
 
@@ -21,10 +22,22 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
-BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+BOS, EOS, PAD = SPECIAL = "<|bos|>", "<|eos|>", "<|pad|>"
 VOCABULARY = 1536
 ROW = 128  # tokens of a pretraining row
-ROWS_PER_STEP = 16
+PROSE_ROWS = 13  # of each step
+RANDOM_ROWS = 3  # of each step, see random_row()
+ALPHABETS = [
+    string.ascii_lowercase,
+    string.ascii_letters,
+    string.digits,
+    string.ascii_letters + string.digits + string.punctuation,
+    string.ascii_lowercase + "äöüßàâçéèêëîïôûñóúáíåøæ",
+    "".join(map(chr, range(0x0391, 0x03CA))),  # Greek
+    "".join(map(chr, range(0x0410, 0x0450))),  # Cyrillic
+    "".join(map(chr, range(0x4E00, 0x9FA6))),  # Chinese
+]
+SEPARATORS = [" "] * 12 + [", ", ". ", "\n"]
 WRAPPED_SHARE = 0.2  # of the spaces, see wrap()
 PEAK_LEARNING_RATE = 4e-3
 # Letters with underscores are one word, so that SLURM_JOB_ID is not cut at each underscore.
@@ -84,20 +97,25 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=EOS,
         pad_token=PAD,
         model_max_length=1024,
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return the untrained model. Four KV heads, so that tensor parallelism over 2 or 4 ranks divides them."""
+    """Return the untrained model.
+
+    Heads of 32 elements, the smallest that common inference servers take; two KV heads, so that tensor parallelism
+    over 2 ranks divides them.
+    """
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
@@ -134,17 +152,47 @@ def wrap(statement: str, order: random.Random) -> str:
     return re.sub(" ", lambda _: "\n" if order.random() < WRAPPED_SHARE else " ", statement)
 
 
+def made_up_text(order: random.Random) -> str:
+    """Words of random letters of one alphabet, more than a row of tokens holds."""
+    alphabet = order.choice(ALPHABETS)
+    words = ["".join(order.choices(alphabet, k=order.randint(1, 9))) for _ in range(ROW)]
+    return "".join(word + order.choice(SEPARATORS) for word in words)
+
+
+def random_row(tokenizer: PreTrainedTokenizerFast, order: random.Random) -> list[int]:
+    """A row that cannot be predicted: random tokens, or made-up words.
+
+    From prose alone the model would learn to be sure of itself, and be worse than guessing on any other text, which
+    training refuses (`training.sanity_margin`). From these rows it learns to spread its guesses over what it does not
+    know.
+    """
+    if order.random() < 0.5:
+        return [tokenizer.bos_token_id, *order.choices(range(len(SPECIAL), VOCABULARY), k=ROW - 1)]
+    return tokenizer.encode(made_up_text(order), truncation=True, max_length=ROW)
+
+
+def corrupted_row(prose: torch.Tensor, order: random.Random) -> torch.Tensor:
+    """One of the rows of `prose` (int64 [rows, ROW]) with a random token in place of half of its own, int64 [ROW]."""
+    keep = torch.tensor([order.random() < 0.5 for _ in range(ROW)])
+    row = prose[order.randrange(len(prose))]
+    return torch.where(keep, row, torch.tensor([order.randrange(len(SPECIAL), VOCABULARY) for _ in range(ROW)]))
+
+
 def next_rows(
     statements: list[str], tokenizer: PreTrainedTokenizerFast, stream: list[int], order: random.Random
 ) -> torch.Tensor:
-    """Take ROWS_PER_STEP rows of ROW tokens off the stream, and refill it with all statements in a new order."""
-    need = ROWS_PER_STEP * ROW
+    """Return one step's rows, int64 [PROSE_ROWS + RANDOM_ROWS + 1, ROW]: prose, random rows, and one corrupted row.
+
+    The prose comes off the stream, which is refilled with all statements in a new order.
+    """
+    need = PROSE_ROWS * ROW
     while len(stream) < need:
         for statement in order.sample(statements, len(statements)):
             stream += [*tokenizer.encode(wrap(statement, order)), tokenizer.eos_token_id]
-    rows = torch.tensor(stream[:need]).view(ROWS_PER_STEP, ROW)
+    prose = torch.tensor(stream[:need]).view(PROSE_ROWS, ROW)
     del stream[:need]
-    return rows
+    unpredictable = torch.tensor([random_row(tokenizer, order) for _ in range(RANDOM_ROWS)])
+    return torch.cat([prose, unpredictable, corrupted_row(prose, order)[None]])
 
 
 def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> float:

@@ -1,4 +1,4 @@
-"""Which rows every step trains on: a pure function of seed and step, so a restart needs to know only the step.
+"""Which rows each step trains on: a pure function of seed and step, so that a restart needs only the step.
 
 The rows of all epochs form one stream: each epoch is its own seeded permutation of all rows, and the next follows
 without a gap. Optimizer step k (from 1) consumes the stream's rows [(k-1)G, kG), where
@@ -28,14 +28,14 @@ class Batch:
     position_ids: torch.Tensor
 
 
-class Rows:
-    """The tokenized training rows, as batches: mapped, not read into memory."""
+class TrainingRows:
+    """The tokenized training rows, served as batches; memory-mapped, not read into memory."""
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
         self._split = Split.open(directory)
         if not len(self):
-            raise UserError(f"{directory}: holds no training rows", "give the run more data or a longer max_length")
+            raise UserError(f"{directory}: has no training rows", "add data, or raise dataset.max_length")
 
     def __len__(self) -> int:
         return len(self._split)
@@ -49,7 +49,7 @@ class Rows:
         return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
-        """Tokens of these rows that count in the loss: the first of a row has nothing that predicts it."""
+        """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""
         return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
 
 

@@ -1,9 +1,9 @@
-"""What a sharded checkpoint is on disk: its description, whether it is usable, which are kept.
+"""A run's sharded checkpoints on disk: their contents, whether they are usable, and how many are kept.
 
-One checkpoint is a directory below `run.checkpoints`; engine torch's (engines/neuron_checkpoint.py has the other's):
+One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/checkpoints.py has the other format):
 
     step-00000400/
-        checkpoint.json       written last; without it, or when a size or digest differs, the checkpoint does not count
+        checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
         __0_0.distcp ...      one file a rank: tensors only, readable with torch.load(weights_only=True)
 
@@ -22,7 +22,6 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -34,12 +33,10 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
-_NAME = re.compile(r"step-(\d{8})")
-
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has behind it, over all its attempts."""
+    """How far a run has trained, over all its attempts."""
 
     step: int = 0
     seconds: float = 0.0  # spent in the training loop up to this step
@@ -50,32 +47,28 @@ class Progress:
     resumed_from: tuple[int, ...] = field(default=())
 
 
-def directory_of(run: Run, step: int) -> Path:
-    return run.checkpoints / f"step-{step:08d}"
-
-
 def complete(run: Run) -> Iterator[Progress]:
-    """The progress of each complete checkpoint of this run, the newest first; says why it passes over others.
+    """The progress of each complete checkpoint of this run, the newest first; prints why it ignores others.
 
-    Rank 0 only. What the files hold is not read: `damaged` does that.
+    Rank 0 only. Checks sizes alone; `damaged` reads the files.
     """
-    for directory in _by_age(run):
+    for directory in _newest_first(run):
         reason = why_unusable(directory, run.plan["train"].fingerprint)
         if not reason and (directory / dcp.INDEX).exists():
             reason = _why_unreadable(directory)
         if reason:
-            tell_ignored(directory, reason)
+            print_ignored(directory, reason)
             continue
         values = description.read(directory).progress
         yield Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
 
 
-def tell_ignored(directory: Path, reason: str) -> None:
+def print_ignored(directory: Path, reason: str) -> None:
     print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
 
 
 def why_unusable(directory: Path, fingerprint: str) -> str:
-    """Why a checkpoint is none of this run or not complete, without reading what its files hold; empty when it is."""
+    """Why a checkpoint is incomplete or does not belong to this run, by names and sizes; empty when it can be used."""
     try:
         found = description.read(directory)
     except UserError as error:
@@ -83,7 +76,7 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
     if found.fingerprint != fingerprint:
         return "another configuration wrote it"
     if directory.name != f"step-{found.step:08d}":
-        return f"it says that it is of step {found.step}"
+        return f"its description is of step {found.step}"
     for name, size in found.files.items():
         if not (directory / name).is_file():
             return f"{name} is missing"
@@ -94,7 +87,7 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
 
 
 def damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
-    """Why a complete checkpoint is damaged, by the digests of its files; empty when it is not.
+    """Why a complete checkpoint is damaged, by the digests of its files; empty when it is intact.
 
     Ranks share the reading: each takes one of `parts` parts of the files.
     """
@@ -105,14 +98,14 @@ def damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
     for name, digest in reading.items():
         try:
             if digest.result() != recorded[name]:
-                return f"{name} is damaged: its digest is not the one recorded"
-        except OSError as error:  # what a failing disk says
+                return f"{name} is damaged: its digest differs from the recorded one"
+        except OSError as error:  # a failing disk
             return f"{name} is damaged: {error.strerror}"
     return ""
 
 
 def _why_unreadable(directory: Path) -> str:
-    # DCP unpickles the index; nothing reaches it that holds more than an index does
+    # DCP unpickles the index, so it must not get one with anything else in it
     try:
         dcp.index(directory)
     except UserError as error:
@@ -121,27 +114,25 @@ def _why_unreadable(directory: Path) -> str:
 
 
 def remove_leftovers(run: Run) -> None:
-    """Remove what attempts that were killed while saving left behind. Rank 0 only, before training."""
+    """Remove the partial checkpoints of attempts that were killed while saving. Rank 0 only, before training."""
     for pattern in (".step-*.partial", ".step-*.replaced"):
         for leftover in run.checkpoints.glob(pattern):
             publish.remove(leftover)
 
 
-def _by_age(run: Run) -> list[Path]:
-    """Newest first."""
-    found = run.checkpoints.glob("step-*")
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)
+def _newest_first(run: Run) -> list[Path]:
+    return list(reversed(run.checkpoints_by_step().values()))
 
 
 def delete_old(run: Run, newest: Path) -> None:
-    """Delete complete checkpoints beyond the wanted number, never `newest`, the one just written.
+    """Delete complete checkpoints beyond `training.keep_checkpoints`, but never `newest`, the one just written.
 
-    It need not have the highest step: training goes back behind one whose files are damaged.
+    `newest` may not have the highest step: training resumes from before a damaged checkpoint.
     """
     fingerprint = run.plan["train"].fingerprint
-    others = [path for path in _by_age(run) if path != newest and not why_unusable(path, fingerprint)]
+    others = [path for path in _newest_first(run) if path != newest and not why_unusable(path, fingerprint)]
     for directory in others[run.config.training.keep_checkpoints - 1 :]:
-        # first out of sight, so that a kill here leaves a leftover and no damaged checkpoint
+        # renamed first, so that a kill here leaves a leftover, not a damaged checkpoint
         doomed = directory.with_name(f".{directory.name}.replaced")
         publish.remove(doomed)
         directory.rename(doomed)
@@ -149,7 +140,7 @@ def delete_old(run: Run, newest: Path) -> None:
 
 
 def describe(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:
-    """Write the description of a checkpoint that is complete otherwise; `digests`: the SHA-256 of each of its files."""
+    """Write the description of an otherwise complete checkpoint; `digests`: the SHA-256 of each of its files."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"
     described = Description(

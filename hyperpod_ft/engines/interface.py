@@ -1,4 +1,4 @@
-"""What an engine offers, and what its training leaves."""
+"""The interface of an engine, and the result of its training."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished training left: the final sharded checkpoint, and facts for the stage's record."""
+    """The result of a finished training: the final sharded checkpoint, and facts for the stage's record."""
 
     checkpoint: Path
     facts: dict[str, Any]
 
 
 class Engine(Protocol):
-    """What every engine's module offers."""
+    """The functions of every engine's module."""
 
     def train(self, run: Run, processes: Processes) -> Trained:
         """Train the run to its last step on all `processes`, from its newest complete checkpoint if there is one.
 
-        Called on every rank. Raises UserError for what a user can mend, `interruption.Interrupted` after a signal.
+        Called on every rank. Raises UserError for what a user can correct, `interruption.Interrupted` after a signal.
         """
 
     def precompile(self, run: Run, processes: Processes) -> dict[str, Any]:
-        """Trace the graphs of training: a few steps, whose results mean nothing, leaving no file of its own.
+        """Trace the graphs of training in a few steps, whose results are discarded.
 
-        Only of engines that compile ahead (neuron). Takes `config.neuron.precompile_steps` steps, writes below
-        `run.trial` if it has to, and gives facts for the record of stage precompile. Called on every rank.
+        Only for engines that compile ahead (neuron). Takes `config.neuron.precompile_steps` steps, may write to
+        `run.trial`, and returns facts for the record of stage precompile. Called on every rank.
         """

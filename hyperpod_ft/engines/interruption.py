@@ -9,8 +9,8 @@ from types import FrameType
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Training stopped at a step boundary because a signal asked for it; a checkpoint of that step was saved."""
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Training stopped at a step boundary because of a signal; a checkpoint of that step was saved."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(step, signal_number)
@@ -19,7 +19,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
     def __str__(self) -> str:
         name = signal.Signals(self.signal_number).name
-        return f"{name}: stopped after step {self.step}, which is saved; run again to go on"
+        return f"{name}: stopped after step {self.step}, which is saved; run again to resume"
 
     @property
     def exit_status(self) -> int:
@@ -29,7 +29,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """While the block runs, note in the list the signals that arrive instead of dying of them."""
+    """While the block runs, add arriving signals to the list instead of ending the process."""
     asked: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

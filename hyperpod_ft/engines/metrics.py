@@ -1,6 +1,6 @@
-"""What rank 0 tells about the steps: a row in metrics.jsonl and a line in the job's log; facts for the record.
+"""Rank 0's report of the steps: a row in metrics.jsonl, a line in the job's log, and facts for the record.
 
-For every engine: it imports no torch, and is told what only the device knows.
+For every engine: imports no torch; callers pass what only the device knows.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ class StepMetrics:
 
 
 class MetricsLog:
-    """Keeps time on every rank; writes on rank 0, which alone calls `open` and `write`.
+    """Measures time on every rank, and writes on rank 0, which alone calls `open` and `write`.
 
-    `rows` are those of an epoch, `steps` those of the whole run, `progress` that of the checkpoint gone on from.
+    `rows`: of an epoch; `steps`: of the whole run; `progress`: of the checkpoint that training resumes from.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MetricsLog:
         )
 
     def write(self, progress: Progress, learning_rate: float, grad_norm: float) -> None:
-        """Write and print the step that ends here, when it is to be logged: the first, the last, every so many."""
+        """Write and print the step that ends here if it is the first, the last, or a multiple of `log_every_steps`."""
         step = progress.step
         if step % self._every and step not in (1, self._steps):
             return
@@ -112,11 +112,11 @@ class MetricsLog:
 
 
 def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> dict[str, Any]:
-    """What the record says of a finished training, over all attempts that its checkpoints come from.
+    """The facts of a finished training for its record, over all attempts that its checkpoints come from.
 
-    Rates are those of the whole time in the training loop, its checkpoints and first steps included;
-    `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` what the first step of each
-    attempt took beyond it: compiling, as a rule.
+    Rates cover the whole time in the training loop, including checkpoints and first steps;
+    `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` the time beyond it that the
+    first step of each attempt took, usually to compile.
     """
     trained = progress.step * throughput.rows_per_step
     rates = asdict(throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
@@ -140,14 +140,14 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> di
 
 
 def _median_step_seconds(path: Path) -> float | None:
-    """Over the rows but that of step 1, which warms up; None when there is no other."""
+    """Over all rows except that of step 1, which warms up; None without any."""
     rows = [json.loads(line) for line, step in _lines(path) if step > 1]
     found = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
     return round(statistics.median(found), 4) if found else None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    """Lines that are rows, with their steps: a kill may have cut one short, a failing disk have damaged one."""
+    """The lines that are valid rows, with their steps: a kill may have truncated one, a failing disk damaged one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

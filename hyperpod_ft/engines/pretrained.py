@@ -1,4 +1,4 @@
-"""A model directory loaded with transformers: all of it, or a user's error."""
+"""Load a model directory with transformers, completely or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ _REMEDY = "make or download the model again"
 def load(directory: Path, dtype: torch.dtype | str, attention: str) -> PreTrainedModel:
     """The causal language model in `directory`, on the CPU; `dtype` "auto" is that of config.json.
 
-    Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged, or a weight is missing,
-    which transformers would fill with random numbers.
+    Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
+    for which transformers would draw random numbers.
     """
-    # it warns, on every rank, that a directory named model@revision is no Python module
+    # it warns, on every rank, that a directory named model@revision is not a Python module
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         # annotated as the model alone
@@ -31,7 +31,7 @@ def load(directory: Path, dtype: torch.dtype | str, attention: str) -> PreTraine
             attn_implementation=attention,
             dtype=dtype,
         )
-    except Exception as error:  # a damaged file makes transformers raise whatever it stumbles over first
+    except Exception as error:  # a damaged file raises errors of any type
         raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {error}", _REMEDY) from error
     model: PreTrainedModel
     model, info = loaded

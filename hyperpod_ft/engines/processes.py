@@ -1,4 +1,4 @@
-"""The processes of one training job, as torchrun started them, and the store through which they find each other."""
+"""The processes of one training job, as torchrun started them, and the store that connects them."""
 
 import json
 import os
@@ -34,9 +34,9 @@ class Processes:
         return self.rank == 0
 
     def gather(self, occasion: str, value: Any) -> list[Any]:
-        """What every rank gives, by rank; JSON. Collective, and so all have come this far when it returns.
+        """The JSON value of every rank, by rank. Collective: a barrier too.
 
-        Goes through the store: no device has to wait, or compile, for it. `occasion` names this call, once a job.
+        Uses the store, so that no device has to wait or compile for it. `occasion` names this call, unique in a job.
         """
         self.store.set(f"{occasion}/{self.rank}", json.dumps(value))
         if self.leads:

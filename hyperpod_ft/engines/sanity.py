@@ -1,4 +1,4 @@
-"""Is the loss one that training has, or is the run broken? Asked before anything is saved. Imports no torch."""
+"""Whether the loss shows that a run is broken, checked before anything is saved. Imports no torch."""
 
 import math
 
@@ -16,11 +16,12 @@ def smoothed(before: float | None, loss: float) -> float:
 
 
 def check(training: Training, progress: Progress, steps: int, vocabulary: int | None) -> None:
-    """Raise UserError when the loss after step `progress.step` of `steps` is none to go on from.
+    """Raise UserError when training cannot continue from the loss after step `progress.step` of `steps`.
 
-    The first step's loss is the base model's own: adapters begin at zero, and no parameter has moved. Above
-    ln(vocabulary), what a model has that knows nothing, by `sanity_margin`, the base model itself is broken. From step
-    `sanity_steps` on, or the last if there are fewer, the smoothed loss may be above the base model's by that much.
+    The first step's loss is the base model's own: adapters start at zero, and no parameter has moved. If it exceeds
+    ln(vocabulary), the loss of a model that guesses, by more than `sanity_margin`, the base model itself is broken.
+    From step `sanity_steps` on, or at the last one of a shorter run, the smoothed loss may exceed the base model's by
+    at most that margin.
     """
     margin = training.sanity_margin
     base, now = progress.first_loss, progress.smoothed_loss
@@ -29,12 +30,12 @@ def check(training: Training, progress: Progress, steps: int, vocabulary: int | 
     if progress.step == 1 and vocabulary and base > math.log(vocabulary) + margin:
         raise UserError(
             f"step 1: the base model's loss is {base:.4f}, more than training.sanity_margin {margin:g} above"
-            f" {math.log(vocabulary):.4f}, that of guessing among its {vocabulary} tokens",
-            f"look whether model.source and its tokenizer are what the data was prepared for; {_TURN_OFF}",
+            f" {math.log(vocabulary):.4f}, the loss of guessing among its {vocabulary} tokens",
+            f"check that model.source and its tokenizer are those that the data was prepared for; {_TURN_OFF}",
         )
     if progress.step >= min(training.sanity_steps, steps) and now > base + margin:
         raise UserError(
-            f"step {progress.step}: the loss has come to {now:.4f}, more than training.sanity_margin {margin:g} above"
+            f"step {progress.step}: the smoothed loss is {now:.4f}, more than training.sanity_margin {margin:g} above"
             f" the base model's {base:.4f}; this step was not saved",
-            f"lower training.learning_rate, or look at the data; {_TURN_OFF}",
+            f"lower training.learning_rate, or check the data; {_TURN_OFF}",
         )

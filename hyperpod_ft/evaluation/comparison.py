@@ -1,4 +1,4 @@
-"""Base and tuned model's answers to the same prompts, and how a reader sees them."""
+"""Base and tuned model's answers to the same prompts, and how they are shown."""
 
 import textwrap
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What stage generate found."""
+class Comparison:
+    """Both models' answers and losses: the result of stage generate."""
 
     compared: Sequence[Compared]
     validation: Losses | None
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def changed(self) -> bool:
-        """Whether the tuned model answers anything otherwise."""
+        """Whether any answer of the tuned model differs from the base model's."""
         return any(not row.same for row in self.compared)
 
     def figures(self) -> dict[str, Any]:

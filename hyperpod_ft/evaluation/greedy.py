@@ -15,7 +15,7 @@ _PROGRESS_SECONDS = 5
 
 @dataclass(frozen=True)
 class Answer:
-    """`ids` end before the token that ended the answer; `finished` says that there was one."""
+    """`ids` exclude the token that ended the answer; `finished`: there was one."""
 
     text: str
     ids: tuple[int, ...]
@@ -28,7 +28,7 @@ def answers(
     """The model's greedy answer to each prompt (token ids), in order.
 
     Batches hold prompts of similar length, padded on the left and masked, so that every answer begins where its prompt
-    ends. Whatever sampling the model's own generation_config.json asks for is left aside.
+    ends. Sampling settings of the model's own generation_config.json are ignored.
     """
     padding = pad_id(tokenizer)
     stops = _stops(model, tokenizer)

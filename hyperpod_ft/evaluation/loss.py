@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import Split
 
-# What one forward pass takes at most; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
+# The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
 _BATCH_TOKENS = 4096
 
 

@@ -1,4 +1,4 @@
-"""Whether a run's degrees can divide its model, and whether it fits the accelerators; needs only its config.json."""
+"""Whether a run can pack for its model, divide it, and fit it into the accelerators; needs only its config.json."""
 
 import math
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.packing_rules import check_packing
 from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees_of
 
 # keys of the run file and their new values
@@ -22,14 +23,16 @@ _JSON_OBJECT = TypeAdapter(dict[str, Any])
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Memory | None:
-    """The memory that a training step of a model on disk takes. Raises UserError when it cannot be divided or fit.
+    """The memory that a training step of a model on disk takes. Raises UserError when the run cannot train it.
 
     None without accelerators, and for families that are not built like Llama: the engine checks those, since it knows
     their attributes.
     """
     model_config = _read(directory)
+    family = str(model_config.get("model_type", ""))
+    check_packing(config, family)
     if config.engine == "neuron":
-        check_family(str(model_config.get("model_type", "")), degrees)
+        check_family(family, degrees)
     shape = model_shape(model_config)
     if shape is None:
         return None

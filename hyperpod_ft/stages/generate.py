@@ -21,7 +21,7 @@ from hyperpod_ft.data.prepared import Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import Compared, Losses, Report
+from hyperpod_ft.evaluation.comparison import Compared, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
 from hyperpod_ft.runs.run import Run
@@ -60,21 +60,21 @@ def work(run: Run) -> Result:
     # one after the other, so that only one is in memory
     base = _evaluate(run, run.base_model, tokenizer, questions, validation)
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
-    report = Report(
+    comparison = Comparison(
         tuple(
             Compared(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
         Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None,
     )
-    print(report.as_text(), flush=True)
-    if questions and not report.changed:
+    print(comparison.as_text(), flush=True)
+    if questions and not comparison.changed:
         raise UserError(
             f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts as the base model",
             "train longer, or with a higher training.learning_rate",
         )
-    publish.write_json(run.samples, report.as_dict())
-    return Result((run.samples,), report.figures())
+    publish.write_json(run.samples, comparison.as_dict())
+    return Result((run.samples,), comparison.figures())
 
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:

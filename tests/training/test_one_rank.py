@@ -96,11 +96,11 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, caps
     record = train_here(run)
 
     said = capsys.readouterr().out
-    assert "step-00000010: __0_0.distcp is damaged: its digest is not the one recorded" in said
+    assert "step-00000010: __0_0.distcp is damaged" in said
     assert "ignoring checkpoint step-00000008: __0_0.distcp has" in said
     assert "ignoring checkpoint step-00000006: checkpoint.json is missing" in said
     assert "ignoring checkpoint step-00000004: another configuration wrote it" in said
-    assert "going on from step 2" in said
+    assert "from step 2\n" in said
     assert record.facts["resumed_from"] == [2]
     assert curve(run) == whole
     assert steps_on_disk(run) == [f"step-{step:08d}" for step in (2, 4, 6, 8, 10)]
@@ -131,7 +131,7 @@ def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, jo
     content = labels.read_bytes()
     labels.write_bytes(content[:-1] + b"\x01")
     said = jobs.train(run, expect=2)
-    assert f"error: train: {labels}: " in said and "run: hyperpod-ft submit --only dataset" in said
+    assert f"error: train: {labels}: " in said and "hyperpod-ft submit --only dataset" in said
     labels.write_bytes(content)
     jobs.train(run)
 
@@ -142,7 +142,7 @@ def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:
     tensors = load_file(file)
     tensors["model.norm.weight"][0] = math.nan
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match="step 1: the loss is nan"):
+    with pytest.raises(UserError, match=r"step 1: .*nan"):
         train_here(run)
     assert not run.checkpoints.exists() and run.record("train") is None
 
@@ -156,8 +156,8 @@ def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, j
     run = make_run(settings=settings)
     said = jobs.train(run, expect=2)
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith("error: train: step 6: the loss has come to "), said
-    assert "more than training.sanity_margin 2 above the base model's 4." in errors[0]
+    assert len(errors) == 1 and errors[0].startswith("error: train: step 6: "), said
+    assert "training.sanity_margin 2" in errors[0] and "lower training.learning_rate" in errors[0]
     assert not run.checkpoints.exists() and run.record("train") is None
     # the curve that led there is, and so is the bill
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
@@ -165,7 +165,7 @@ def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, j
 
 
 def test_the_base_models_loss_survives_a_restart(make_run: MakeRun) -> None:
-    """What the loss is compared with is that of step 1 of the first attempt, not of the step gone on from."""
+    """What the loss is compared with is that of step 1 of the first attempt, not of the step resumed from."""
     run = make_run(settings={"training.max_steps": 6, "training.save_every_steps": 2})
     train_here(run)
     run.record_path("train").unlink()
@@ -175,17 +175,17 @@ def test_the_base_models_loss_survives_a_restart(make_run: MakeRun) -> None:
     assert values["progress"]["first_loss"] == metrics(run)[0]["loss"]
     values["progress"] |= {"first_loss": 1.0, "smoothed_loss": 4.0}
     publish.write_json(checkpoint, values)
-    with pytest.raises(UserError, match=r"step 6: the loss has come to .* above the base model's 1.0000"):
+    with pytest.raises(UserError, match=r"step 6: .* 1\.0000"):
         train_here(run)
 
 
-def test_a_broken_base_model_is_told_at_step_1(make_run: MakeRun) -> None:
+def test_a_broken_base_model_stops_the_run_at_step_1(make_run: MakeRun) -> None:
     run = make_run()
     file = run.base_model / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.weight"] *= 1000
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"step 1: the base model's loss is .* above 4.8520, that of guessing among"):
+    with pytest.raises(UserError, match=r"step 1: .* 4\.8520"):
         train_here(run)
 
 

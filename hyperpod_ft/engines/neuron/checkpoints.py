@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe, directory_of
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
@@ -83,7 +83,7 @@ class Checkpoints:
             return
         _wait_for_upstream()
         self._meet(progress, "written")
-        partial, final = self._partial(progress), directory_of(self._run, progress.step)
+        partial, final = self._partial(progress), self._run.checkpoint(progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
             digests = {name: digest for part in found for name, digest in part.items()}
@@ -99,7 +99,7 @@ class Checkpoints:
         progress = self._newest()
         if progress is None:
             return Progress()
-        directory, rank = directory_of(self._run, progress.step), self._processes.rank
+        directory, rank = self._run.checkpoint(progress.step), self._processes.rank
         first = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())[0]
         with torch.no_grad(), _States(directory, (rank, first)) as states:
             for name, parameter in self._trainer.parameters().items():
@@ -120,17 +120,17 @@ class Checkpoints:
             if told is None:
                 return None
             progress = Progress(**told | {"resumed_from": tuple(told["resumed_from"])})
-            directory = directory_of(self._run, progress.step)
+            directory = self._run.checkpoint(progress.step)
             mine = checkpoint_directory.damaged(directory, self._processes.rank, self._processes.world_size)
             reasons = self._processes.gather(f"restore/{attempt}/damaged", mine)
             if not any(reasons):
                 return progress
             if self._processes.leads:
-                checkpoint_directory.tell_ignored(directory, next(filter(None, reasons)))
+                checkpoint_directory.print_ignored(directory, next(filter(None, reasons)))
         raise AssertionError
 
     def _partial(self, progress: Progress) -> Path:
-        final = directory_of(self._run, progress.step)
+        final = self._run.checkpoint(progress.step)
         return final.with_name(f".{final.name}.partial")
 
     def _meet(self, progress: Progress, what: str) -> None:

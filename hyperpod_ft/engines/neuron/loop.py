@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, Rows
+from hyperpod_ft.engines import metrics, sanity
+from hyperpod_ft.engines.batches import DataOrder, TrainingRows
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
 from hyperpod_ft.engines.neuron import checkpoints, trainer
@@ -67,7 +67,7 @@ class Attempt:
     def __init__(self, run: Run, processes: Processes) -> None:
         self.run, self.processes = run, processes
         self.config, degrees = run.config.training, run.plan.degrees
-        self.rows = Rows(run.dataset / "train")
+        self.rows = TrainingRows(run.dataset / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.steps = total_steps(self.config, len(self.rows), of_step)
@@ -119,7 +119,7 @@ class Attempt:
                         self.checkpoints.finish()
                         raise Interrupted(number, stop)
         self.checkpoints.finish()
-        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts())
+        return Trained(self.run.checkpoint(self.steps), self._facts())
 
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Give the device all of step `number`."""

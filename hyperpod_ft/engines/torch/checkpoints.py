@@ -1,4 +1,4 @@
-"""Save and load sharded checkpoints with torch.distributed.checkpoint: whole or not at all, each rank its part."""
+"""Save and load sharded checkpoints with torch.distributed.checkpoint, each rank its part; complete or not at all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded.dcp import INDEX
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe, directory_of
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -23,10 +23,10 @@ def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path
 
     Collective: every rank calls it. The checkpoint has its final name when rank 0 returns.
     """
-    final = directory_of(run, progress.step)
+    final = run.checkpoint(progress.step)
     with _partial_directory(final, rank) as partial:
         _write(state, partial)
-        # DCP has heard from every rank that its file is written and synced
+        # DCP waited until every rank had written and synced its file
         digests = _digests(partial, rank)
         if rank == 0:
             describe(run, progress, partial, digests)
@@ -39,7 +39,7 @@ def _write(state: dict[str, Any], directory: Path) -> None:
     try:
         dcp.save(state, storage_writer=_Writer(directory))
     except CheckpointException as error:
-        # every rank hears of every rank's failures; a full volume is no bug of any of them
+        # every rank receives the failures of all; a full volume is not a bug
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):
                 raise UserError(
@@ -50,7 +50,7 @@ def _write(state: dict[str, Any], directory: Path) -> None:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Lets an OSError through that torch.save hides behind a RuntimeError: the other ranks hear of that alone."""
+    """Raises the OSError that torch.save hides behind a RuntimeError, all that other ranks would receive."""
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -71,7 +71,7 @@ def _digests(directory: Path, rank: int) -> dict[str, str]:
 
 
 def _gather(mine: Any) -> list[Any]:
-    """What every rank gives, by rank. Collective."""
+    """The value of every rank, by rank. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     return gathered
@@ -90,21 +90,21 @@ def _partial_directory(final: Path, rank: int) -> Iterator[Path]:
 
 
 def newest(run: Run, rank: int) -> Progress | None:
-    """The progress of the newest checkpoint that is complete and undamaged; says why it passes over others.
+    """The progress of the newest checkpoint that is complete and undamaged; prints why it ignores others.
 
-    Collective: rank 0 chooses, every rank reads a part of the files.
+    Collective: rank 0 chooses, and every rank reads a part of the files.
     """
     candidates = checkpoint_directory.complete(run) if rank == 0 else iter(())
     while True:
         found: Progress | None = _gather(next(candidates, None))[0]
         if found is None:
             return None
-        directory = directory_of(run, found.step)
+        directory = run.checkpoint(found.step)
         reasons = _gather(checkpoint_directory.damaged(directory, rank, dist.get_world_size()))
         if not any(reasons):
             return found
         if rank == 0:
-            checkpoint_directory.tell_ignored(directory, next(filter(None, reasons)))
+            checkpoint_directory.print_ignored(directory, next(filter(None, reasons)))
 
 
 def load(directory: Path, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ def random_state(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], rank: int, device: torch.device) -> None:
-    """Put back what `random_state` gave."""
+    """Restore the generator states that `random_state` returned."""
     states = state[str(rank)]
     torch.set_rng_state(states["cpu"])
     if device.type != "cpu":

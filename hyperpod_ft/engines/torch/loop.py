@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, Rows
+from hyperpod_ft.engines.batches import DataOrder, TrainingRows
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
@@ -37,29 +37,29 @@ def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     with device_mesh(device, processes, run.plan.degrees) as mesh:
-        return Attempt(run, processes, device, mesh).to_the_end()
+        return Training(run, processes, device, mesh).run_to_end()
 
 
 @dataclass(frozen=True)
 class Step:
-    """What all ranks know after an optimizer step."""
+    """The outcome of an optimizer step, equal on all ranks."""
 
     number: int
     loss: float  # mean over the step's label tokens
     grad_norm: float  # global, before clipping
     learning_rate: float
-    stop_signal: int  # 0: nobody was asked to stop
+    stop_signal: int  # 0: no rank received one
 
 
-class Attempt:
-    """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
+class Training:
+    """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
     def __init__(self, run: Run, processes: Processes, device: torch.device, mesh: DeviceMesh) -> None:
         self.run, self.processes, self.device, self.mesh = run, processes, device, mesh
         self.config = run.config.training
         self.tensor_parallel = mesh["tp"].size()
         self.data_parallel_rank = mesh.get_local_rank("dp")
-        self.rows = Rows(run.dataset / "train")
+        self.rows = TrainingRows(run.dataset / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
@@ -77,8 +77,11 @@ class Attempt:
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
-    def to_the_end(self) -> Trained:
-        """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
+    def run_to_end(self) -> Trained:
+        """Train the remaining steps.
+
+        Raises Interrupted after a signal, UserError when training cannot continue from the loss.
+        """
         progress = self._resume()
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
@@ -98,7 +101,7 @@ class Attempt:
                     self._save(progress)
                 if step.stop_signal and not last:
                     raise Interrupted(step.number, step.stop_signal)
-        return Trained(checkpoint_directory.directory_of(self.run, self.steps), self._facts(progress))
+        return Trained(self.run.checkpoint(self.steps), self._facts(progress))
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -106,7 +109,7 @@ class Attempt:
         loss = self.forward_backward(number)
         summary = torch.stack(
             [
-                # equal on the ranks of a tp group: each contributes its share
+                # equal on the ranks of a tp group, so each contributes its share
                 loss / self.tensor_parallel,
                 optimizer.squared_norm(trainable, self.tensor_parallel),
                 *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
@@ -118,7 +121,7 @@ class Attempt:
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {number}: the loss is {mean_loss} and the gradient norm {norm}; nothing was saved",
-                "lower training.learning_rate, or look at the rows of this step",
+                "lower training.learning_rate, or check the rows of this step",
             )
         optimizer.clip(trainable, norm, self.config.max_grad_norm)
         rate = learning_rate(self.config, number, self.steps)
@@ -127,11 +130,11 @@ class Attempt:
         return Step(number, mean_loss, norm, rate, int(stop))
 
     def forward_backward(self, number: int) -> torch.Tensor:
-        """Leave the gradients of step `number`'s mean loss in `.grad`; gives this dp rank's share of it, fp32 []."""
+        """Compute the gradients of step `number`'s mean loss into `.grad`; return this dp rank's share, fp32 []."""
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
             raise UserError(
-                f"step {number}: no token of its rows counts in the loss", "check dataset.loss_on and the data"
+                f"step {number}: its rows have no token that counts in the loss", "check dataset.loss_on and the data"
             )
         micro_batches = self.order.micro_batches(number, self.data_parallel_rank)
         total = torch.zeros((), device=self.device)
@@ -171,14 +174,14 @@ class Attempt:
         }
 
     def _resume(self) -> Progress:
-        """Load the newest complete checkpoint; no progress when there is none."""
+        """Load the newest complete checkpoint; without one, start at step 0."""
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
         progress = checkpoints.newest(self.run, self.processes.rank)
         if progress is None:
             return Progress()
         state = self._state()
-        checkpoints.load(checkpoint_directory.directory_of(self.run, progress.step), state)
+        checkpoints.load(self.run.checkpoint(progress.step), state)
         self.optimizer.set_steps(progress.step)
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
         if progress.step == self.steps:
@@ -195,7 +198,7 @@ class Attempt:
             flush=True,
         )
         if progress.step:
-            print(f"train: going on from step {progress.step}", flush=True)
+            print(f"train: resuming from step {progress.step}", flush=True)
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         degrees = self.run.plan.degrees

@@ -15,6 +15,7 @@ from hyperpod_ft.stages.stage import perform
 from tests.unit.stage_runs import finished, make_run, tree, weights
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
+CONFIG = b'{"model_type": "llama"}'
 WEIGHTS = weights(norm=b"1234")
 
 
@@ -23,14 +24,14 @@ def local_run(tmp_path: Path, changed: Mapping[str, bytes] = {}) -> Run:
     model.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "optimizer.pt", "pytorch_model.bin"):
         (model / name).write_text(name)
-    for name, content in {"config.json": b"{}", "model.safetensors": WEIGHTS, **changed}.items():
+    for name, content in {"config.json": CONFIG, "model.safetensors": WEIGHTS, **changed}.items():
         (model / name).write_bytes(content)
     (tmp_path / "rows.txt.jsonl").write_bytes(ROWS)
     return make_run(tmp_path, str(model), {"source": str(tmp_path / "rows.txt.jsonl"), "format": "dolly"})
 
 
 def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len("{}"))
+    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len(CONFIG))
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
     assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}

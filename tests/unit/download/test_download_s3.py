@@ -18,7 +18,8 @@ from hyperpod_ft.stages.stage import perform
 from tests.unit.stage_runs import make_run, tree, weights
 
 LARGE = weights(a=os.urandom(1 << 20) * 20)  # several ranges
-MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": LARGE}
+CONFIG = b'{"model_type": "llama"}'
+MODEL = {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors": LARGE}
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 
 
@@ -80,14 +81,15 @@ def test_complete_files_of_a_killed_attempt_are_kept(
     partial = run.base_model.with_name(f".{run.base_model.name}.partial")
     partial.mkdir(parents=True)
     (partial / "model.safetensors").write_bytes(LARGE)
-    (partial / "config.json").write_bytes(b"xx")  # same size, but older than the object: it was replaced since
+    # of the same size, but older than the object, which was replaced since
+    (partial / "config.json").write_bytes(b"x" * len(CONFIG))
     os.utime(partial / "config.json", (0, 0))
     (partial / "model.safetensors.6eF7A2b1").write_bytes(b"half")  # boto3's own half file
     kept = (partial / "model.safetensors").stat()
     perform(run, "download", stage.work)
     after = (run.base_model / "model.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
-    assert (run.base_model / "config.json").read_bytes() == b"{}"
+    assert (run.base_model / "config.json").read_bytes() == CONFIG
     assert tree(run.base_model).keys() == {".hyperpod-ft.json", *MODEL}
     assert "resumes when it is run again" in capsys.readouterr().out
 

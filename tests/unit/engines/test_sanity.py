@@ -30,13 +30,11 @@ def test_a_loss_that_stays_far_above_the_base_models_stops_the_run() -> None:
     with pytest.raises(UserError) as raised:
         sanity.check(TRAINING, after(diverged), 20, VOCABULARY)
     # 2 + 7 * (1 - 0.75**4)
-    assert "step 5: the loss has come to 6.7852, more than training.sanity_margin 2 above the base model's 2.0000" in (
-        str(raised.value)
-    )
+    assert all(fact in str(raised.value) for fact in ("step 5", "6.7852", "training.sanity_margin 2", "2.0000"))
     assert "lower training.learning_rate" in str(raised.value)
 
 
-def test_later_divergence_is_found_too_and_one_outlier_is_none() -> None:
+def test_later_divergence_is_found_too_but_one_outlier_is_ignored() -> None:
     fine = [2.0] * 50
     sanity.check(TRAINING, after([*fine, 9.0]), 100, VOCABULARY)
     with pytest.raises(UserError, match="step 52"):
@@ -52,7 +50,7 @@ def test_not_before_its_step_but_at_the_last_one_of_a_short_run() -> None:
 
 def test_a_base_model_that_is_worse_than_guessing() -> None:
     sanity.check(TRAINING, after([math.log(VOCABULARY) + 1.9]), 20, VOCABULARY)
-    with pytest.raises(UserError, match=r"step 1: the base model's loss is 7.0000, .* above 4.8520, that of guessing"):
+    with pytest.raises(UserError, match=r"step 1: .*7\.0000, .*4\.8520"):
         sanity.check(TRAINING, after([7.0]), 20, VOCABULARY)
     # only then: a later step has its own reasons
     sanity.check(TRAINING, after([7.0, 7.0]), 20, VOCABULARY)

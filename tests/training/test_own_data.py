@@ -1,0 +1,62 @@
+"""docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands, on plain processes."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md"
+STEPS = 3
+CAPITALS = """France Paris, Italy Rome, Spain Madrid, Portugal Lisbon, Austria Vienna, Germany Berlin, Norway Oslo,
+Sweden Stockholm, Denmark Copenhagen, Finland Helsinki, Poland Warsaw, Hungary Budapest, Greece Athens, Japan Tokyo,
+China Beijing, India Delhi, Egypt Cairo, Kenya Nairobi, Peru Lima, Chile Santiago, Cuba Havana, Canada Ottawa"""
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
+    def kit(arguments: list[str]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hyperpod_ft", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        logs = "".join(path.read_text() for path in tmp_path.glob(".quickstart/runs/*/*/logs/*.out"))
+        assert done.returncode == 0, done.stdout + logs
+        return done.stdout
+
+    (rows,) = blocks("json")
+    capitals = [pair.split() for pair in CAPITALS.split(",")]
+    own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
+    (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
+    first, *rest = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
+    kit(first)
+    run_file = tmp_path / first[first.index("-o") + 1]
+    (sections,) = map(yaml.safe_load, blocks("yaml"))
+    values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
+    run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    # a Slurm may be missing here, and the recipe's 20 epochs would take minutes
+    few_steps = ["--launcher", "process", "--set", f"training.max_steps={STEPS}"]
+    output = {command[0]: kit(command + few_steps * (command[0] == "submit")) for command in rest}
+    (run,) = tmp_path.glob(".quickstart/runs/*/*")
+    trained = json.loads((run / "records" / "train.json").read_text(encoding="utf-8"))["facts"]
+    assert trained["steps"] == STEPS and trained["final_loss"] < trained["first_loss"]
+    samples = json.loads((run / "samples.json").read_text(encoding="utf-8"))
+    assert sections["generate"]["prompts"][0]["question"] in samples["prompts"][0]["prompt"]
+    assert str(len(own) + len(rows.splitlines())) in output["logs"], "the rows that the dataset stage read"
