@@ -93,7 +93,7 @@ def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
     assert "hello from the worker" in kit.run("logs", "--node", worker)
     kit.run("replace-node", NAME, worker, "--yes")
     assert "hello from the worker" in kit.run("logs", "--node", worker)
-    assert "no lifecycle log of node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
+    assert "no lifecycle log for node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
 
 
 def test_missing_capacity_is_reported_and_the_wait_ends(kit: Kit) -> None:

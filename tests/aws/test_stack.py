@@ -121,7 +121,7 @@ def test_an_interrupted_deployment_is_waited_for(aws: Aws) -> None:
 
 def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> None:
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "The maximum number of NAT gateways has been reached."})
-    failed = r"hp is ROLLBACK_COMPLETE: Nat \(AWS::EC2::NatGateway\): The maximum .*; mend the cause, run `hyperpod-ft"
+    failed = r"hp is ROLLBACK_COMPLETE: Nat \(AWS::EC2::NatGateway\): The maximum .*`hyperpod-ft cluster delete"
     for _ in range(2):
         with pytest.raises(UserError, match=failed):
             deploy(SESSION, HP, poll_seconds=POLL)

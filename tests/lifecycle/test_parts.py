@@ -287,7 +287,7 @@ def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Pat
         assert (outside / f"{instance_id(0)}.x").exists()
 
 
-def test_a_file_is_written_once_and_mended(node: Node) -> None:
+def test_a_file_is_written_once_and_repaired(node: Node) -> None:
     file = File("/etc/some/file.conf", "text\n", 0o640)
     assert difference(node, file) == ["no /etc/some/file.conf"]
     # What a killed run left.
