@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What HyperPod runs on each node, as root: OnCreate on the legacy path, OnInitComplete where HyperPod sets up Slurm itself.
+# HyperPod runs this on each node as root: as OnCreate on the legacy path, as OnInitComplete if HyperPod sets up Slurm.
 #
-#   bash provision.sh [--dry-run] [--only STEP ...]     (all arguments go to `python3 -m provision`)
+#   bash provision.sh [--dry-run] [--only STEP ...]     (all arguments are passed to `python3 -m provision`)
 #
-# HyperPod's agent ships /var/log/provision/provisioning.log to CloudWatch, and stops doing so when a failed script ends:
-# hence the wait before that. Environment: PROVISION_DNS_SECONDS (60), PROVISION_FAILURE_WAIT_SECONDS (60).
+# HyperPod's agent ships /var/log/provision/provisioning.log to CloudWatch, until a failed script ends:
+# hence the wait at the end. Environment: PROVISION_DNS_SECONDS (60), PROVISION_FAILURE_WAIT_SECONDS (60).
 set -uo pipefail
 
 LOG=/var/log/provision/provisioning.log
@@ -14,7 +14,7 @@ say() {
   printf '%s provision.sh: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
 }
 
-# The agent may be restarting the resolver when this starts. Steps that need a name say so if it still has none.
+# The agent may be restarting the resolver. Steps that need a name report it if it still does not resolve.
 wait_for_dns() {
   local name deadline
   name=$(sed -n 's/.*"dns_name": *"\([^"]*\)".*/\1/p' "$FOLDER/settings.json" | head -n 1)
@@ -22,7 +22,7 @@ wait_for_dns() {
   deadline=$((SECONDS + ${PROVISION_DNS_SECONDS:-60}))
   until getent hosts "$name" >/dev/null; do
     if ((SECONDS >= deadline)); then
-      say "the name $name has no address yet; going on"
+      say "the name $name does not resolve yet; continuing"
       return 0
     fi
     sleep 2
@@ -58,7 +58,7 @@ main "$@" >&"$log" 2>&1
 status=$?
 ((status == 0)) || say "failed with exit status $status; waiting for the log to be uploaded" >&"$log"
 exec {log}>&-
-# A killed step that waits in the kernel for a dead file system goes on to hold the pipe, and so tee, for ever.
+# A killed step that waits in the kernel for a dead file system keeps the pipe open, and so tee running, forever.
 for _ in {1..50}; do
   kill -0 "$tee" 2>/dev/null || break
   sleep 0.1

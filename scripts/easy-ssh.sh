@@ -2,13 +2,13 @@
 # ssh to a node of a HyperPod cluster, for machines with only the AWS CLI and its session-manager-plugin.
 #
 #   easy-ssh.sh [options] CLUSTER [-- COMMAND...]
-#     -g GROUP        instance group, by its exact name; default: login-group, or else controller-machine
-#     -n INSTANCE     this node of the cluster, by instance id
+#     -g GROUP        instance group (exact name); default: login-group, or else controller-machine
+#     -n INSTANCE     node, by instance id
 #     -u USER         default: ubuntu
 #     -k KEY          private or public key; default: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa
 #     -r REGION, -p PROFILE   as the AWS CLI's
 #     -L PORT:HOST:PORT       forward a port, as ssh's; may be repeated
-#     --dry-run       print target and command, and do nothing
+#     --dry-run       print target and command, without connecting
 #
 # `hyperpod-ft cluster ssh` is the same with more checks. Needs OpenSSH 7.6, bash 3.2.
 set -euo pipefail
@@ -32,13 +32,13 @@ while (($#)); do
     --dry-run) dry=1 ;;
     --) shift; break ;;
     -h | --help) sed -nE '2,/^set/s/^# ?//p' "$0"; exit ;;
-    -*) die "no option $1; see the top of $0" ;;
-    *) [[ -z $cluster ]] || die "one cluster, please: $cluster or $1"; cluster=$1 ;;
+    -*) die "unknown option $1; see the top of $0" ;;
+    *) [[ -z $cluster ]] || die "more than one cluster: $cluster, $1; pass one"; cluster=$1 ;;
   esac
   shift
 done
-[[ $cluster =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ ]] || die "give the cluster's name: $0 CLUSTER"
-[[ $user =~ ^[a-z_][a-z0-9_-]*$ ]] || die "-u $user: is no Linux user name"
+[[ $cluster =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ ]] || die "no cluster; pass its name: $0 CLUSTER"
+[[ $user =~ ^[a-z_][a-z0-9_-]*$ ]] || die "-u $user: not a Linux user name; pass the login name of the node's user"
 docs=https://docs.aws.amazon.com
 command -v aws >/dev/null || die "the AWS CLI is not installed; install it: $docs/cli/latest/userguide/getting-started-install.html"
 command -v session-manager-plugin >/dev/null || die "AWS's session-manager-plugin is not installed; install it:" \
@@ -50,30 +50,30 @@ if [[ -z $key ]]; then
 fi
 key=${key%.pub}
 [[ $key == /* ]] || key=$PWD/$key
-public=$(cat -- "$key.pub") || die "$key.pub: no readable public key; make it with: ssh-keygen -y -f $key"
-[[ $public != *$'\n'* && $public =~ ^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+\ [A-Za-z0-9+/]+=*(\ .*)?$ ]] || die "$key.pub: is not one line of an ssh public key"
-[[ $HOME$key != *[\"\\]* ]] || die "ssh's configuration cannot name paths with quotes or backslashes"
+public=$(cat -- "$key.pub") || die "$key.pub: cannot read the public key; make it with: ssh-keygen -y -f $key"
+[[ $public != *$'\n'* && $public =~ ^(sk-)?(ssh|ecdsa)-[a-z0-9@.-]+\ [A-Za-z0-9+/]+=*(\ .*)?$ ]] || die "$key.pub: must be one line with an ssh public key; pass another key with -k"
+[[ $HOME$key != *[\"\\]* ]] || die "ssh's configuration cannot express paths with quotes or backslashes; use another key with -k"
 
 ask() { aws sagemaker "$@" ${aws[@]+"${aws[@]}"} --cluster-name "$cluster" --output text; }
-arn=$(ask describe-cluster --query ClusterArn) || die "no answer about $cluster; see above (credentials, region, name)"
+arn=$(ask describe-cluster --query ClusterArn) || die "cannot describe $cluster; check the credentials, the region and the name (error above)"
 groups=$(ask describe-cluster --query 'InstanceGroups[].InstanceGroupName' | tr '\t' '\n')
-# all pages: the CLI asks for them by itself; exact names: --instance-group-name-contains matches parts
+# The CLI reads all pages. Exact names: --instance-group-name-contains matches parts of names.
 nodes=$(ask list-cluster-nodes --query 'ClusterNodeSummaries[].[InstanceGroupName,InstanceStatus.Status,InstanceId]')
 if [[ -n $node ]]; then
   group=$(awk -v id="$node" '$3 == id {print $1}' <<<"$nodes")
-  [[ -n $group ]] || die "$cluster has no node $node"
+  [[ -n $group ]] || die "$cluster has no node $node; list them with: aws sagemaker list-cluster-nodes"
 fi
 for usual in login-group controller-machine; do
   if [[ -z $group ]] && grep -qx "$usual" <<<"$groups"; then group=$usual; fi
 done
 grep -qx -- "${group:-.none}" <<<"$groups" || die "$cluster has no group ${group:-login-group or controller-machine};" \
-  "give -g with one of: ${groups//$'\n'/ }"
+  "pass -g with one of: ${groups//$'\n'/ }"
 there=$(awk -v g="$group" -v id="$node" '$1 == g && (id == "" || $3 == id)' <<<"$nodes")
 node=$(awk '$2 == "Running" {print $3; exit}' <<<"$there")
 [[ -n $node ]] || die "no node of $group is Running: $(awk '{print $3, $2}' <<<"$there" | paste -sd, -)"
 target=sagemaker-cluster:${arn##*/}_$group-$node
 
-# Host keys are known of an instance, not of a name: a node that was replaced has others.
+# Known host keys belong to an instance, not to a name: a replaced node has new ones.
 own=$HOME/.ssh/hyperpod-ft/$cluster
 session="aws ssm start-session$(printf ' %q' ${aws[@]+"${aws[@]}"} --target "$target")"
 config="Host $cluster
@@ -91,13 +91,13 @@ if [[ -n $dry ]]; then
   exit
 fi
 IFS= read -r -d '' put <<'PUT_KEY' || true # not $(cat): bash 3.2 trips over quotes in it
-# Put a public key into a user's authorized_keys, once. Runs on the node: sh -s -- USER BASE64-OF-THE-KEY
-# Says one line, "hyperpod-ft-key: " and added, present, no-user, or what failed.
+# Add a public key to a user's authorized_keys, once. Runs on the node: sh -s -- USER BASE64-OF-THE-KEY
+# Prints one line: "hyperpod-ft-key: ", then added, present, no-user, or the error.
 # shellcheck shell=sh
 user=$1 key=$2 PATH=$PATH:/usr/sbin:/sbin
 say() { echo "hyperpod-ft-key: $(echo "$*" | tr "\n" " ")"; }
 entry=$(getent passwd "$user") || { say no-user; exit 0; }
-# as the user: then the files are theirs, and no link they made leads anywhere they could not write themselves
+# as the user: the files are then theirs, and their links reach nothing that they could not write themselves
 if [ "$(id -un)" = "$user" ]; then become() { "$@"; }
 elif [ "$(id -u)" = 0 ]; then become() { runuser -u "$user" -- "$@"; }
 else become() { sudo -n -u "$user" "$@"; }
@@ -123,15 +123,15 @@ if said=$(become sh -c "$put" sh "$(echo "$entry" | cut -d : -f 6)" "$key" 2>&1 
 PUT_KEY
 b64() { printf '%s' "$1" | base64 | tr -d '\n'; }
 parameters="{\"command\": [\"sh -c 'echo $(b64 "$put") | base64 -d | sh -s -- $user $(b64 "$public")'\"]}"
-for _ in 1 2 3; do # sessions now and then end without any output
+for _ in 1 2 3; do # sessions occasionally end without any output
   said=$(aws ssm start-session ${aws[@]+"${aws[@]}"} --target "$target" --document-name AWS-StartNonInteractiveCommand \
     --parameters "$parameters" </dev/null 2>&1 | tr -d '\r') || true
   [[ $said != *hyperpod-ft-key:* ]] || break
 done
 case $said in
   *'hyperpod-ft-key: added'* | *'hyperpod-ft-key: present'*) ;;
-  *'hyperpod-ft-key: no-user'*) die "$group $node has no user $user; give -u, or look why its lifecycle scripts failed" ;;
-  *) die "the key could not be put on $group $node: $said; a shell without it: $session" ;;
+  *'hyperpod-ft-key: no-user'*) die "$group $node has no user $user; pass -u, or find out why its lifecycle scripts failed" ;;
+  *) die "could not add the key on $group $node: $said; for a shell without it: $session" ;;
 esac
 umask 077
 mkdir -p "$own/nodes"

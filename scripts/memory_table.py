@@ -1,4 +1,4 @@
-"""The table of docs/parallelism.md: what a training step takes of a core, by model, method, instances and degrees.
+"""The table of docs/parallelism.md: memory of a training step per core, by model, method, instances and degrees.
 
 `python scripts/reference.py` writes it between the page's markers.
 """
@@ -13,7 +13,7 @@ from hyperpod_ft.planning.parallelism import check_model, degrees_of
 
 BEGIN, END = "<!-- made by `python scripts/reference.py` -->", "<!-- end -->"
 
-# What the models' published config.json say of their size.
+# From the models' published config.json.
 LLAMA_3_8B: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -66,7 +66,7 @@ LAYOUTS = {
 
 
 def document(text: str) -> str:
-    """A page with what lies between its markers made anew."""
+    """A page with the text between its markers generated again."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n".join([f"{before}{BEGIN}", "", *_rows(), "", f"{END}{after}"])
@@ -74,7 +74,7 @@ def document(text: str) -> str:
 
 def _rows() -> Iterator[str]:
     names = "model", "method", "nodes", "TP x PP x DP", "weights", "gradients", "optimizer", "activations", "logits"
-    yield _row(*names, "GiB a core", "it has", "fits")
+    yield _row(*names, "GiB per core", "available", "fits")
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for name, (model_config, methods) in LAYOUTS.items():
         for method, layouts in methods.items():

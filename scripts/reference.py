@@ -1,4 +1,4 @@
-"""Write docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/parallelism.md from the code.
+"""Generate docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/parallelism.md.
 
 A test fails when they are out of date.
 
@@ -16,9 +16,14 @@ from pydantic.fields import FieldInfo
 
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file as runfile
+from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.config.run_config import RunConfig
 
+_LIMITS = (
+    f"A file may have {yaml_text.MAX_CHARACTERS:,} characters, {yaml_text.MAX_NODES:,} keys and values (with aliases"
+    f" expanded),\nand {yaml_text.MAX_DEPTH} levels of nesting."
+)
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -27,8 +32,10 @@ def run_file() -> str:
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. Unknown keys are refused. `--set section.key=value` overrides a key on the",
-        "command line, the value in YAML. Relative paths start at the run file's directory. Recipes to start from:",
+        "One YAML file describes a run. `--set section.key=value` overrides a key on the command line; the value is",
+        "YAML. Relative paths are relative to the run file's directory. Unknown keys are refused.",
+        _LIMITS,
+        "Recipes to start from:",
         *[f"`{name}`{',' if name != list(runfile.recipes())[-1] else '.'}" for name in runfile.recipes()],
         "",
         "This page is generated from `hyperpod_ft/config/run_config.py` by `python scripts/reference.py`.",
@@ -38,12 +45,13 @@ def run_file() -> str:
 
 
 def cluster_file() -> str:
-    """The cluster file's keys, likewise."""
+    """The same for the cluster file."""
     lines = [
         "# The cluster file",
         "",
-        "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from. Unknown keys",
-        "are refused. `--set section.key=value` overrides a key on the command line, the value in YAML.",
+        "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from.",
+        "`--set section.key=value` overrides a key on the command line; the value is YAML. Unknown keys are refused.",
+        _LIMITS,
         "",
         "This page is generated from `hyperpod_ft/config/cluster_config.py` by `python scripts/reference.py`.",
         "",
@@ -71,7 +79,7 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `| None`, and without what Annotated adds."""
+    """Without `| None` and the metadata of Annotated."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Every step of a HyperPod cluster's life, against a server on this machine that stands in for AWS. Costs nothing.
+# Run every `hyperpod-ft cluster` command against a stand-in for AWS on this machine. Costs nothing.
 #
 #   ./scripts/rehearse-cluster.sh
 #
 # Sets up .venv, starts tests/aws/server.py on the loopback interface, and runs `hyperpod-ft cluster` from init to delete
-# in a temporary directory. No real AWS endpoint is contacted, and no credentials of yours are read.
+# in a temporary directory. It contacts no real AWS endpoint and reads no credentials.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -53,4 +53,4 @@ kit scale cluster.yaml worker-group-1 1 --yes
 kit logs
 kit delete --confirm ml-cluster
 kit delete --confirm ml-cluster --delete-data
-say "Rehearsed: created, looked at, changed and deleted, all on this machine"
+say "Rehearsed: created, inspected, changed and deleted, all on this machine"

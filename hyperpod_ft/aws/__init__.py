@@ -1,4 +1,4 @@
-"""The cluster itself: its file, the AWS resources it is made of, and the way onto its nodes.
+"""A cluster in an AWS account: its resources, its checks, and access to its nodes.
 
-boto3 is imported by `session` alone, and only when something is asked of AWS: commands answer at once.
+Only `session` imports boto3, and only when AWS is called, so that commands start fast.
 """

@@ -1,13 +1,12 @@
-"""A cluster as files for the AWS CLI: what `create` would ask for, without asking for anything.
+"""A cluster as files for the AWS CLI: the requests that `create` would send, without sending any.
 
     DIR/create.sh                       the commands, in order
-        env_vars                        what only the account knows, read from the stack
+        env_vars                        values that only the account has, read from the stack
         stack.yaml stack-parameters.json
         to-fill/cluster-config.json     the request of CreateCluster
-        to-fill/lifecycle/...           what the nodes run; settings.json, provisioning_parameters.json (legacy)
+        to-fill/lifecycle/...           the nodes' scripts; settings.json, provisioning_parameters.json (legacy)
 
-What only the account knows stands as `${NAME}` in to-fill/, under the names of AWS's own create_config.sh; create.sh
-puts it in.
+Such values are `${NAME}` in to-fill/, with the names that AWS's create_config.sh uses; create.sh fills them in.
 """
 
 import json
@@ -38,12 +37,12 @@ _USED = ("SUBNET_ID", "SECURITY_GROUP", "ROLE", "BUCKET", "FSX_DNS_NAME", "FSX_M
 
 
 def write(config: ClusterConfig, directory: Path) -> list[Path]:
-    """Write the files and return their paths, sorted. Raises UserError for a directory that holds anything else."""
+    """Write the files and return their paths, sorted. Raises UserError for a directory that holds other files."""
     if directory.is_file() or (
         directory.is_dir() and any(directory.iterdir()) and not (directory / "create.sh").is_file()
     ):
-        raise UserError(f"{directory}: is there already, and not of this command", "name a new directory")
-    publish.remove(directory / "to-fill")  # of another cluster file, perhaps
+        raise UserError(f"{directory}: holds other files", "name a new directory")
+    publish.remove(directory / "to-fill")  # it may be from another cluster file
     for name, content in files(config).items():
         publish.write_text(directory / name, content, 0o777 if name.endswith(".sh") else 0o666)
     return sorted(directory / name for name in files(config))

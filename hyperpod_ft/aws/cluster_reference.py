@@ -1,4 +1,4 @@
-"""Which cluster a command is about: a cluster file's, or one by name."""
+"""The cluster that a command names: by its cluster file, or by its name."""
 
 import shlex
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class ClusterReference:
-    """A cluster to look for. `region` is None where boto3's own configuration is to say."""
+    """A cluster to look for. `region` None means the region of boto3's configuration."""
 
     name: str
     region: str | None
     config: ClusterConfig | None
-    reference: str  # what the user gave
+    reference: str  # as the user typed it
 
     @property
     def words(self) -> str:
-        """How a command names this cluster, for a line that is to be run as it stands."""
+        """The arguments that name this cluster, for commands in messages."""
         region = f" --region {self.region}" if self.config is None and self.region else ""
         return shlex.quote(self.reference) + region
 
@@ -31,8 +31,13 @@ def find(reference: str, region: str | None) -> ClusterReference:
     if path.is_file():
         config = cluster_config.load(path)
         if region not in (None, config.region):
-            raise UserError(f"--region {region}: {path} says {config.region}", "leave --region out, or give a name")
+            raise UserError(
+                f"--region {region}: {path} has region: {config.region}",
+                "leave --region out, or pass the cluster's name",
+            )
         return ClusterReference(config.name, config.region, config, reference)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise UserError(f"{path}: no such cluster file", "`hyperpod-ft cluster init` writes one; or give a name")
+        raise UserError(
+            f"{path}: no such cluster file", "write one with `hyperpod-ft cluster init`, or pass a cluster's name"
+        )
     return ClusterReference(reference, region, None, reference)

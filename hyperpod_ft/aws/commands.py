@@ -1,4 +1,4 @@
-"""What the commands do to a cluster that is there or comes to be: ask, wait, tell."""
+"""What `hyperpod-ft cluster` does: send requests to AWS, wait, report progress."""
 
 import os
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, validate_accou
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 
-# For tests, whose AWS answers at once.
+# For tests, whose stand-in for AWS answers at once.
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 
 
 @dataclass(frozen=True)
 class Commands:
-    """One cluster, and the way to AWS. Every method raises UserError; durations are in minutes, None not to wait."""
+    """The operations on one cluster. Methods raise UserError; durations are in minutes, None means do not wait."""
 
     target: ClusterReference
     session: Session
@@ -50,17 +50,17 @@ class Commands:
         return cls(target, session, say)
 
     def create(self, config: ClusterConfig, timeout: float | None) -> Cluster | None:
-        """Validate, then make what is missing; the complete cluster, or None when not to wait for it."""
+        """Validate, then create what is missing. Returns the complete cluster, or None without waiting."""
         found = self.validate(config)
         for finding in found.findings:
             self.say(str(finding))
         if found.has_errors:
-            raise UserError(f"cluster {config.name}: nothing was made, because of the errors above", "correct them")
+            raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
         asked = create(config, self.session, self.say, self.stack_poll_seconds)
         return None if timeout is None else self._wait(timeout, Awaited(targets=asked))
 
     def validate(self, config: ClusterConfig) -> ValidationResult:
-        """All that can be checked without changing anything."""
+        """Run every check; changes nothing."""
         offline = validate_offline(config)
         return offline + validate_account(config, self.session.client, offline.findings)
 
@@ -78,7 +78,7 @@ class Commands:
             cluster = self._scalable(group)
             before = cluster.group(group).target
             api.scale(self._sagemaker, cluster, group, count)
-        self.say(f"{group}: asked for {count} instances, {before} before")
+        self.say(f"{group}: requested {count} instances, had {before}")
         if timeout is not None:
             self._wait(timeout, Awaited(targets={group: count}))
 
@@ -92,12 +92,12 @@ class Commands:
         with self._explained():
             api.replace(self._sagemaker, self._require(), nodes)
         for node in nodes:
-            self.say(f"{node.group} {node.instance_id}: asked to be replaced")
+            self.say(f"{node.group} {node.instance_id}: replacement requested")
         if timeout is not None:
             self._wait(timeout, Awaited(gone=frozenset(node.instance_id for node in nodes)))
 
     def lifecycle_log(self, name: str | None, follow: bool) -> Iterator[str]:
-        """The lines of a node's lifecycle log; of the node written about last without a name."""
+        """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
         with self._explained():
             cluster, logs = self._require(), self.session.client("logs")
             streams = cluster_logs.lifecycle_streams(logs, cluster)
@@ -109,14 +109,14 @@ class Commands:
             if not streams:
                 whose = f"node {name!r}" if name else "any node"
                 raise UserError(
-                    f"cluster {cluster.name}: no lifecycle log of {whose}",
-                    "`hyperpod-ft cluster nodes` lists them; HyperPod writes it some minutes after a node starts",
+                    f"cluster {cluster.name}: no lifecycle log for {whose}",
+                    "list nodes with `hyperpod-ft cluster nodes`; a log appears some minutes after its node starts",
                 )
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
-        """How a node is reached."""
+        """The ssh route to the requested node."""
         config = self.target.config
         usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
         with self._explained():
@@ -128,7 +128,8 @@ class Commands:
         config = self.target.config
         if config is not None and config.existing is not None and delete_data:
             raise UserError(
-                "--delete-data: the file system and the bucket are your own (existing)", "delete them yourself"
+                "--delete-data: the file system and the bucket are your own (`existing`)",
+                "leave --delete-data out; delete them with the AWS CLI",
             )
         with self._explained():
             left = remove(
@@ -162,24 +163,24 @@ class Commands:
         cluster = api.find(self._sagemaker, name)
         if cluster is None and (stack := self._stack()):
             raise UserError(
-                f"no cluster {name!r} in {self.region}, but its stack {stack['StackName']} is, {stack['StackStatus']},"
-                " and costs money",
-                f"`hyperpod-ft cluster create` goes on with it, `hyperpod-ft cluster delete {name}` says what it keeps",
+                f"no cluster {name!r} in {self.region}, but its stack {stack['StackName']} exists"
+                f" ({stack['StackStatus']}) and costs money",
+                f"continue with `hyperpod-ft cluster create`, or remove it with `hyperpod-ft cluster delete {name}`",
             )
         return cluster or api.require(self._sagemaker, name)
 
     def _stack(self) -> dict[str, Any] | None:
-        """The cluster's stack; None without one, or without the permission to look."""
+        """The cluster's stack; None without one, or without permission to describe it."""
         with suppress(self.session.client("cloudformation").exceptions.ClientError):
             return describe(self.session.client("cloudformation"), stack_name(self.target.name))
         return None
 
     def _scalable(self, group: str) -> Cluster:
         cluster, config = self._require(), self.target.config
-        # HyperPod tells roles only of clusters whose Slurm it set up; others have the file's name, or the usual one
+        # HyperPod reports roles only for clusters whose Slurm it set up; for others the group's name decides
         controller = config.controller.name if config else USUAL_GROUPS[-1]
         if (cluster.group(group).node_type or ("Controller" if group == controller else "")) == "Controller":
-            raise UserError(f"{group} holds the controller, and Slurm has one controller", "scale another group")
+            raise UserError(f"{group} is the controller, of which there is exactly one", "scale another group")
         return cluster
 
     def _nodes(self) -> list[Node]:

@@ -1,4 +1,4 @@
-"""What validation found: the field it is about, what is wrong, and what to do."""
+"""A result of validation: the field, what is wrong, and how to fix it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem, or one thing worth knowing. `field` is the cluster file's key, as `workers.0.instance_type`."""
+    """One error or warning. `field` is the cluster file's key, for example `workers.0.instance_type`."""
 
     severity: Literal["error", "warning"]
     field: str

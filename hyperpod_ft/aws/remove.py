@@ -1,4 +1,4 @@
-"""From a cluster back to nothing, but for the data unless that is asked for; and what goes on costing money."""
+"""Delete a cluster and what its stack need not keep; report what still costs money."""
 
 from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
@@ -16,16 +16,16 @@ def remove(
     timeout_seconds: float,
     poll_seconds: float = POLL_SECONDS,
 ) -> Remaining:
-    """Delete the cluster, wait, then what its stack need not keep. Returns what remains. Raises UserError.
+    """Delete the cluster, wait, then delete its stack or reduce it to the data. Returns what remains. Raises UserError.
 
-    Safe to run again: what is gone already is passed over.
+    Safe to run again.
     """
     with explained(f"cluster {name}"):
         watch.until_gone(timeout_seconds)
         return stack.delete(
             session,
             stack_name,
-            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_telling else None,
+            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
             delete_data=delete_data,
             poll_seconds=poll_seconds,
         )

@@ -1,7 +1,7 @@
-"""The only way to AWS: boto3 clients that retry, and what went wrong as one line.
+"""The one boundary to AWS: boto3 clients that retry, and their errors as one line.
 
-boto3 is imported when the first client is asked for: it takes a while, belongs to an extra, and most commands need
-none. Credentials are boto3's own business; none is read, kept or printed here.
+boto3 is imported with the first client: it loads slowly, belongs to an extra, and most commands do not need it.
+boto3 finds the credentials itself; none are read, kept or printed here.
 """
 
 import os
@@ -39,7 +39,7 @@ _INVALID = (
 _RENEW = "renew the AWS credentials (`aws sso login`, or export new ones)"
 # "User: arn:aws:iam::1:user/a is not authorized to perform: sagemaker:CreateCluster on resource: ..."
 _ACTION = re.compile(r"perform:? +([A-Za-z0-9-]+:[A-Za-z*]+)")
-# What must never be shown: signatures and tokens of signed URLs, keys.
+# Never shown: signatures and tokens of signed URLs, access keys.
 _SECRET = re.compile(
     r"(?i)(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+|"
     r"((?:Signature|AWSAccessKeyId|aws_session_token|aws_secret_access_key)=)[^&\s\"']+|"
@@ -49,16 +49,16 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True)
 class Session:
-    """One region and one profile; None means what boto3 finds (AWS_REGION and AWS_PROFILE, or the user's own files)."""
+    """One region and one profile; None means boto3's default (AWS_REGION and AWS_PROFILE, or the user's files)."""
 
     region: str | None = None
     profile: str | None = None
     _clients: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def client(self, service: str, *, connections: int = _CONNECTIONS) -> Any:
-        """A boto3 client, the same one each time; `connections` at once. Only inside `explained`.
+        """A cached boto3 client with up to `connections` connections. Only inside `explained`.
 
-        Raises what botocore raises without a region or with an unknown profile, and ImportError without boto3.
+        Raises botocore's errors for a missing region or an unknown profile, and ImportError without boto3.
         """
         key = service, connections
         if key not in self._clients:
@@ -84,74 +84,77 @@ class Session:
 
 @contextmanager
 def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn botocore's errors into UserError: `subject` (what was wanted) first, then why, then what to do.
+    """Turn botocore's errors into UserError: "`subject`: what went wrong; what to do".
 
-    `remedies`: what to do about error codes that mean something to the caller. Errors of AWS that no rule here knows
-    are passed on in AWS's words, without anything that looks like a credential.
+    `remedies`: what to do, by error code, where the caller knows better. Other AWS errors keep AWS's message, without
+    anything that looks like a credential.
     """
     try:
         import boto3  # noqa: F401, PLC0415 - see above
         from botocore import exceptions  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"{subject}: this needs boto3, which this Python lacks",
+            f"{subject}: boto3 is not installed",
             f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'",
         ) from error
     try:
         yield
     except (exceptions.ClientError, exceptions.BotoCoreError) as error:
-        problem, remedy = told(error, remedies or {})
+        problem, remedy = explain(error, remedies or {})
         raise UserError(f"{subject}: {problem}", remedy) from error
 
 
 # Operations whose permission has another name ("Actions, resources, and condition keys for Amazon S3")
 _PERMISSIONS = {"HeadBucket": "s3:ListBucket", "HeadObject": "s3:GetObject", "ListObjectsV2": "s3:ListBucket"}
-_NO_WAY = "check network, proxy and region, then run it again"
+_UNREACHABLE = "check the network, proxy and region, then run the command again"
 _LOCAL = {
-    "NoCredentialsError": ("no AWS credentials", "export AWS_PROFILE, or give this machine's role access"),
-    "PartialCredentialsError": ("incomplete AWS credentials", "export both key and secret, or AWS_PROFILE"),
-    "CredentialRetrievalError": ("the AWS credentials cannot be fetched", _RENEW),
-    "NoRegionError": ("no AWS region", "give the cluster file or --region, or export AWS_REGION"),
+    "NoCredentialsError": ("no AWS credentials", "set AWS_PROFILE, or attach a role to this machine"),
+    "PartialCredentialsError": ("incomplete AWS credentials", "set both the key and the secret, or AWS_PROFILE"),
+    "CredentialRetrievalError": ("cannot retrieve the AWS credentials", _RENEW),
+    "NoRegionError": ("no AWS region", "pass a cluster file or --region, or set AWS_REGION"),
     "InvalidRegionError": ("no such AWS region", "correct AWS_REGION"),
     "ProfileNotFound": ("no such AWS profile", "correct AWS_PROFILE; `aws configure list-profiles` lists them"),
     "TokenRetrievalError": ("the AWS sign-in has expired", _RENEW),
     "SSOTokenLoadError": ("the AWS sign-in has expired", _RENEW),
     "UnauthorizedSSOTokenError": ("the AWS sign-in has expired", _RENEW),
-    "EndpointConnectionError": ("AWS cannot be reached (EndpointConnectionError)", _NO_WAY),
-    "ConnectTimeoutError": ("AWS cannot be reached (ConnectTimeoutError)", _NO_WAY),
-    "ReadTimeoutError": ("AWS does not answer (ReadTimeoutError)", _NO_WAY),
-    "ConnectionClosedError": ("AWS closed the connection (ConnectionClosedError)", _NO_WAY),
+    "EndpointConnectionError": ("AWS cannot be reached (EndpointConnectionError)", _UNREACHABLE),
+    "ConnectTimeoutError": ("AWS cannot be reached (ConnectTimeoutError)", _UNREACHABLE),
+    "ReadTimeoutError": ("AWS does not answer (ReadTimeoutError)", _UNREACHABLE),
+    "ConnectionClosedError": ("AWS closed the connection (ConnectionClosedError)", _UNREACHABLE),
     "ProxyConnectionError": ("the proxy cannot be reached", "check HTTPS_PROXY"),
-    "SSLError": ("the TLS connection to AWS failed", "check the clock, and AWS_CA_BUNDLE behind a proxy"),
+    "SSLError": (
+        "the TLS connection to AWS failed",
+        "check this machine's clock, and AWS_CA_BUNDLE if there is a proxy",
+    ),
 }
 
 
 def error_code(error: BaseException) -> str:
-    """AWS's code for why a call was refused (`ResourceNotFound`); empty for anything that is not a refusal."""
+    """AWS's error code (`ResourceNotFound`); empty for any other exception."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 def error_message(error: BaseException) -> str:
-    """AWS's words for why a call was refused, without secrets."""
+    """AWS's error message, without secrets."""
     response = getattr(error, "response", None)
     return redacted(str(response.get("Error", {}).get("Message", ""))) if isinstance(response, dict) else ""
 
 
 def redacted(text: str) -> str:
-    """`text` on one line, of a bearable length, without signatures, tokens and access keys."""
+    """`text` on one line, shortened, without signatures, tokens and access keys."""
     line = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}...", " ".join(text.split()))
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
 
 
-def told(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
-    """What any error of botocore means, and what to do about it; `remedies` as for `explained`."""
+def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
+    """The problem and the remedy for an error of botocore; `remedies` as for `explained`."""
     code, operation = error_code(error), getattr(error, "operation_name", "")
     if not code:
         name = type(error).__name__
-        return _LOCAL.get(name, (f"{name}: {redacted(str(error))}", "check network, region and profile"))
+        return _LOCAL.get(name, (f"{name}: {redacted(str(error))}", "check the network, region and profile"))
     if code in remedies:
-        return f"AWS answers {code}", remedies[code]
+        return f"AWS answered {code}", remedies[code]
     if code in DENIED:
         found = _ACTION.search(error_message(error))
         action = found[1] if found else _PERMISSIONS.get(operation, operation)
@@ -160,9 +163,9 @@ def told(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
         return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:
         return (
-            f"AWS does not know these credentials ({code})",
-            f"{_RENEW}; a wrong clock of this machine looks the same",
+            f"AWS rejected the credentials ({code})",
+            f"{_RENEW}; a wrong clock on this machine has the same effect",
         )
     if code in _THROTTLED:
-        return f"AWS throttles {operation} ({code})", "wait a minute and run it again"
-    return f"AWS refuses {operation} with {code}: {error_message(error)}", ""
+        return f"AWS throttled {operation} ({code})", "wait a minute and run the command again"
+    return f"AWS refused {operation} with {code}: {error_message(error)}", ""

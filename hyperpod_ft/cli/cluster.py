@@ -1,4 +1,4 @@
-"""`hyperpod-ft cluster`: each command parses, calls one function and prints. What imports boto3 is imported late."""
+"""`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="cluster",
-    help="A HyperPod cluster: create it, prove it, reach it, remove it.",
+    help="Create, validate, connect to, change and delete a HyperPod cluster.",
     no_args_is_help=True,
 )
 
@@ -31,19 +31,21 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
 ]
 Legacy = Annotated[bool, typer.Option("--legacy-provisioning", help="The same as `--set provisioning=legacy`.")]
-Region = Annotated[str | None, typer.Option("--region", help="Region of a name; as the AWS CLI's when left out.")]
+Region = Annotated[
+    str | None, typer.Option("--region", help="Region of a cluster given by name. Default: the AWS CLI's.")
+]
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="MINUTES", help="How long to wait.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Ask HyperPod, and do not wait.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and return at once.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @app.command()
 def init(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = DEFAULT_FILE,
 ) -> None:
-    """Write a cluster file to edit: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
+    """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
     from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
 
     try:
@@ -59,20 +61,20 @@ def validate(
     file: File = DEFAULT_FILE,
     overrides: Overrides = None,
     legacy: Legacy = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask AWS nothing.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
     cluster_config: Annotated[
         Path | None,
-        typer.Option(metavar="JSON", help="Instead: a CreateCluster request written by hand; asks AWS nothing."),
+        typer.Option(metavar="JSON", help="Check this CreateCluster request instead of a cluster file; offline."),
     ] = None,
     provisioning_parameters: Annotated[
-        Path | None, typer.Option(metavar="JSON", help="And the provisioning_parameters.json that goes with it.")
+        Path | None, typer.Option(metavar="JSON", help="The provisioning_parameters.json of --cluster-config.")
     ] = None,
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
-    """Check everything that can be before money is spent; exit code 1 when anything is an error."""
+    """Check a cluster file before money is spent; exit code 1 if there are errors."""
     if provisioning_parameters is not None and cluster_config is None:
-        raise UserError("--provisioning-parameters: goes with --cluster-config", "give both")
+        raise UserError("--provisioning-parameters needs --cluster-config", "pass both")
     if cluster_config is not None:
         from hyperpod_ft.aws.validation.handwritten import validate_handwritten  # noqa: PLC0415
 
@@ -95,14 +97,14 @@ def create(
     profile: Profile = None,
     render: Annotated[
         Path | None,
-        typer.Option("--render", metavar="DIR", help="Write files for the AWS CLI instead, and ask AWS nothing."),
+        typer.Option("--render", metavar="DIR", help="Write files for the AWS CLI instead of creating the cluster."),
     ] = None,
     timeout: Timeout = 60.0,
     no_wait: NoWait = False,
 ) -> None:
-    """Validate, make the stack, upload the lifecycle scripts, create the cluster, and wait until all nodes run.
+    """Validate, deploy the stack, upload the lifecycle scripts, create the cluster, and wait until all nodes run.
 
-    It can be run again after any interruption, and goes on from what is there.
+    Safe to run again after an interruption: it continues from the existing resources.
     """
     config = _load(file, overrides, legacy)
     if render is not None:
@@ -114,7 +116,7 @@ def create(
     with _interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
-        print(f"Not waiting. Look at it: hyperpod-ft cluster status {file}")
+        print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
     else:
         show_cluster.created(config, cluster, file)
 
@@ -123,7 +125,7 @@ def create(
 def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
-    """Show a cluster and its groups; exit code 1 when it, or a node of it, has failed."""
+    """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
     found, nodes = _commands(_find(cluster, region), profile).look()
     raise typer.Exit(show_cluster.status(found, nodes, as_json))
 
@@ -141,18 +143,20 @@ def nodes(
 def scale(
     cluster: Reference,
     group: Annotated[str, typer.Argument(help="An instance group.")],
-    count: Annotated[int, typer.Argument(min=0, help="How many instances it is to have.")],
+    count: Annotated[int, typer.Argument(min=0, help="The new number of instances.")],
     region: Region = None,
     profile: Profile = None,
     timeout: Timeout = 60.0,
     no_wait: NoWait = False,
     yes: Yes = False,
 ) -> None:
-    """Have an instance group hold more or fewer instances."""
+    """Change the number of instances in an instance group."""
     commands = _commands(_find(cluster, region), profile)
     fewer = commands.fewer(group, count)
     if fewer and not yes:
-        _confirm(f"{group}: HyperPod chooses {fewer} of its instances and ends them, with what runs there. Go on?")
+        _confirm(
+            f"{group}: HyperPod terminates {fewer} of its instances, chosen by HyperPod, with their jobs. Continue?"
+        )
     with _interruptible():
         commands.scale(group, count, None if no_wait else timeout)
 
@@ -167,12 +171,12 @@ def replace_node(
     no_wait: NoWait = False,
     yes: Yes = False,
 ) -> None:
-    """Have HyperPod replace nodes by new instances. What they hold is lost but for the shared volume."""
+    """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
     commands = _commands(_find(cluster, region), profile)
     chosen = commands.pick(node)
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
-        _confirm(f"Replace {names}? Jobs on it are killed, its own disks are lost; the shared volume stays.")
+        _confirm(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
     with _interruptible():
         commands.replace(chosen, None if no_wait else timeout)
 
@@ -181,13 +185,13 @@ def replace_node(
 def logs(
     cluster: Reference = str(DEFAULT_FILE),
     node: Annotated[
-        str | None, typer.Option("--node", help="Instance id or host name; the node that wrote last when left out.")
+        str | None, typer.Option("--node", help="Instance id or host name. Default: the node that wrote last.")
     ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more lines.")] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Print what a node's lifecycle scripts wrote, from CloudWatch; also of nodes that are gone."""
+    """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
     for line in _commands(_find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
         print(line, flush=follow)
 
@@ -198,22 +202,27 @@ def ssh_command(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.")
     ] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Its first running node; else the login group.")] = None,
-    node: Annotated[str | None, typer.Option("--node", help="This node: instance id or host name.")] = None,
-    user: Annotated[str, typer.Option("--user", "-l", help="As whom.")] = "ubuntu",
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
+    user: Annotated[str, typer.Option("--user", "-l", help="User on the node.")] = "ubuntu",
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,
     forward: Annotated[
         list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
     ] = None,
-    ssm: Annotated[bool, typer.Option("--ssm", help="A shell without sshd and keys, as SSM's own user.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ssh command, and do nothing.")] = False,
+    ssm: Annotated[
+        bool, typer.Option("--ssm", help="Open a shell through SSM, without sshd and keys, as SSM's own user.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ssh command without running it.")] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Write and print the ssh configuration, for other programs.")
+        bool, typer.Option("--print-config", help="Write the ssh configuration for other programs and print it.")
     ] = False,
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Log in to a node, through SSM: docs/reaching-nodes.md."""
+    """Log in to a node through SSM (docs/reaching-nodes.md)."""
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
 
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
@@ -230,7 +239,7 @@ def ssh_command(
 def delete(
     cluster: Reference = str(DEFAULT_FILE),
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Delete the file system and the bucket too, with all they hold.")
+        bool, typer.Option("--delete-data", help="Also delete the file system and the bucket with all their data.")
     ] = False,
     confirm: Annotated[
         str | None, typer.Option("--confirm", metavar="NAME", help="The cluster's name, instead of typing it.")
@@ -239,15 +248,15 @@ def delete(
     profile: Profile = None,
     timeout: Timeout = 60.0,
 ) -> None:
-    """Delete the cluster, then what costs money but the data; the data as well with --delete-data.
+    """Delete the cluster and everything that costs money except the data; with --delete-data also the data.
 
-    Says at the end what is left and costs money. It can be run again after any interruption.
+    Prints the remaining resources that cost money. Safe to run again after an interruption.
     """
     target = _find(cluster, region)
-    what = "and /fsx and the bucket with all they hold" if delete_data else "but not /fsx and the bucket"
+    what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {target.name}, {what}.")
     if _typed(target.name, confirm) != target.name:
-        raise UserError(f"not deleted: the name is {target.name}", "type it, or give it with --confirm")
+        raise UserError(f"not deleted: the name is {target.name}", f"type it, or pass --confirm {target.name}")
     commands = _commands(target, profile)
     with _interruptible():
         left = commands.delete(delete_data, timeout)
@@ -282,20 +291,20 @@ def _commands(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the command, not what AWS was asked for."""
+    """Ctrl-C ends the command, not the request to AWS."""
     try:
         yield
     except KeyboardInterrupt:
         show_cluster.tell(
-            "interrupted: AWS goes on, and what it made costs money; the same command goes on with it,"
-            " `hyperpod-ft cluster delete` ends it"
+            "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
+            " or `hyperpod-ft cluster delete` to delete them"
         )
         raise
 
 
 def _confirm(question: str) -> None:
     if not sys.stdin.isatty():
-        raise UserError(f"{question} Nobody is there to answer", "--yes says so")
+        raise UserError(f"{question} Not a terminal", "pass --yes")
     if not typer.confirm(question):
         raise typer.Exit(1)
 
@@ -304,6 +313,6 @@ def _typed(name: str, confirm: str | None) -> str:
     if confirm is not None:
         return confirm
     if not sys.stdin.isatty():
-        raise UserError(f"deleting {name} needs its name typed, and nobody is there", f"--confirm {name}")
-    answer: str = typer.prompt("Type its name to go on")
+        raise UserError(f"cannot confirm the deletion of {name}: not a terminal", f"pass --confirm {name}")
+    answer: str = typer.prompt("Type its name to continue")
     return answer

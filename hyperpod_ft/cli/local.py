@@ -1,4 +1,4 @@
-"""`hyperpod-ft local`: a real Slurm on this machine, to rehearse runs on."""
+"""`hyperpod-ft local`: a real Slurm on this machine, to rehearse runs."""
 
 import shlex
 from pathlib import Path
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="local",
-    help="A real Slurm on this machine, to rehearse runs on.",
+    help="Start and stop a real Slurm on this machine, to rehearse runs.",
     no_args_is_help=True,
 )
 
 Directory = Annotated[
     Path | None,
     typer.Option(
-        help="The cluster's logs and lock; one cluster per directory. "
+        help="Directory of the cluster's logs and lock; one cluster per directory. "
         "Default: $HYPERPOD_FT_LOCAL or ~/.local/state/hyperpod-ft/local.",
         show_default=False,
     ),
 ]
-Node = Annotated[str, typer.Argument(help="A node's name, as `local status` shows it.", show_default=False)]
+Node = Annotated[str, typer.Argument(help="A node's name, from `local status`.", show_default=False)]
 
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="How many nodes: node1, node2, ...")] = 2,
+    nodes: Annotated[int, typer.Option(help="Number of nodes: node1, node2, ...")] = 2,
     cpus: Annotated[int, typer.Option(help="CPUs each node claims to have; may exceed the machine's.")] = 4,
     memory_mb: Annotated[
         int | None,
@@ -38,7 +38,7 @@ def up(
         int | None,
         typer.Option(
             metavar="PID",
-            help="Stop when this process ends, however it ends; in a script: --die-with $$.",
+            help="Stop when this process ends; in a script: --die-with $$.",
             show_default=False,
         ),
     ] = None,
@@ -48,12 +48,12 @@ def up(
     cluster = _cluster(directory)
     started = cluster.up(nodes=nodes, cpus=cpus, memory_mb=memory_mb, bound_to_pid=die_with)
     typer.echo("up" if started else "already up")
-    typer.echo('to use it: eval "$(hyperpod-ft local env)"')
+    typer.echo('use it with: eval "$(hyperpod-ft local env)"')
 
 
 @app.command()
 def status(directory: Directory = None) -> None:
-    """Show whether the cluster is up, and its nodes."""
+    """Show whether the cluster is up, and the state of its nodes."""
     now = _cluster(directory).status()
     if not now.running:
         typer.echo(f"down  {now.directory}")
@@ -85,7 +85,7 @@ def start_node(node: Node, directory: Directory = None) -> None:
 
 @app.command()
 def env(directory: Directory = None) -> None:
-    """Print the environment in which sbatch and the others use this cluster: eval "$(hyperpod-ft local env)"."""
+    """Print shell commands that make Slurm's clients use this cluster: eval "$(hyperpod-ft local env)"."""
     cluster = _cluster(directory)
     cluster.require_running()
     for name, value in cluster.environment().items():

@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
-app.add_typer(cluster_app, name="cluster", help="A HyperPod cluster: create it, prove it, reach it, remove it.")
+app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
 app.add_typer(checkpoint_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT

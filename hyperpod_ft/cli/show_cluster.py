@@ -1,4 +1,4 @@
-"""What `hyperpod-ft cluster` prints."""
+"""The output of `hyperpod-ft cluster`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:  # --help and the other commands start without them
 
 
 def say(line: str) -> None:
-    """A line of progress, with the time: creation takes a quarter of an hour and more."""
+    """Print a line of progress with the time."""
     print(f"{tables.clock()}  {line}", flush=True)
 
 
 def tell(line: str) -> None:
-    """A line beside the output of a remote command, which has standard output for itself."""
+    """Print a line to stderr: stdout belongs to the remote command."""
     print(line, file=sys.stderr, flush=True)
 
 
 def problems(found: Sequence[str], as_json: bool) -> int:
-    """Print what is wrong with the file itself; returns the exit code."""
+    """Print the errors in the cluster file itself; returns the exit code."""
     if as_json:
         print(json.dumps({"findings": [{"severity": "error", "problem": text} for text in found]}, indent=2))
     else:
@@ -43,7 +43,7 @@ def problems(found: Sequence[str], as_json: bool) -> int:
 
 
 def findings(found: Sequence[Finding], as_json: bool) -> int:
-    """Print what was found in files written by hand; returns the exit code."""
+    """Print the findings in handwritten files; returns the exit code."""
     if as_json:
         print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2))
     else:
@@ -54,7 +54,7 @@ def findings(found: Sequence[Finding], as_json: bool) -> int:
 
 
 def validated(checked: ValidationResult, as_json: bool) -> int:
-    """Print what validation found and what it looked at; returns the exit code."""
+    """Print the findings and the checks of a validation; returns the exit code."""
     if as_json:
         print(json.dumps(asdict(checked), indent=2))
     else:
@@ -62,7 +62,7 @@ def validated(checked: ValidationResult, as_json: bool) -> int:
             print(finding)
         for skipped in checked.skipped:
             print(f"not checked: {skipped}")
-        print(f"looked at: {', '.join(checked.done)}")
+        print(f"checked: {', '.join(checked.done)}")
         where = f"account {checked.account}" if checked.account else "offline"
         print(f"{_verdict(checked.findings)} ({len(checked.done)} checks, {where}, {checked.seconds:.1f} s)")
     return 1 if checked.has_errors else 0
@@ -83,13 +83,13 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
     from hyperpod_ft.aws.hyperpod.nodes import tally  # noqa: PLC0415
 
     if as_json:
-        told = {
+        report = {
             **asdict(cluster),
             "id": cluster.id,
             "complete": cluster.complete,
             "nodes": [asdict(node) for node in nodes],
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         print(f"{cluster.name}  {cluster.status}  {cluster.arn}")
         if cluster.failure:
@@ -121,22 +121,18 @@ def nodes(found: list[Node], as_json: bool) -> None:
 
 
 def remains(left: Remaining, name: str, region: str) -> None:
-    """Print what is left of a cluster and costs money."""
+    """Print the remaining resources of a cluster that cost money."""
     lines = _costs(left)
-    print(
-        f"What is left in {region} and costs money:"
-        if lines
-        else f"Nothing of it is left in {region} that costs money."
-    )
+    print(f"Remaining in {region}, costs money:" if lines else f"Nothing that costs money remains in {region}.")
     for line in lines:
         print(f"  {line}")
     if lines:
-        print("`hyperpod-ft cluster create` finds it again. Without the data nothing is left:")
+        print("`hyperpod-ft cluster create` uses it again. To delete the data too:")
         print(f"  hyperpod-ft cluster delete {name} --region {region} --delete-data")
 
 
 def _costs(remains: Remaining) -> list[str]:
-    """What is still there and costs money, a line each."""
+    """The remaining resources that cost money, a line each."""
     lines = []
     if remains.filesystem:
         lines.append(f"file system {remains.filesystem.id}: {remains.filesystem.gib} GiB, billed by the hour")
@@ -157,9 +153,9 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
     print(
         f"{cluster.name} is complete: {', '.join(f'{group.current} {group.instance_type}' for group in cluster.groups)}"
     )
-    print(f"Reach it:    hyperpod-ft cluster ssh {file}")
+    print(f"Log in:      hyperpod-ft cluster ssh {file}")
     print(
         f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
         f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.partition}"
     )
-    print(f"It costs money until: hyperpod-ft cluster delete {file}")
+    print(f"It costs money until you run: hyperpod-ft cluster delete {file}")

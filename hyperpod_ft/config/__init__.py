@@ -1,1 +1,1 @@
-"""What run files and cluster files may say, parsed into frozen models."""
+"""Run files and cluster files: their keys and checks, and how they are read into frozen models."""

@@ -34,7 +34,7 @@ def matches(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# Goes on an `#SBATCH` line: only what a shell and sbatch read as one plain word.
+# Written on an `#SBATCH` line: only text that a shell and sbatch read as one plain word.
 SlurmWord = Annotated[
     str,
     matches(r"[A-Za-z0-9][A-Za-z0-9._,+-]{0,127}", "a word of at most 128 letters, digits and . _ , + -"),

@@ -1,4 +1,4 @@
-"""What one node of each instance type offers.
+"""The hardware of a node of each instance type.
 
 Sources: AWS's instance pages; the Neuron documentation's architecture pages (Trainium: 190 TFLOPS in bf16 and 32 GiB
 for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets (dense bf16: A100 312, H100 and H200 989).
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Instance:
-    """One node. `ranks` is how many training processes it runs: one per logical NeuronCore or GPU."""
+    """One node. `ranks` is its number of training processes: one per logical NeuronCore or GPU."""
 
     name: str
-    device: str  # what torch calls it: "cpu", "cuda", "neuron"
-    ranks: int | None  # None: any number, the run file says
+    device: str  # torch's name: "cpu", "cuda", "neuron"
+    ranks: int | None  # None: any number, which the run file sets
     devices: int = 0  # accelerator chips
-    cores_per_rank: int = 1  # physical NeuronCores in a logical one (LNC), at its default
+    cores_per_rank: int = 1  # physical NeuronCores in a logical one (LNC), by default
     device_gib: int = 0  # memory of one chip, GiB
     device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
     efa: int = 0  # network interfaces
     vcpus: int = 0
     memory_gib: int = 0  # of the host, GiB
-    nvme_gb: int = 0  # local disks together, 1e9 bytes
-    tensor_parallel: int = 1  # what engine neuron takes when the run file says nothing
+    nvme_gb: int = 0  # all local disks, 1e9 bytes
+    tensor_parallel: int = 1  # default of engine neuron
 
     @property
     def has_accelerators(self) -> bool:
@@ -42,7 +42,7 @@ class Instance:
 def _trainium(
     name: str, chips: int, cores: int, efa: int, vcpus: int, memory_gib: int, nvme_gb: int, lnc: int = 1
 ) -> Instance:
-    """`cores`: physical ones of a chip. Tensor parallelism as in optimum-neuron's training examples."""
+    """`cores`: physical cores of a chip. Tensor parallelism as in optimum-neuron's training examples."""
     gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
     ranks = chips * cores // lnc
     return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb, degree)

@@ -1,7 +1,7 @@
-"""RunConfig: everything a run file may say, with its meaning, unit and default.
+"""RunConfig: every key of a run file, with its meaning, unit and default.
 
-A run file is YAML; unknown keys are refused, values are checked, and the result is frozen. `docs/run-file.md`
-is generated from this module.
+Unknown keys are refused, values are checked, and the result is frozen. `docs/run-file.md` is generated from this
+module.
 """
 
 import re
@@ -36,7 +36,7 @@ Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidat
 
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What the scripts set themselves.
+# The job scripts set these.
 _RESERVED_NAMES = re.compile(
     r"RUN_DIR|PATH|PYTHON.*|BASH_.*|HYPERPOD_FT_.*|SLURM_.*|SBATCH_.*|MASTER_(ADDR|PORT)|python|launch|TMPDIR|OMP_NUM_THREADS"
     r"|(HF_HUB|TRANSFORMERS)_OFFLINE|TORCHELASTIC_.*"
@@ -48,51 +48,53 @@ class Cluster(Section):
 
     root: PlainPath = Field(
         "/fsx/hyperpod-ft",
-        description="Directory on the volume that every node sees; models, datasets, environments and runs"
-        " live below it. A relative path starts at the run file's directory.",
+        description="Directory on the shared volume; models, datasets, environments and runs are kept below it."
+        " A relative path is relative to the run file's directory.",
     )
     instance_type: str = Field(
-        "local", description="Instance type of the training nodes; `local` for CPU cores, of any machine."
+        "local", description="Instance type of the training nodes; `local` trains on the CPU of any machine."
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that ask for accelerators. HyperPod names its default one `dev`.",
+        description="Slurm partition of the stages that use accelerators; HyperPod's default one is `dev`.",
     )
     cpu_partition: SlurmWord | None = Field(
-        None, description="Partition of the stages that need no accelerator; `partition` when left out."
+        None, description="Slurm partition of the stages that use only CPUs; the same as `partition` if not set."
     )
     account: SlurmWord | None = Field(None, description="Slurm account to charge.")
     qos: SlurmWord | None = Field(None, description="Slurm quality of service.")
     reservation: SlurmWord | None = Field(None, description="Slurm reservation to run in.")
     time_limit: TimeLimit = Field(
         "1-00:00:00",
-        description="Time limit of the stages that train, in Slurm's form [days-]hours:minutes:seconds.",
+        description="Time limit of the stages that train, in Slurm's format [days-]hours:minutes:seconds.",
     )
-    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
+    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often a training job whose ranks crash is started again, from its newest checkpoint, before it"
-        " counts as failed. Time limits, and nodes that Slurm itself finds lost, do not count.",
+        description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
+        " counts as failed. Restarts after a time limit or a node that Slurm reports lost are not counted.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
-        8, description="CPUs each stage without accelerators asks for; at most 2 on instance type `local`."
+        8,
+        description="CPUs requested for stages `dataset` and `generate` when they run on CPUs; `env` requests 1, and"
+        " `download`, `consolidate` and `merge` 2 each. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
-        None, description="Memory each stage without accelerators asks for, in GB; Slurm's default when left out."
+        None, description="Memory requested for each stage that uses only CPUs, in GB; Slurm's default if not set."
     )
     price_per_node_hour: PositiveFloat | None = Field(
         None,
-        description="What one training node costs an hour, in your currency; gives the cost of training in its record"
-        " and in `status` and `compare`.",
+        description="Price of one training node per hour, in your currency. If set, the record of the training,"
+        " `status` and `compare` show its cost.",
     )
-    mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an address")] | None = Field(
-        None, description="Whom Slurm tells when a job fails, runs out of time, or can never start."
+    mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
+        None, description="Address that Slurm mails when a job fails, reaches its time limit, or can never start."
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="Further environment variables for every job. Never a secret: those are inherited from"
-        " the shell that submits.",
+        description="Additional environment variables of every job. Not for secrets: jobs inherit those from the shell"
+        " that submits.",
     )
 
     @field_validator("instance_type")
@@ -118,23 +120,23 @@ class Cluster(Section):
 
 
 class PythonEnvironment(Section):
-    """The Python environment of the stages that need torch."""
+    """The Python environment of the stages that use torch."""
 
     python: PlainPath | None = Field(
         None,
-        description="An existing interpreter to use: its path, or `current` for the one running hyperpod-ft."
-        " Left out, the `env` stage builds a virtual environment below `cluster.root`.",
+        description="Path of an existing interpreter to use, or `current` for the one that runs hyperpod-ft. If not"
+        " set, the `env` stage creates a virtual environment below `cluster.root`.",
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: the AWS Neuron SDK whose packages are installed. `2.26.1` is what optimum-neuron"
-        " 0.4.5 was released with; `2.28.0` is newer.",
+        description="Engine neuron: the version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released"
+        " with `2.26.1`; `2.28.0` is newer.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
-        description="Engine neuron: where pip finds the Neuron packages and a PyTorch without CUDA, and nothing else:"
-        " URLs of package indexes (AWS's Neuron repository, and the one of PyTorch's CPU builds), or directories of"
-        " wheels. Left out, pip's own configuration has to name them.",
+        description="Engine neuron: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
+        " package indexes (AWS's Neuron repository and PyTorch's index of CPU builds), or directories of wheels. If"
+        " not set, pip's own configuration must name them.",
     )
 
 
@@ -143,63 +145,72 @@ class Model(Section):
 
     source: Source = Field(
         description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix` URI, a local"
-        " directory (absolute, or starting with `.`), or `example:tiny-llama`, which the kit ships."
+        " directory (absolute, or starting with `.`), or `example:tiny-llama`, which is included."
     )
     revision: Revision | None = Field(
-        None, description="Hub commit (recommended), tag or branch; `main` when left out. Only for Hub ids."
+        None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
     )
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention implementation of transformers.")
 
 
 class Dataset(Section):
-    """The training data and how it becomes tokens."""
+    """The training data, and how it is tokenized and packed."""
 
     source: Source = Field(
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " or `example:qa`, which the kit ships."
+        " or `example:qa`, which is included."
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
         ("*.jsonl", "*.json", "*.parquet"),
         min_length=1,
-        description="Patterns of the files to read, relative to the source.",
+        description="Glob patterns of the files to read, relative to the source.",
     )
     format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template"] = Field(
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
-        " `prompt-completion` (prompt, completion), `chat` (messages, through the tokenizer's chat template),"
+        " `prompt-completion` (prompt, completion), `chat` (messages, with the tokenizer's chat template),"
         " `text` (text), or `template` (prompt_template and completion_template below)."
     )
-    prompt_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
-    completion_template: str | None = Field(None, description="Jinja over the row's fields; for format `template`.")
+    prompt_template: str | None = Field(None, description="Jinja template of the row's fields; for format `template`.")
+    completion_template: str | None = Field(
+        None, description="Jinja template of the row's fields; for format `template`."
+    )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
-        2048, description="Tokens in every training row."
+        2048, description="Length of every packed row, in tokens."
     )
     loss_on: Literal["completion", "all"] = Field(
-        "completion", description="Whether prompt tokens count in the loss. `text` rows have no prompt."
+        "completion",
+        description="Which tokens count in the loss: those of the completion, or those of the prompt too. `text`"
+        " rows have no prompt.",
     )
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
-        description="`bfd` packs whole examples best-fit, `wrapped` cuts one long stream, `none` pads each example.",
+        description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
+        " rows, `none` pads each example to a row.",
     )
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What happens to an example longer than max_length (`wrapped` cuts nothing off)."
+        "drop", description="What to do with an example longer than max_length; has no effect with packing `wrapped`."
     )
-    validation_share: Share = Field(0.02, description="Share of the rows set aside for validation, 0 to 1.")
+    validation_share: Share = Field(
+        0.02, description="Fraction of the rows held out for validation, at least 0 and below 1."
+    )
     max_bad_rows: NonNegativeInt = Field(
         0,
-        description="How many unusable rows are tolerated before the stage stops. Each is listed with its line.",
+        description="How many unusable rows are skipped; with more, the stage fails. Rows are listed with file and"
+        " line.",
     )
     workers: NonNegativeInt = Field(
-        0, description="Processes that tokenize; 0 means one per CPU of the job, as far as each has 4 MB of text."
+        0,
+        description="Number of tokenizing processes; 0 means one per CPU of the job, with at least 4 MB of text each.",
     )
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "Dataset":
         given = self.prompt_template is not None or self.completion_template is not None
         if self.format == "template" and self.completion_template is None:
-            raise ValueError("format template needs completion_template (and usually prompt_template)")
+            raise ValueError("format template needs completion_template (and usually prompt_template); add it")
         if self.format != "template" and given:
-            raise ValueError(f"prompt_template and completion_template belong to format template, not {self.format}")
+            raise ValueError(f"prompt_template and completion_template are for format template, not {self.format}")
         if given:
             self._check_templates()
         return self
@@ -210,137 +221,147 @@ class Dataset(Section):
         for key in ("prompt_template", "completion_template"):
             try:
                 Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
+            except RecursionError as error:
+                raise ValueError(f"{key}: is nested too deeply") from error
             except TemplateSyntaxError as error:
                 raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
 
 
 class Lora(Section):
-    """LoRA adapters, in PEFT's terms."""
+    """LoRA adapters, as PEFT defines them."""
 
     r: PositiveInt = Field(16, description="Rank of the adapters.")
-    alpha: PositiveFloat = Field(32, description="Scale: the update is multiplied by alpha / r.")
-    dropout: Share = Field(0.0, description="Dropout on the adapters' input.")
+    alpha: PositiveFloat = Field(32, description="Scaling: the update is multiplied by alpha / r.")
+    dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="Names of the linear modules that get an adapter.",
+        description="Names of the linear modules to adapt.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
 
 
 class Training(Section):
-    """The optimisation."""
+    """The training loop and optimizer."""
 
-    method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters or every parameter.")
-    epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
-    max_steps: PositiveInt | None = Field(None, description="Stop after this many optimizer steps instead.")
+    method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
+    epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
+    max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(1, description="Rows per forward pass on each data-parallel rank.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="What follows the warm-up.")
-    warmup_share: Share = Field(0.03, description="Share of all steps over which the learning rate rises from 0.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Learning rate schedule after the warm-up."
+    )
+    warmup_share: Share = Field(0.03, description="Fraction of all steps over which the learning rate rises from 0.")
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
     adam_beta1: Share = Field(0.9, description="AdamW's first-moment decay.")
     adam_beta2: Share = Field(0.999, description="AdamW's second-moment decay.")
-    max_grad_norm: NonNegativeFloat = Field(1.0, description="Gradients are clipped to this norm; 0 turns it off.")
+    max_grad_norm: NonNegativeFloat = Field(
+        1.0, description="Norm that gradients are clipped to; 0 turns clipping off."
+    )
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16` computes in bfloat16 with fp32 trainable weights; `fp32` computes in fp32.",
+        description="`bf16` computes in bfloat16, with fp32 adapters (engine torch: all trained weights in fp32);"
+        " `fp32` computes in fp32.",
     )
     gradient_checkpointing: bool = Field(
         False,
-        description="Recompute activations in the backward pass, and with data parallelism gather layers again in it:"
-        " less memory for more time.",
+        description="Recompute activations in the backward pass, and with data parallelism gather layers again: needs"
+        " less memory and more time.",
     )
     sanity_steps: NonNegativeInt = Field(
         20,
-        description="From this step on, or the last one if there are fewer, training stops when the smoothed loss is"
-        " above the base model's by sanity_margin; at step 1 when the base model's is that much above guessing among"
-        " its tokens. 0 turns both off; a loss that is no finite number always stops it.",
+        description="From this step on (or at the last step, if there are fewer), training stops when the smoothed loss"
+        " exceeds the base model's by sanity_margin. It stops at step 1 when the base model's loss exceeds that of"
+        " uniform guessing by as much. 0 turns both checks off; a loss that is not finite always stops training.",
     )
-    sanity_margin: PositiveFloat = Field(2.0, description="How much the loss may be above, in nats a token.")
-    log_every_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
-    save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step always saves.")
-    keep_checkpoints: PositiveInt = Field(2, description="Newest complete checkpoints kept on disk.")
+    sanity_margin: PositiveFloat = Field(2.0, description="Margin of these checks, in nats per token.")
+    log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
+    save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
+    keep_checkpoints: PositiveInt = Field(2, description="How many complete checkpoints to keep, newest first.")
 
 
 class Parallelism(Section):
-    """How the ranks divide; data parallelism is what remains."""
+    """How the model is divided over the ranks; the ranks that remain are data-parallel."""
 
     tensor_parallel: PositiveInt | None = Field(
         None,
-        description="Ranks that share each layer's matrices, on one node; left out, 8 on trn1 and 4 on trn2 with engine"
-        " neuron, else 1.",
+        description="Number of ranks, on one node, that share each layer's matrices. If not set: with engine neuron 8"
+        " on trn1 and 4 on trn2, otherwise 1.",
     )
-    pipeline_parallel: PositiveInt = Field(1, description="Groups of layers on ranks of their own (engine neuron).")
+    pipeline_parallel: PositiveInt = Field(1, description="Number of pipeline stages (engine neuron).")
     ranks_per_node: PositiveInt | None = Field(
-        None, description="Training processes per node; the instance type's accelerators when left out."
+        None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )
 
 
 class Neuron(Section):
-    """What engine neuron is told besides; the other engine leaves it unread."""
+    """Settings of engine neuron; engine torch ignores them."""
 
     sequence_parallel: bool = Field(
         True,
-        description="Divide activations between layers over the tensor-parallel ranks: less memory, and what bf16"
-        " needs to be right.",
+        description="Divide the activations outside attention and MLP over the tensor-parallel ranks. Saves memory,"
+        " and is required for bf16 with tensor parallelism.",
     )
     flash_attention: bool | None = Field(
         None,
-        description="Neuron's flash attention kernel, which needs dataset.max_length to be a multiple of 2048; left"
-        " out, it is used where that is so.",
+        description="Use Neuron's flash attention kernel, for which dataset.max_length must be a multiple of 2048. If"
+        " not set, it is used when that is the case.",
     )
-    zero_1: bool = Field(True, description="ZeRO-1: divide the optimizer's state over the data-parallel ranks.")
+    zero_1: bool = Field(True, description="ZeRO-1: shard the optimizer state over the data-parallel ranks.")
     master_weights: bool = Field(
-        True, description="bf16 with ZeRO-1: the optimizer keeps fp32 weights and adds up gradients in fp32."
+        True, description="bf16 with ZeRO-1: keep fp32 weights in the optimizer and accumulate gradients in fp32."
     )
-    stochastic_rounding: bool = Field(True, description="Round to bf16 up or down at random, in proportion.")
-    fuse_qkv: bool = Field(False, description="One matrix for query, key and value projections.")
-    xser: bool = Field(True, description="Write one file for each tensor of a checkpoint, straight from the device.")
+    stochastic_rounding: bool = Field(True, description="Round to bf16 stochastically.")
+    fuse_qkv: bool = Field(False, description="Fuse the query, key and value projections into one matrix.")
+    xser: bool = Field(
+        True, description="Write each tensor of a checkpoint to a file of its own, directly from the device."
+    )
     async_save: bool = Field(
-        False, description="Write checkpoints while training goes on, for as much host memory as they take."
+        False, description="Write checkpoints while training continues; needs host memory for a whole checkpoint."
     )
     precompile_steps: PositiveInt = Field(
         10,
         le=1000,
-        description="Steps of the trial from which `precompile` learns what to compile; AWS recommends 10 to 15.",
+        description="Steps of the trial run in which `precompile` collects the graphs to compile; AWS recommends 10"
+        " to 15.",
     )
 
 
 class Merge(Section):
-    """The merged model on disk."""
+    """The merged model."""
 
     dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
-        "base", description="dtype of the merged weights; `base` keeps each tensor's own."
+        "base", description="dtype of the merged weights; `base` keeps that of each tensor of the base model."
     )
-    max_shard_size_gb: PositiveFloat = Field(5.0, description="Largest safetensors file, in GB (1e9 bytes).")
+    max_shard_size_gb: PositiveFloat = Field(5.0, description="Maximum size of a safetensors file, in GB (1e9 bytes).")
 
 
 class Generate(Section):
-    """The comparison of base and tuned model after the merge."""
+    """The comparison of the base model and the fine-tuned one after the merge."""
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="Prompts to answer: plain strings, or rows in the dataset's format, rendered as in training.",
+        description="Prompts to answer: strings, or rows in the dataset's format, which are rendered as in training.",
     )
-    max_new_tokens: PositiveInt = Field(64, description="Longest answer, in tokens.")
+    max_new_tokens: PositiveInt = Field(64, description="Maximum length of an answer, in tokens.")
     train_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Training rows, sampled once, whose answers are compared with the expected ones.",
+        description="Number of training rows, sampled once, whose answers are compared with the expected ones.",
     )
-    validation_samples: NonNegativeInt = Field(8, le=256, description="Validation rows treated the same way.")
+    validation_samples: NonNegativeInt = Field(8, le=256, description="The same for validation rows.")
 
 
 class RunConfig(Section):
     """One run file."""
 
     name: Annotated[
-        str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, dots, underscores and hyphens, at most 64")
-    ] = Field(description="Name of the run; part of paths and of Slurm job names.")
+        str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
+    ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1, trn2).")
-    seed: NonNegativeInt = Field(42, description="Seed of data order, adapters and dropout.")
+    seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)
     model: Model
@@ -363,6 +384,6 @@ class RunConfig(Section):
 
     @property
     def flash_attention(self) -> bool:
-        """Whether engine neuron computes attention with Neuron's kernel: as asked, or where rows have its length."""
-        wanted = self.neuron.flash_attention
-        return self.dataset.max_length % FLASH_ATTENTION_LENGTH == 0 if wanted is None else wanted
+        """Whether engine neuron uses Neuron's flash attention kernel: as set, or if the rows' length allows it."""
+        given = self.neuron.flash_attention
+        return self.dataset.max_length % FLASH_ATTENTION_LENGTH == 0 if given is None else given

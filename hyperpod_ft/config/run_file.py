@@ -1,4 +1,4 @@
-"""From YAML on disk to a resolved RunConfig: parse, override, validate, resolve."""
+"""A run file on disk to a resolved RunConfig: parse, override, validate, resolve."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config import sources, yaml_file
+from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
@@ -21,14 +22,14 @@ def recipes() -> dict[str, Path]:
 
 
 def find(reference: str) -> Path:
-    """A run file by path, or a recipe by name. Raises UserError when it is neither."""
+    """The path of a run file, given its path or a recipe's name. Raises UserError when there is neither."""
     path = Path(reference)
-    if path.is_file():
+    if sources.exists(path) and path.is_file():
         return path
     if reference in recipes():
         return recipes()[reference]
     raise UserError(
-        f"{reference}: no such run file" + did_you_mean(reference, recipes()),
+        f"{shortened(reference)}: no such run file" + did_you_mean(reference, recipes()),
         f"`hyperpod-ft init RECIPE` writes one; recipes: {', '.join(recipes())}",
     )
 
@@ -36,7 +37,7 @@ def find(reference: str) -> Path:
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read, override (`a.b=value`, the value in YAML), validate and resolve a run file.
 
-    Relative paths in a user's file start at that file's directory, in a packaged recipe at the working directory.
+    Paths in a user's file are relative to its directory, those in a packaged recipe to the working directory.
     Raises UserError or ConfigError.
     """
     values = yaml_file.parse(RUN_FILE, path)
@@ -58,9 +59,9 @@ def validate(values: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def resolve(config: RunConfig, base: Path) -> RunConfig:
-    """Make every path absolute and pin every source, so that the result means the same anywhere on the volume.
+    """Make every path absolute and pin every source, so that the result does not depend on where it is read.
 
-    Reads local sources (to digest them); idempotent on what it returns.
+    Reads local sources to digest them. Resolving the result again changes nothing.
     """
     model = sources.resolve("model.source", config.model.source, config.model.revision, base)
     dataset = sources.resolve("dataset.source", config.dataset.source, config.dataset.revision, base)
@@ -68,7 +69,7 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
     if python == "current":
         python = sys.executable
     elif python is not None:
-        # not resolve(): a virtual environment's interpreter is a link, and following it leaves the environment
+        # not resolve(): a virtual environment's interpreter is a link to one outside the environment
         python = str((base / Path(python).expanduser()).absolute())
     root = (base / Path(config.cluster.root).expanduser()).resolve()
     values = config.model_dump()

@@ -59,7 +59,7 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
         source = str(_example(where, source))
     kind = kind_of(source)
     if kind == "hub":
-        if source.endswith((".jsonl", ".json", ".parquet")) or _exists(base / source):
+        if source.endswith((".jsonl", ".json", ".parquet")) or exists(base / source):
             raise UserError(
                 f"{where}: {shown(source)} would be read as a Hub id",
                 f"start a local path with ./ or /: ./{shortened(source)}",
@@ -78,7 +78,7 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
             raise UserError(f"{where}: {shown(source)} is not an S3 URI", "write it as s3://bucket/prefix")
         return Asset(source, "")
     path = (base / Path(source).expanduser()).resolve()
-    if not _exists(path):
+    if not exists(path):
         raise UserError(f"{where}: no such file or directory: {shortened(str(path))}", "correct the path")
     digest = "local-" + _digest(path)
     if revision not in (None, digest):
@@ -86,10 +86,11 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
     return Asset(str(path), digest)
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether a path that a user gave exists. False, not OSError, if its name is too long or a directory unreadable."""
     try:
         return path.exists()
-    except OSError:  # a name longer than the file system allows; a directory that may not be searched
+    except OSError:
         return False
 
 

@@ -1,4 +1,4 @@
-"""YAML files that users write: parse, override keys, validate against a pydantic model, every problem in one line."""
+"""YAML files that users write: parse, override keys, validate against a pydantic model; each problem is one line."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LISTED = 20  # problems of one file
 
 @dataclass(frozen=True)
 class FileKind(Generic[Model]):
-    """A kind of file: what it holds, the page with its keys, and the command that writes one to start from."""
+    """A kind of file: its model, the page that lists its keys, and the command that writes one to start from."""
 
     model: type[Model]
     page: str
@@ -87,7 +87,7 @@ def _describe(kind: FileKind[Any], where: str, problem: ErrorDetails) -> str:
         case "int_parsing" | "int_type" | "int_from_float" | "float_parsing" | "float_type":
             return f"{where}: {key}: must be a number (given: {given})"
         case "tuple_type":
-            return f"{where}: {key}: is not a list; write it in brackets, as [a, b]"
+            return f"{where}: {key}: is not a list; write it in brackets, such as [a, b]"
         case _:
             message = problem["msg"].removeprefix("Value error, ")
             secret = isinstance(problem["input"], dict) or holds_secret(str(problem["input"]))

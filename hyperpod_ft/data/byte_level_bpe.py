@@ -1,7 +1,7 @@
-"""A model's tokenizer read from its files alone, where they describe byte-level BPE and nothing else.
+"""A model's tokenizer read directly from its files, if they describe byte-level BPE and nothing else.
 
 transformers and the `tokenizers` library take seconds and hundreds of megabytes to load a tokenizer of 128k tokens.
-What is read here is what decides the ids; where a file holds anything more, `read` leaves the model to transformers.
+This module reads the parts that determine the ids; if a file has others, `read` leaves the model to transformers.
 """
 
 import json
@@ -15,18 +15,18 @@ from typing import Any
 
 from hyperpod_ft.data.merge_order import merges_follow_ranks
 
-# How text is split before the merges. These use nothing that regex engines read differently; a test holds the engines
-# of `tokenizers` and tiktoken against each other, over all of Unicode.
+# How text is split before the merges. Regex engines agree on these patterns; a test compares those of `tokenizers` and
+# tiktoken over all of Unicode.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# as the quickstart's tiny Llama splits
+# of the quickstart's tiny Llama
 _TINY = r" ?[\p{L}_]+| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 PATTERNS = (_GPT2, _LLAMA3, _TINY)
 
-# Keys of tokenizer_config.json that change no ids, or are looked at below; with any other, transformers decides.
+# Keys of tokenizer_config.json that change no ids, or are checked below; with any other, transformers is used.
 _SPECIAL = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 _KNOWN_KEYS = _SPECIAL | {
     "added_tokens_decoder",
@@ -43,7 +43,7 @@ _KNOWN_KEYS = _SPECIAL | {
 }
 _ADDED_KEYS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _MERGES = re.compile(rb'"merges":\s*\[')
-# Between two merges; a quotation mark inside a token has a backslash before it.
+# Between two merges. A quotation mark inside a token is escaped with a backslash.
 _BETWEEN_PAIRS = re.compile(rb'(?<!\\)"\s*\](,)\s*\[\s*"')
 _BETWEEN_TEXTS = re.compile(rb'(?<!\\)"(,)\s*"')
 _BLOCK_BYTES = 1 << 19
@@ -51,7 +51,7 @@ _BLOCK_BYTES = 1 << 19
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """`ranks`: bytes of a token to its id, lower ids being merged first. `added`: what is matched before, verbatim."""
+    """`ranks`: a token's bytes to its id; lower ids are merged first. `added`: tokens matched verbatim before that."""
 
     ranks: dict[bytes, int]
     added: dict[str, int]
@@ -59,11 +59,11 @@ class ByteLevelBpe:
     bos: int | None
     eos: int | None
     pad: int | None
-    opening: tuple[int, ...]  # the first special token that it puts around a text
+    opening: tuple[int, ...]  # the first special token that it adds to a text
 
 
 def read(model: Path) -> ByteLevelBpe | None:
-    """The tokenizer of a model directory; None where it is of another kind, or its files are missing or damaged."""
+    """The tokenizer of a model directory; None if it is of another kind, or its files are missing or damaged."""
     try:
         config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
         with (
@@ -80,7 +80,7 @@ def _described(config: dict[str, Any], content: mmap.mmap) -> ByteLevelBpe:
     _require(merges is not None)
     assert merges is not None
     end = content.rfind(b"]")
-    # the merges are the larger part of the file: all else is parsed without them, and they block by block
+    # the merges are the larger part of the file: they are parsed block by block, apart from the rest
     file = json.loads(content[: merges.end()] + content[end:])
     _require(file["normalizer"] is None and file["truncation"] is None and file["padding"] is None)
     added = _added(file["added_tokens"])
@@ -88,7 +88,7 @@ def _described(config: dict[str, Any], content: mmap.mmap) -> ByteLevelBpe:
     model = file["model"]
     _require(model["type"] == "BPE" and not model.get("dropout"))
     _require(not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")))
-    # what is matched before the merges never comes to them
+    # added tokens are matched before the merges
     vocabulary = {token: number for token, number in model["vocab"].items() if token not in added}
     ids = [*vocabulary.values(), *added.values()]
     _require(len(set(ids)) == len(ids) and _BYTES.keys() <= vocabulary.keys())
@@ -107,11 +107,11 @@ def _described(config: dict[str, Any], content: mmap.mmap) -> ByteLevelBpe:
 
 def _require(fits: bool) -> None:
     if not fits:
-        raise ValueError("the files say more than ByteLevelBpe can")
+        raise ValueError("the files have settings that ByteLevelBpe cannot express")
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, as `bytes_to_unicode` in its encoder.py lays them down."""
+    """GPT-2's printable character for each byte, as in `bytes_to_unicode` of its encoder.py."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -123,7 +123,7 @@ _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _BYTES.
 
 def _added(tokens: list[dict[str, Any]]) -> dict[str, int]:
     contents = sorted(token["content"] for token in tokens)
-    # With one the beginning of another, which one is meant would be for the engine to choose.
+    # If one is a prefix of another, engines may differ in which one they match.
     _require(all(contents) and not any(b.startswith(a) for a, b in pairwise(contents)))
     _require(not any(token[key] for token in tokens for key in ("single_word", "lstrip", "rstrip", "normalized")))
     return {token["content"]: token["id"] for token in tokens}
@@ -132,7 +132,7 @@ def _added(tokens: list[dict[str, Any]]) -> dict[str, int]:
 def _named(config: dict[str, Any], added: list[dict[str, Any]]) -> dict[str, int]:
     """Ids of the special tokens by their name in tokenizer_config.json.
 
-    transformers adds those that tokenizer.json lacks, or describes otherwise, to what is matched: none may be.
+    transformers also matches those that tokenizer.json lacks or describes differently: there must be none.
     """
     _require(config["tokenizer_class"] == "PreTrainedTokenizerFast" and config.keys() <= _KNOWN_KEYS)
     _require(not config.get("extra_special_tokens"))
@@ -173,7 +173,7 @@ def _opening(post_processor: dict[str, Any] | None) -> tuple[int, ...]:
 
 
 def _blocks(content: mmap.mmap, start: int, end: int) -> Iterator[list[list[str]]]:
-    """The merges, some thousands at a time; written as pairs, or as one text with a space (before tokenizers 0.20)."""
+    """The merges, thousands at a time. They are pairs, or strings with a space between (before tokenizers 0.20)."""
     pairs = content[start : start + 64].lstrip()[:1] == b"["
     between = _BETWEEN_PAIRS if pairs else _BETWEEN_TEXTS
     while start < end:

@@ -1,6 +1,6 @@
-"""Texts to token ids: with tiktoken where that gives the model's ids, else with the `tokenizers` library.
+"""Texts to token ids: with tiktoken if it gives the model's ids, else with the `tokenizers` library.
 
-tiktoken takes a sixth of the time for the same ids. `byte_level_bpe` and `merges` say for which models it does.
+tiktoken takes a sixth of the time. `byte_level_bpe` and `merge_order` decide for which models the ids are the same.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from hyperpod_ft.data import byte_level_bpe, tokenizer
 from hyperpod_ft.data.byte_level_bpe import ByteLevelBpe
 from hyperpod_ft.data.tokenizer import Tokenizer
 
-# Stands between texts that are encoded at once: a code point that Unicode keeps free of characters for ever.
+# Separates texts that are encoded in one call: a code point that Unicode will never assign to a character.
 _BOUNDARY = "\U0010ffff"
 
 
@@ -30,22 +30,22 @@ class Encoded:
 
 class Backend(Protocol):
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Each text by itself, without special tokens around it; those written in the text are recognised."""
+        """Encode each text separately. Adds no special tokens, but recognises those written in the text."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """What the dataset stage knows of a model's tokenizer."""
+    """A model's tokenizer as the dataset stage uses it."""
 
     backend: Backend
-    opening: tuple[int, ...]  # BOS, where the tokenizer begins a text with it
+    opening: tuple[int, ...]  # BOS, if the tokenizer adds it to a text
     eos: int
     pad: int
-    tokenizer: Tokenizer | None  # renders chats; None where no one has asked for it
+    tokenizer: Tokenizer | None  # renders chats; None if it was not needed
 
     @classmethod
     def load(cls, model: Path, *, chat: bool) -> "Encoder":
-        """Raises UserError when the model has no usable tokenizer. `chat`: it has to render chats as well."""
+        """Raises UserError when the model has no usable tokenizer. `chat`: it must also render chats."""
         described = byte_level_bpe.read(model)
         ranked = RankedBackend.of(described, model / "tokenizer.json") if described else None
         if described is None or ranked is None or described.eos is None:
@@ -57,7 +57,7 @@ class Encoder:
 
     @classmethod
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
-        """With a tokenizer of transformers."""
+        """From a tokenizer of transformers."""
         assert loaded.eos_token_id is not None  # tokenizer.load refuses such a model
         return cls(
             backend or LibraryBackend(loaded.backend_tokenizer),
@@ -82,7 +82,7 @@ class LibraryBackend:
 
 @dataclass(frozen=True)
 class RankedBackend:
-    """tiktoken over the model's own tokens."""
+    """tiktoken with the model's tokens."""
 
     encoding: Any
     added: frozenset[str]
@@ -91,9 +91,9 @@ class RankedBackend:
 
     @classmethod
     def of(cls, described: ByteLevelBpe, file: Path) -> "RankedBackend | None":
-        """None where tiktoken is not installed, or the model has the boundary for a token of its own."""
+        """None if tiktoken is not installed, or one of the model's tokens contains the boundary."""
         try:
-            import tiktoken  # noqa: PLC0415 - only where it is wanted
+            import tiktoken  # noqa: PLC0415 - an optional dependency
         except ImportError:
             return None
         if any(_BOUNDARY in token for token in described.added):
@@ -116,7 +116,7 @@ class RankedBackend:
             return LibraryBackend(Library.from_file(str(self.file))).encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> Encoded:
-        # At once: a call for each text would take longer than the shorter texts themselves.
+        # In one call: for short texts, the call takes longer than encoding.
         ids = self._ids(_BOUNDARY.join(texts), self.added | {_BOUNDARY})
         ends = np.flatnonzero(ids == self.boundary)
         if len(ends) + 1 == len(texts):

@@ -15,9 +15,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Example:
-    """`segments` in order are the whole text; prompt and completion are what a reader asks and expects.
+    """`segments` in order are the whole text; prompt and completion are for a reader who compares answers.
 
-    They differ from the segments for `chat`: there the completion is the last answer without its markup.
+    For `chat` they differ from the segments: the completion is the last answer without its markup.
     """
 
     prompt: str

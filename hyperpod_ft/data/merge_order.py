@@ -1,15 +1,15 @@
-"""Whether BPE by a list of merges, as `tokenizers` does it, gives what BPE by ranks gives, as tiktoken does it.
+"""Whether BPE by a list of merges (`tokenizers`) gives the same tokens as BPE by ranks (tiktoken).
 
-By merges, a pair of neighbours is joined when it is listed, the first listed first. By ranks, it is joined when the two
-together are a token, that of the lowest id first. Two kinds of lists come to the same:
+By merges, a pair of neighbours is joined if it is in the list, the first in the list first. By ranks, it is joined if
+the two together are a token, the one of the lowest id first. For two kinds of lists the results are the same:
 
-- every way to cut any token in two is listed, in the order of ids. So transformers writes a tokenizer that was made
-  for tiktoken, as Llama 3's. Whole words must be looked up first, as tiktoken does: some are never reached by merges.
-- each token is listed once, in the order of ids: what a trainer leaves. Then a token has to be cut nowhere else. While
-  no merge has crossed the ends of a stretch of text, what happens inside it depends on nothing outside; so the only
-  pair that may ever stand where a token will be is the one that its text alone comes to, and that has to be the
-  listed one. `_is_reached` follows the seam between the two backwards through their own merges to see that nothing
-  would have crossed it (the compatibility of tokens in https://github.com/github/rust-gems, crate bpe).
+- every way to split each token in two is listed, in the order of ids. transformers writes tokenizers made for tiktoken
+  this way, such as Llama 3's. Whole words must be looked up first, as tiktoken does: merges never produce some of them.
+- each token is listed once, in the order of ids, as a BPE trainer writes them. As long as no merge has crossed the ends
+  of a stretch of text, the merges inside it do not depend on the text outside. So a token can only be made from the
+  pair that its text alone is merged to, and that must be the listed pair. `_is_reached` follows the seam between the
+  two backwards through their own merges to check that no merge would have crossed it earlier (the compatibility of
+  tokens in https://github.com/github/rust-gems, crate bpe).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +17,15 @@ from itertools import pairwise
 
 import numpy as np
 
-_CUT_BITS = 16  # a cut is its token's id and a place in the token, in one integer
+_CUT_BITS = 16  # a cut is a token's id and a position in the token, in one integer
 
 
 def merges_follow_ranks(
     vocabulary: Mapping[str, int], blocks: Iterable[Sequence[Sequence[str]]], *, whole_words: bool
 ) -> bool:
-    """`vocabulary` has single characters, and what merges make of them; `blocks` have the pairs in order.
+    """`vocabulary` has the single characters and the tokens merged from them; `blocks` has the pairs in order.
 
-    Raises KeyError or ValueError for a pair that makes no token.
+    Raises KeyError or ValueError for a pair that is not a token.
     """
     cuts: list[int] = []
     for block in blocks:
@@ -57,7 +57,7 @@ def _each_once(vocabulary: Mapping[str, int], made: Sequence[str], cuts: Sequenc
         parts[number] = (vocabulary[token[:place]], vocabulary[token[place:]])
     joined = {pair: number for number, pair in parts.items()}
     characters = [number for token, number in vocabulary.items() if len(token) == 1]
-    # Of two neighbours the one of the higher id must be the one that was made later.
+    # Of two neighbours, the one with the higher id must be the one merged later.
     if parts and (max(characters) > min(parts) or any(max(pair) >= number for number, pair in parts.items())):
         return False
     return all(_is_reached(number, *pair, parts, joined) for number, pair in parts.items())
@@ -70,14 +70,14 @@ def _is_reached(
     parts: Mapping[int, tuple[int, int]],
     joined: Mapping[tuple[int, int], int],
 ) -> bool:
-    """Whether the text of `left` and `right`, merged up to but without `token`, comes to these two."""
+    """Whether the text of `left` and `right` is merged to these two before `token` is merged."""
     limit = token
     while joined.get((left, right), limit) >= limit:
         later = max(left, right)
         if later not in parts:
             return True
-        # Undo the later one, and look whether the seam would have been crossed before it was made. Where both are the
-        # same token the left one was made first.
+        # Undo the later merge, and check whether the seam would have been crossed before it. If both are the same
+        # token, the left one was merged first.
         if left > right:
             left, limit = parts[left][1], left
         else:

@@ -1,4 +1,4 @@
-"""Which tokens stand in which row: best-fit packing, one wrapped stream, or one example a row."""
+"""Which tokens are in which row: best-fit packing, one wrapped stream, or one example per row."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +13,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Pieces of the token stream in the order in which they stand, row after row; a row's rest is padding.
+    """Pieces of the token stream, row by row, in order; the rest of each row is padding.
 
-    starts, lengths, rows: int64 [pieces], `rows` ascending; row_count: rows in all, each filled by a piece at least.
+    starts, lengths, rows: int64 [pieces], `rows` ascending; row_count: rows, each with at least one piece.
     """
 
     starts: Integers
@@ -34,7 +34,7 @@ def pack(
 ) -> Layout:
     """Lay out the examples `order` (int64 indices into `starts` and `lengths`) in rows of `max_length` tokens.
 
-    `bfd` and `none` need every length <= max_length. The result depends on nothing but the arguments.
+    `bfd` and `none` need every length <= max_length. The result depends only on the arguments.
     """
     starts, lengths = starts[order], lengths[order]
     if how == "wrapped":
@@ -43,7 +43,7 @@ def pack(
         return Layout(starts, lengths, np.arange(len(order), dtype=np.int64), len(order))
     bins = best_fit(lengths, max_length)
     count = int(bins.max(initial=-1)) + 1
-    # Bins come out with the longest examples first; training wants them mixed.
+    # The bins have the longest examples first; training needs them shuffled.
     rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
     placed = np.lexsort((np.arange(len(order)), rows))
     return Layout(starts[placed], lengths[placed], rows[placed], count)
@@ -52,7 +52,7 @@ def pack(
 def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
     ends = lengths.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    # Cut the stream where an example ends and where a row does.
+    # Cut the stream at the end of each example and of each row.
     cuts = np.union1d(ends, np.arange(0, total + max_length, max_length).clip(max=total))
     begins = cuts[:-1]
     example = np.searchsorted(ends, begins, side="right")
@@ -70,7 +70,7 @@ class PackedRows:
     position_ids: NDArray[np.int32]
 
 
-IGNORED = -100  # the label that torch's cross_entropy leaves out
+IGNORED = -100  # the label that torch's cross_entropy ignores
 
 
 def fill(
@@ -84,7 +84,7 @@ def fill(
 ) -> PackedRows:
     """Rows `first` to `stop` of a layout over the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens]).
 
-    Labels stand where their token does. Positions restart at 0 with each piece, and with the padding.
+    Labels are in the column of their token. Positions restart at 0 with each piece, and with the padding.
     """
     low, high = np.searchsorted(layout.rows, [first, stop])
     lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
@@ -93,13 +93,13 @@ def fill(
     source = tokens + np.repeat(layout.starts[low:high] - before, lengths)
     columns = np.arange(max_length, dtype=np.int32)
     filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int32)[:, None]
-    # Pieces fill their rows from the left in the order of the layout: row by row, these places are the tokens'.
+    # Pieces fill their rows from the left, in the order of the layout: these are the places of the tokens, row by row.
     places = columns < filled
 
     shape = (stop - first, max_length)
     input_ids = np.full(shape, pad, np.int32)
     labels = np.full(shape, IGNORED, np.int32)
-    position_ids = columns - filled  # right in the padding; the rest is overwritten
+    position_ids = columns - filled  # correct in the padding; the rest is overwritten
     tokens_ids = ids[source]
     input_ids[places] = tokens_ids
     labels[places] = np.where(trained[source], tokens_ids, np.int32(IGNORED))

@@ -34,8 +34,8 @@ class Sample:
 class Split:
     """Packed rows, memory-mapped: each int32 [rows, max_length].
 
-    `labels` stand in their token's column (not shifted), -100 where there is no loss. `position_ids` restart at 0
-    with each document, and with the padding: where one is 0, attention starts anew.
+    `labels` are in their token's column (not shifted), -100 where there is no loss. `position_ids` restart at 0 with
+    each document, and with the padding: no attention across a 0.
     """
 
     input_ids: NDArray[np.int32]
@@ -52,7 +52,7 @@ class Split:
             raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
         shapes = {array.shape for array in arrays}
         if len(shapes) != 1 or arrays[0].ndim != 2:
-            raise UserError(f"{directory}: arrays of different shapes {sorted(shapes)}", remedy)
+            raise UserError(f"{directory}: the arrays have different shapes {sorted(shapes)}", remedy)
         return cls(*arrays)
 
     def __len__(self) -> int:
@@ -67,19 +67,19 @@ class Prepared:
 
     @classmethod
     def open(cls, directory: Path) -> "Prepared":
-        """Raises UserError when the directory holds none."""
+        """Raises UserError when the directory is not a prepared dataset."""
         if not (directory / _REPORT).is_file():
-            raise UserError(f"{directory}: no prepared dataset", "run stage dataset")
+            raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")
         return cls(directory)
 
     def split(self, name: SplitName) -> Split | None:
-        """The rows of a split; None when it has none. Raises UserError when they are damaged."""
+        """The rows of a split; None if it has none. Raises UserError when they are damaged."""
         if not (self.directory / name).is_dir():
             return None
         return Split.open(self.directory / name)
 
     def samples(self, split: SplitName) -> list[Sample]:
-        """Examples of a split in an order drawn once: the first k are a random sample of k."""
+        """Examples of a split in an order drawn once: the first k are a random sample."""
         lines = (self.directory / _SAMPLES).read_text(encoding="utf-8").split("\n")
         samples = [Sample(**json.loads(line)) for line in lines if line]
         return [sample for sample in samples if sample.split == split]
@@ -92,13 +92,13 @@ class Prepared:
 def write_split(
     directory: Path, name: SplitName, blocks: Iterable[PackedRows], row_count: int, max_length: int
 ) -> None:
-    """Write a split's arrays block by block, so that memory holds one block; nothing when there is no row."""
+    """Write a split's arrays block by block, with one block in memory; nothing if there are no rows."""
     if not row_count:
         return
     (directory / name).mkdir()
     header = {"descr": "<i4", "fortran_order": False, "shape": (row_count, max_length)}
     with contextlib.ExitStack() as stack:
-        # written, not mapped: a full volume fails a write with an error, but a mapping with a signal
+        # written, not mapped: on a full volume a write raises an error, but a mapping gets a signal
         streams = {array: stack.enter_context((directory / name / f"{array}.npy").open("wb")) for array in _ARRAYS}
         for stream in streams.values():
             np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call,unused-ignore]  # typed since numpy 2.3
@@ -108,7 +108,7 @@ def write_split(
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:
-    # Line breaks of Unicode stay inside JSON strings: readers split at \n only.
+    # JSON strings may contain Unicode line breaks: readers split at \n only.
     text = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
     (directory / _SAMPLES).write_text(text, encoding="utf-8")
 

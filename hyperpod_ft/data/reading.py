@@ -1,4 +1,4 @@
-"""Raw dataset files to rows: JSON Lines, JSON and parquet, in chunks that several processes can read apart."""
+"""Raw dataset files to rows: JSON Lines, JSON and parquet, in chunks that processes can read independently."""
 
 import codecs
 import json
@@ -13,7 +13,7 @@ from hyperpod_ft.errors import UserError
 CHUNK_BYTES = 256 << 10
 _PARQUET_BATCH_ROWS = 1000
 
-# The Hub's own description of a dataset; matches `*.json` and holds no rows.
+# The Hub's description of a dataset; it matches `*.json` and has no rows.
 _NOT_ROWS = {"dataset_infos.json"}
 _SPACE = re.compile(r"\s*")
 
@@ -26,7 +26,7 @@ class Chunk:
     kind: Literal["lines", "array", "parquet"]
     start: int
     stop: int
-    first: int  # number of its first line, or row of a parquet file; counted from 1
+    first: int  # number of its first line, or of its first row in a parquet file, from 1
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used. Rows are counted by `reason`; `detail` is about this one."""
+    """A row that cannot be used. Rows are counted by `reason`; `detail` describes this one."""
 
     where: str
     reason: str
@@ -50,9 +50,9 @@ class BadRow:
 
 
 def chunks(directory: Path) -> list[Chunk]:
-    """Every data file below `directory`, in sorted order, cut into chunks. Hidden files are passed over.
+    """Every data file below `directory`, in sorted order, cut into chunks. Hidden files are skipped.
 
-    Raises UserError when there is none, or one that no reader knows.
+    Raises UserError when there is none, or one of another type.
     """
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     found: list[Chunk] = []
@@ -60,7 +60,7 @@ def chunks(directory: Path) -> list[Chunk]:
     for name in data_files:
         found.extend(_chunks_of(directory, name))
     if not data_files:
-        raise UserError(f"{directory}: no data files in it", "correct dataset.files")
+        raise UserError(f"{directory}: has no data files", "correct dataset.files")
     return found
 
 
@@ -80,9 +80,7 @@ def _chunks_of(directory: Path, name: str) -> Iterator[Chunk]:
             _refuse_one_document(path, name)
         yield from _line_chunks(path, name)
     else:
-        raise UserError(
-            f"{name}: no reader for {suffix or 'such'} files", "let dataset.files match jsonl, json, parquet"
-        )
+        raise UserError(f"{name}: not a jsonl, json or parquet file", "correct dataset.files")
 
 
 def _first_character(path: Path) -> bytes:
@@ -97,7 +95,7 @@ def _refuse_one_document(path: Path, name: str) -> None:
     with path.open("rb") as stream:
         line = stream.readline().removeprefix(codecs.BOM_UTF8).strip()
     if line in (b"{", b""):
-        raise UserError(f"{name}: is neither an array of rows nor one row a line", "write it as JSON Lines")
+        raise UserError(f"{name}: neither a JSON array of rows nor one row per line", "convert it to JSON Lines")
 
 
 def _line_chunks(path: Path, name: str) -> Iterator[Chunk]:
@@ -116,7 +114,7 @@ def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
     try:
         metadata = parquet.read_metadata(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{name}: no parquet file: {error}", "fetch it again or correct dataset.files") from error
+        raise UserError(f"{name}: not a parquet file: {error}", "fetch it again or correct dataset.files") from error
     first = 1
     for group in range(metadata.num_row_groups):
         yield Chunk(name, "parquet", group, group + 1, first)
@@ -126,7 +124,7 @@ def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
 def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[Row | BadRow]:
     """The rows of one chunk in file order: all, or those at the places `wanted`, counted from 0.
 
-    Raises UserError where a file cannot be read on.
+    Raises UserError where the rest of a file cannot be read.
     """
     path = directory / chunk.file
     if chunk.kind == "lines":
@@ -165,7 +163,7 @@ def _row(where: str, value: Any) -> Row | BadRow:
 
 
 def _read_array(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
-    # Undecodable bytes become lone surrogates, which no text may hold: the row they stand in is found later.
+    # Undecodable bytes become lone surrogates, which `prompts.check_unicode` finds in the row later.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     decoder = json.JSONDecoder()
     position, line = _skip_space(text, text.index("[") + 1), 1
@@ -183,7 +181,7 @@ def _read_array(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
         if text.startswith(",", position):
             position = _skip_space(text, position + 1)
         elif not text.startswith("]", position):
-            raise UserError(f"{where}: the array is cut off or lacks a comma after this row", "correct the file")
+            raise UserError(f"{where}: the array ends early or lacks a comma after this row", "correct the file")
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -195,7 +193,7 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
     from pyarrow import parquet  # noqa: PLC0415
 
     number = chunk.first
-    # No threads: this may run in a forked process, and there is one process a CPU already.
+    # No threads: this may run in a forked process, and there is already one process per CPU.
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
             groups = list(range(chunk.start, chunk.stop))
@@ -205,13 +203,13 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
                     yield BadRow(where, "invalid UTF-8") if values is None else Row(where, values)
                 number += batch.num_rows
     except (OSError, ValueError) as error:
-        raise UserError(f"{chunk.file}: cannot be read on: {error}", "fetch it again") from error
+        raise UserError(f"{chunk.file}: cannot read the rest of it: {error}", "fetch it again") from error
 
 
 def _values(batch: Any) -> list[dict[str, Any] | None]:
     try:
         return list(batch.to_pylist())
-    except UnicodeDecodeError:  # one row's fault: find it
+    except UnicodeDecodeError:  # find the row
         return [_value(batch.slice(index, 1)) for index in range(batch.num_rows)]
 
 

@@ -1,4 +1,4 @@
-"""What preparing a dataset did with its rows and tokens, for report.json, the record and the log."""
+"""Counts of the rows and tokens of a dataset, for report.json, the record and the log."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _NAMED_IN_ERROR = 5
 
 @dataclass
 class RowCount:
-    """Every row read so far: used, or bad for a reason."""
+    """The rows read so far: used, or bad and why."""
 
     rows_read: int = 0
     rows_used: int = 0
@@ -34,14 +34,14 @@ class RowCount:
         self.listed += chunk.listed[: LISTED - len(self.listed)]
 
     def check(self, dataset: Dataset) -> None:
-        """Raises UserError when more rows are bad than `max_bad_rows`, or none is left."""
+        """Raises UserError when more rows are bad than `max_bad_rows`, or none can be used."""
         count = self.bad.total()
         if count > dataset.max_bad_rows:
             named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
             more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
             remedy = f"correct them, or set dataset.max_bad_rows to {count} or more"
             if self.bad[TOO_LONG]:
-                remedy += ", or for long ones set dataset.max_length higher or dataset.overlong: truncate"
+                remedy += ", or for long ones raise dataset.max_length or set dataset.overlong to truncate"
             raise UserError(
                 f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
                 f" {dataset.max_bad_rows}: {named}{more}",
@@ -55,7 +55,7 @@ class RowCount:
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """Counts. Tokens are those of both splits without padding; a label token is one that the loss is on."""
+    """Tokens are those of both splits without padding; label tokens are those that count in the loss."""
 
     rows_read: int
     rows_used: int
@@ -67,7 +67,7 @@ class DatasetReport:
     validation_rows: int
     padding_share: float  # of all positions of both splits
     truncated: int
-    # Longer than max_length: bad rows where overlong is drop; where it is truncate, those whose prompt fills the row.
+    # Longer than max_length: with overlong drop, bad rows; with truncate, examples whose prompt fills the row.
     dropped: int
     bad_rows: int
     bad_reasons: dict[str, int]
@@ -77,7 +77,7 @@ class DatasetReport:
         return asdict(self)
 
     def lines(self) -> Iterator[str]:
-        """The report for a reader of the log."""
+        """The report as lines of the log."""
         yield f"rows: {self.rows_read:,} read, {self.rows_used:,} used, {self.bad_rows:,} bad"
         for reason, count in self.bad_reasons.items():
             yield f"  bad: {count:,} x {reason}"

@@ -1,4 +1,4 @@
-"""Rows of one chunk to token arrays: parse, render, tokenize, and account for every row."""
+"""The rows of a chunk to token arrays: parse, render, tokenize, and count every row."""
 
 import tempfile
 from collections import Counter
@@ -17,7 +17,7 @@ from hyperpod_ft.data.reading import BadRow, Chunk, Row
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
-# Bad rows kept with their line from each chunk; all are counted.
+# Bad rows of a chunk that are listed with their line; all are counted.
 LISTED_PER_CHUNK = 50
 
 
@@ -25,7 +25,7 @@ LISTED_PER_CHUNK = 50
 class Tokens:
     """Examples end to end.
 
-    ids: int32 [tokens]; trained: bool [tokens], whether the loss is on the token; lengths: int64 [examples].
+    ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [examples].
     """
 
     ids: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Tokens:
         return np.asarray(before[starts + self.lengths] - before[starts])
 
     def cut(self, lengths: NDArray[np.int64]) -> "Tokens":
-        """The first `lengths` tokens of each example; of those with 0 nothing is left, not even the example."""
+        """The first `lengths` tokens of each example; examples of length 0 are removed."""
         if np.array_equal(lengths, self.lengths) and lengths.all():
             return self
         within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
@@ -56,21 +56,21 @@ class Tokens:
 
 
 class TokenStream:
-    """Tokens that grow chunk by chunk, in files without a name: however many there are, none has to stay in memory."""
+    """Tokens appended chunk by chunk to unnamed files, so that they need not fit in memory."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory` is where the files take space until the process ends."""
-        self._ids, self._trained = (tempfile.TemporaryFile(dir=directory) for _ in range(2))  # noqa: SIM115 - they live on
+        """The files use space in `directory` until the process ends."""
+        self._ids, self._trained = (tempfile.TemporaryFile(dir=directory) for _ in range(2))  # noqa: SIM115 - open until the process ends
         self._lengths = bytearray()
 
     def add(self, tokens: Tokens) -> None:
-        # written, not mapped: a full volume fails a write with an error, but a mapping with a signal
+        # written, not mapped: on a full volume a write raises an error, but a mapping gets a signal
         self._ids.write(tokens.ids.data)
         self._trained.write(tokens.trained.data)
         self._lengths += tokens.lengths.data
 
     def tokens(self) -> Tokens:
-        """All of them; there is one at least."""
+        """All tokens; there must be at least one."""
         self._ids.flush()
         self._trained.flush()
         return Tokens(
@@ -82,19 +82,19 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """What became of a chunk's rows. `ordinals` (int64 [examples]): which of its rows, from 0, each example was."""
+    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's row, from 0."""
 
     tokens: Tokens
     ordinals: NDArray[np.int64]
     rows: int
     truncated: int
-    emptied: int  # truncated so far that no completion was left, hence no example
+    emptied: int  # left without a completion by truncation, and so not examples
     bad: Counter[str]  # rows by reason
     listed: tuple[BadRow, ...]
 
 
 def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Encoder) -> TokenizedChunk:
-    """Raises UserError when a file cannot be read on, or a template is at fault; bad rows are counted instead."""
+    """Bad rows are counted. Raises UserError when the rest of a file cannot be read, or a template is wrong."""
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
     rows: list[tuple[int, Row]] = []
@@ -139,22 +139,22 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
 def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
     """The examples' tokens: [BOS] prompt completion EOS.
 
-    Prompt and completion are encoded apart, so that the prompt's ids are the same when it stands alone at
-    generation. A document's first token is never trained: nothing before it in the document can predict it, and
-    the token before it in a packed row belongs to another.
+    Prompt and completion are encoded separately, so that the prompt's ids are the same as in generation. A document's
+    first token is never trained: nothing in the document predicts it, and the token before it in a packed row belongs
+    to another document.
     """
     segments = [segment for example in examples for segment in example.segments]
     encoded = encoder.backend.encode([segment.text for segment in segments])
     counts = np.array([len(example.segments) for example in examples], np.int64)
     trained = np.repeat(np.array([segment.trained for segment in segments], np.bool_), encoded.lengths)
-    # where the tokens of each example begin and end before BOS and EOS are put between them
+    # where the tokens of each example begin and end, before BOS and EOS are inserted
     edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
     first = counts.cumsum() - counts
     begins, ends = edges[first], edges[first + counts]
     opened = _opened(encoded.ids, begins, edges[first + 1], dataset, encoder)
     closed = _closed(encoded.ids, begins, ends, dataset, encoder)
     lengths = opened + (ends - begins) + closed
-    # Inserted at one place, an EOS comes before the next example's BOS: in the order given here.
+    # At the same place, an EOS is inserted before the next example's BOS: in this order.
     places = np.stack([begins, ends], axis=1).ravel()
     wanted = np.stack([opened, closed], axis=1).ravel()
     marks = np.resize(np.array([*(encoder.opening or (encoder.eos,)), encoder.eos], np.int32), len(places))
@@ -171,8 +171,8 @@ def _opened(
     dataset: Dataset,
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
-    """Whether each example gets BOS: where the tokenizer adds one, and its first segment does not begin with one."""
-    if dataset.format == "chat" or not encoder.opening:  # a chat template writes it itself
+    """Whether to add BOS to each example: if the tokenizer adds one, and its first segment does not begin with one."""
+    if dataset.format == "chat" or not encoder.opening:  # a chat template writes it
         return np.zeros(len(begins), np.bool_)
     own = firsts_end > begins
     own[own] = ids[begins[own]] == encoder.opening[0]
@@ -186,7 +186,7 @@ def _closed(
     dataset: Dataset,
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
-    """Whether each example gets EOS. A chat template usually closes the last turn itself, with EOS or its own token."""
+    """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or a token of their own."""
     closed = np.ones(len(ends), np.bool_)
     if dataset.format == "chat":
         assert encoder.tokenizer is not None

@@ -1,4 +1,4 @@
-"""Chunks tokenized in several processes. The results and their order do not depend on how many."""
+"""Chunks tokenized in several processes, whose number does not change the results or their order."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.system import usable_cpus
 
-# 4 MB of text: less is tokenized in the time that a process takes to start and to hand over what it made.
+# 4 MB of text: less is tokenized in the time that a process takes to start and to send its results.
 _CHUNKS_WORTH_A_PROCESS = 16
 
 
@@ -20,7 +20,7 @@ def tokenize_all(
     directory: Path, chunks: Sequence[Chunk], dataset: Dataset, encoder: Encoder
 ) -> Iterator[TokenizedChunk]:
     """Each chunk tokenized, in order. Raises what `tokenize_chunk` raises, and UserError when a process is killed."""
-    # One thread a process: with a process a CPU, more would only contend. Also what makes forking safe.
+    # One thread per process: there is a process per CPU, and forking is safe only without threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     count = min(dataset.workers or min(usable_cpus(), len(chunks) // _CHUNKS_WORTH_A_PROCESS), len(chunks))
     if count > 1:
@@ -33,26 +33,26 @@ def tokenize_all(
 def _in_processes(
     count: int, directory: Path, chunks: Sequence[Chunk], dataset: Dataset, encoder: Encoder
 ) -> Iterator[TokenizedChunk]:
-    import multiprocessing  # noqa: PLC0415 - small data is tokenized here, and waits for none of these
+    import multiprocessing  # noqa: PLC0415 - small data does not need these
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
     from concurrent.futures.process import BrokenProcessPool  # noqa: PLC0415
 
-    # A forked process has the tokenizer already; elsewhere (macOS) it is sent.
+    # A forked process already has the tokenizer; a spawned one (macOS) receives it.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     executor = ProcessPoolExecutor(count, context, _begin, (directory, dataset, encoder))
     try:
         yield from executor.map(_tokenize, chunks)
     except BrokenProcessPool as error:
         raise UserError(
-            "a process that tokenizes was killed, most likely because memory ran out",
-            "set dataset.workers lower or give the job more memory",
+            "a tokenizing process was killed, probably for lack of memory",
+            "lower dataset.workers or give the job more memory",
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 class _Work:
-    """What a worker process is given once."""
+    """The arguments of every call in a worker process."""
 
     directory: Path
     dataset: Dataset
@@ -70,7 +70,7 @@ def _end_with_parent() -> None:
     import multiprocessing  # noqa: PLC0415
     from multiprocessing.connection import wait  # noqa: PLC0415
 
-    # After a kill -9 of the stage the workers would wait for work for ever.
+    # After a kill -9 of the stage, the workers would otherwise wait for ever.
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,1 +1,1 @@
-"""Fetching models and raw datasets: the Hub, S3 or local files to one shared, complete directory each."""
+"""Fetches models and raw datasets from the Hub, S3 or local files to shared directories, complete or not at all."""

@@ -1,13 +1,14 @@
-"""One shared directory for each asset: complete and with its manifest, or not there."""
+"""The shared directory of an asset: complete and with a manifest, or missing."""
 
 import contextlib
 import errno
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.sources import Asset
@@ -17,13 +18,13 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
 
 MANIFEST = ".hyperpod-ft.json"
-_HUB_STATE = ".cache"  # where huggingface_hub keeps half files and etags in local_dir mode
+_HUB_STATE = ".cache"  # where huggingface_hub keeps partial files and etags in local_dir mode
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an asset's directory holds. `files`: name to size in bytes."""
+    """The content of an asset's directory. `files`: name to size in bytes."""
 
     source: str
     revision: str
@@ -36,14 +37,14 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest | None":
-        """The manifest of a directory; None when there is none, or it cannot be one of ours."""
+        """The manifest of a directory; None if it is missing or not valid."""
         try:
-            return cls(**json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return TypeAdapter(Manifest).validate_json((directory / MANIFEST).read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def matches(self, directory: Path) -> bool:
-        """Whether every file is there with its size."""
+        """Whether every file is there and has its size."""
         try:
             return all((directory / name).stat().st_size == size for name, size in self.files.items())
         except OSError:
@@ -63,13 +64,13 @@ def ensure(
     directory: Path,
     check: Callable[[Path], object] = lambda _: None,
 ) -> Manifest:
-    """The asset complete in `directory`, fetched unless it is there. `where` is the run file's key, for errors.
+    """Fetch the asset into `directory`, unless it is already complete. `where` is the run file's key, for errors.
 
-    Raises UserError, as `check` does for what arrived whole and is useless; then nothing is published. One process
-    fetches; others that want the same asset wait, and then find it.
+    Raises UserError, as `check` does for a complete but unusable asset, which is then not published. Of several
+    processes that need the same asset, one fetches it and the others wait.
     """
     with publish.lock(
-        directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job fetches it; waiting"
+        directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job is fetching it; waiting"
     ):
         present = Manifest.read(directory)
         if present and (present.source, present.revision) == (asset.source, asset.revision):
@@ -79,7 +80,7 @@ def ensure(
             print(f"{what}: incomplete, fetching it again: {directory}", flush=True)
         if asset.kind == "hub" and not _COMMIT.fullmatch(asset.revision):
             key = where.replace("source", "revision")
-            print(f"warning: {what}: {key} {asset.revision!r} may move; pin it to a commit", flush=True)
+            print(f"warning: {what}: {key} {asset.revision!r} may change; pin it to a commit", flush=True)
         return _fetch(what, where, asset, source, choose, directory, check)
 
 
@@ -101,8 +102,8 @@ def _fetch(
         _check_free_disk(where, source, listing, partial)
         at = f" at {listing.commit}" if listing.commit else ""
         print(
-            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if this is"
-            " killed, running the stage again goes on with what is here",
+            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if"
+            " interrupted, the stage resumes when it is run again",
             flush=True,
         )
         with report_growth(what, partial, listing.size), _disk_full_explained(where, partial):
@@ -115,7 +116,7 @@ def _fetch(
 
 
 def _prune(partial: Path, wanted: set[str]) -> None:
-    # what an attempt left that is no longer wanted, or was never meant to stay (boto3's half files)
+    # files of an earlier attempt that are no longer wanted, and boto3's partial files
     for path in publish.files_below(partial):
         name = path.relative_to(partial).as_posix()
         if name not in wanted and not name.startswith(f"{_HUB_STATE}/"):
@@ -128,7 +129,7 @@ def _check_free_disk(where: str, source: FileSource, listing: Listing, partial: 
     needed = listing.size - bytes_below(partial)
     free = shutil.disk_usage(partial).free
     if needed > free:
-        raise _disk_full(where, f"{needed / GB:.1f} GB more are needed and {free / GB:.1f} GB are free")
+        raise _disk_full(where, f"{needed / GB:.1f} GB more are needed, {free / GB:.1f} GB are free")
 
 
 def _disk_full(where: str, how_full: str) -> UserError:
@@ -143,7 +144,7 @@ def _disk_full_explained(where: str, partial: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(partial).free
-        raise _disk_full(where, f"the download filled what there was and {free / GB:.1f} GB are free") from error
+        raise _disk_full(where, f"the download needs more space, {free / GB:.1f} GB are free") from error
 
 
 def _check_complete(where: str, manifest: Manifest, partial: Path) -> None:
@@ -154,5 +155,5 @@ def _check_complete(where: str, manifest: Manifest, partial: Path) -> None:
             publish.remove(path)
             raise UserError(
                 f"{where}: {name} arrived with {arrived} bytes instead of {size}",
-                "run the stage again: it fetches that file anew",
+                "run the stage again: it fetches that file again",
             )

@@ -1,7 +1,7 @@
-"""The Hugging Face Hub: a revision resolved to its commit, and its files, resumed where they broke off.
+"""The Hugging Face Hub: resolves a revision to its commit, and fetches its files, resuming interrupted ones.
 
-The token comes from HF_TOKEN or the file `hf auth login` writes; huggingface_hub reads it, and nothing here does
-more than ask whether there is one.
+The token comes from HF_TOKEN or the file that `hf auth login` writes; huggingface_hub reads it, and this module only
+checks whether there is one.
 """
 
 import glob
@@ -47,7 +47,7 @@ class Hub:
         return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
 
     def fetch(self, listing: Listing, directory: Path) -> None:
-        disable_progress_bars()  # a log is no terminal; progress.py prints lines
+        disable_progress_bars()  # logs are not terminals; progress.py prints lines
         _drop_torn_metadata(directory)
         with self._explained():
             snapshot_download(
@@ -64,7 +64,7 @@ class Hub:
         try:
             yield
         except LocalEntryNotFoundError as error:
-            # huggingface_hub's word for "could not ask"; why is its cause
+            # raised when the Hub could not be reached; its cause says why
             cause = error.__cause__
             raise self._explain(cause if isinstance(cause, Exception) else error) from error
         except (HfHubHTTPError, OfflineModeIsEnabled, requests.RequestException) as error:
@@ -88,39 +88,40 @@ class Hub:
             case RevisionNotFoundError():
                 return UserError(
                     f"{where.replace('source', 'revision')}: {name} has no revision {self.asset.revision!r}",
-                    "give a commit, tag or branch that its page on the Hub lists",
+                    "use a commit, tag or branch from its page on the Hub",
                 )
             case RepositoryNotFoundError():
                 private = (
-                    "or use a token that may read it"
+                    "or use a token that can read it"
                     if token
                     else "or, if it is private, export HF_TOKEN in the shell that submits"
                 )
                 return UserError(
-                    f"{where}: the Hub has no {self.kind} {name!r} that you may see", f"correct the id, {private}"
+                    f"{where}: the Hub has no {self.kind} {name!r} that you can access", f"correct the id, {private}"
                 )
             case OfflineModeIsEnabled():
                 return UserError(f"{where}: HF_HUB_OFFLINE is set", "unset it for the download")
             case HfHubHTTPError() if status in (401, 403):
                 return UserError(
-                    f"{where}: the Hub refuses your token for {name} (HTTP {status})",
-                    "export a valid HF_TOKEN that may read it",
+                    f"{where}: the Hub rejected your token for {name} (HTTP {status})",
+                    "export a valid HF_TOKEN that can read it",
                 )
             case HfHubHTTPError():
                 return UserError(
-                    f"{where}: the Hub answers HTTP {status} for {name}",
-                    "run the stage again later: it goes on where it stopped",
+                    f"{where}: the Hub returned HTTP {status} for {name}",
+                    "run the stage again later: it resumes",
                 )
         return UserError(
             f"{where}: cannot reach {constants.ENDPOINT} ({type(error).__name__})",
-            "check network and proxy (HTTPS_PROXY), then run the stage again: it goes on where it stopped; without"
-            " network give a local path or s3:// URI",
+            "check network and proxy (HTTPS_PROXY), then run the stage again: it resumes; without network access, use a"
+            " local path or an s3:// URI",
         )
 
 
 def _drop_torn_metadata(directory: Path) -> None:
-    # A kill while huggingface_hub writes one of these (commit, etag, time: a line each) leaves it torn, and 0.36 then
-    # fails with an UnboundLocalError (_local_folder.read_download_metadata). Without it the file is fetched again.
+    # If huggingface_hub is killed while it writes one of these (a line each for commit, etag, time), it is incomplete,
+    # and 0.36 then fails with an UnboundLocalError (_local_folder.read_download_metadata). Without it, the file is
+    # fetched again.
     for file in directory.glob(".cache/huggingface/download/**/*.metadata"):
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         if len(lines) < 4 or not all(lines[:3]):

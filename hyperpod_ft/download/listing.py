@@ -1,4 +1,4 @@
-"""What a source offers, and which of its files are wanted."""
+"""The files of a source, and which of them to fetch."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ class File:
 
     name: str
     size: int
-    origin: str = ""  # how the source itself calls it: an S3 key, a path
-    modified: float = 0.0  # when it last changed, in seconds since 1970, where the source tells
+    origin: str = ""  # the source's own name for it: an S3 key, a path
+    modified: float = 0.0  # time of the last change, in seconds since 1970, if the source has it
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A source's files. `commit` is the Hub's for the revision asked for; empty elsewhere."""
+    """A source's files. `commit` is that of the requested revision on the Hub; empty for other sources."""
 
     files: tuple[File, ...]
     commit: str = ""
@@ -37,16 +37,16 @@ Choice = Callable[[Sequence[File]], Sequence[File]]
 
 
 class FileSource(Protocol):
-    """A place files come from. Both methods raise UserError for what a user can mend."""
+    """A place to fetch files from. Both methods raise UserError for what a user can correct."""
 
     def listing(self) -> Listing: ...
 
     def fetch(self, listing: Listing, directory: Path) -> None:
-        """Bring the listed files into `directory`, keeping what an earlier attempt brought."""
+        """Fetch the listed files into `directory`, and keep those of an earlier attempt."""
 
 
-# What transformers loads: model.safetensors, or shards with their index. Not `consolidated.safetensors`,
-# `model.fp16.safetensors` or `original/`, which hold the same weights once more.
+# The files that transformers loads: model.safetensors, or shards with their index. Not `consolidated.safetensors`,
+# `model.fp16.safetensors` or `original/`, which are copies of the same weights.
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 
@@ -59,7 +59,7 @@ def model_files(where: str, source: str) -> Choice:
         if not any(_WEIGHTS.fullmatch(file.name) for file in wanted):
             raise UserError(
                 f"{where}: {source} has no safetensors weights (model.safetensors)",
-                "choose a model that has, or convert it: pickled weights are never loaded",
+                "choose a model that has them, or convert it: pickled weights are never loaded",
             )
         if not any(file.name == "config.json" for file in wanted):
             raise UserError(f"{where}: {source} has no config.json", "choose a transformers model")
@@ -69,8 +69,10 @@ def model_files(where: str, source: str) -> Choice:
 
 
 def dataset_files(where: str, source: str, patterns: Sequence[str]) -> Choice:
-    """Chooses what `dataset.files` names; `*` also matches `/`, as in the Hub's own patterns. A source that is
-    itself one file is taken whatever its name."""
+    """Chooses the files that match `dataset.files`; `*` also matches `/`, as in the Hub's patterns.
+
+    If the source is a single file, its name need not match.
+    """
 
     def choose(files: Sequence[File]) -> Sequence[File]:
         if len(files) == 1 and source.endswith(f"/{files[0].name}"):
@@ -80,7 +82,7 @@ def dataset_files(where: str, source: str, patterns: Sequence[str]) -> Choice:
             there = ", ".join(file.name for file in files[:5]) or "no file"
             raise UserError(
                 f"{where}: no file of {source} matches dataset.files ({', '.join(patterns)})",
-                f"it holds {there}{', ...' if len(files) > 5 else ''}",
+                f"correct it: the source has {there}{', ...' if len(files) > 5 else ''}",
             )
         return wanted
 
@@ -88,20 +90,20 @@ def dataset_files(where: str, source: str, patterns: Sequence[str]) -> Choice:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    # The first kind of pattern has no directory in it, so that `tokenizer*` does not reach into `tokenizer/`.
+    # Model patterns match at their own depth only, so that `tokenizer*` does not match files in `tokenizer/`.
     if patterns is _FILES:
         patterns = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _hidden(name: str) -> bool:
-    # `..` is not hidden but hostile: refuse_unsafe says so
+    # `..` is not hidden: refuse_unsafe rejects it
     return any(part.startswith(".") and part != ".." for part in name.split("/"))
 
 
 def refuse_unsafe(where: str, files: Sequence[File]) -> None:
-    """Raises UserError for a name that would leave the directory: S3 keys may be any text."""
+    """Raises UserError for a name that would be outside the directory: S3 keys may be any text."""
     for file in files:
         parts = file.name.split("/")
         if any(part in ("", ".", "..") for part in parts) or any(ord(character) < 32 for character in file.name):
-            raise UserError(f"{where}: the source holds a file named {file.name!r}", "rename or leave it out")
+            raise UserError(f"{where}: the source has a file named {file.name!r}", "rename or remove it")

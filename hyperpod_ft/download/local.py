@@ -1,4 +1,4 @@
-"""Files already on this machine: large ones as hard links where possible, all else as copies."""
+"""Files on this machine: large ones are hard-linked if possible, all others copied."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.publish import files_below, remove
 
-# What link() answers where it cannot: another file system, too many links, no links there, another owner's file.
+# Errors of link(): other file system, too many links, links not supported, file of another owner.
 _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EPERM, errno.EACCES)
 
 
@@ -28,7 +28,7 @@ class Local:
         return Path(self.asset.source)
 
     def listing(self) -> Listing:
-        """Raises UserError when the path is gone, or its content is not what the run was planned with."""
+        """Raises UserError when the path no longer exists, or its content has changed since the run was planned."""
         now = sources.resolve(self.where, self.asset.source, None, Path("/"))
         if self.asset.revision and now.revision != self.asset.revision:
             raise UserError(
@@ -51,8 +51,8 @@ class Local:
 
 def _link_or_copy(origin: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove(target)  # an earlier attempt's, perhaps half a copy
-    # what a person may edit in place is copied: a link would change with it
+    remove(target)  # perhaps an incomplete copy of an earlier attempt
+    # files that a person may edit in place are copied: a link would change with them
     if origin.stat().st_size <= sources.SMALL_FILE_BYTES:
         shutil.copyfile(origin, target)
         return

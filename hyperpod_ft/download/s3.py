@@ -1,4 +1,4 @@
-"""Amazon S3: every object at or below a URI, several at once, each in ranges by boto3's own transfer."""
+"""Amazon S3: every object at or below a URI, several in parallel, each in ranges by boto3's transfer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,19 +11,19 @@ from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 
 _PARALLEL_FILES = 4
-_CONNECTIONS = 50  # boto3's transfer opens 10 a file
+_CONNECTIONS = 50  # boto3's transfer opens 10 per file
 _ALLOW = "allow s3:ListBucket and s3:GetObject to the nodes' role"
 _REMEDIES = {
     "NoSuchBucket": "correct the bucket's name",
     "AccessDenied": _ALLOW,
-    "403": _ALLOW,  # of a HEAD request, which has no body to say more
+    "403": _ALLOW,  # of a HEAD request, whose response has no body
     "AllAccessDisabled": _ALLOW,
 }
 
 
 @dataclass(frozen=True)
 class S3:
-    """`s3://bucket/prefix`: a directory of objects, or one object. Credentials are boto3's own business."""
+    """`s3://bucket/prefix`: a directory of objects, or one object. boto3 finds the credentials."""
 
     where: str  # the run file's key, for errors
     uri: str
@@ -47,11 +47,11 @@ class S3:
                 if (name := self._name(entry["Key"]))
             ]
         if not found:
-            raise UserError(f"{self.where}: there is nothing at {self.uri}", "correct the bucket or prefix")
+            raise UserError(f"{self.where}: no objects at {self.uri}", "correct the bucket or prefix")
         return Listing(tuple(sorted(found, key=lambda file: file.name)))
 
     def _name(self, key: str) -> str:
-        """An object's name relative to the prefix; empty for what is not below it (`llama-2` beside `llama`)."""
+        """An object's name relative to the prefix; empty if not below it (`llama-2` is not below `llama`)."""
         if key.endswith("/"):
             return ""  # a console's "folder"
         if not self._prefix:
@@ -74,7 +74,7 @@ class S3:
     def _fetch_one(self, client: Any, file: File, directory: Path) -> None:
         target = directory / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        # boto3 writes to another name and renames: a file under this name is whole, but perhaps of an older object.
+        # boto3 writes to a temporary name and renames: a file of this name is complete, but may be of an older object.
         if target.is_file():
             status = target.stat()
             if status.st_size == file.size and status.st_mtime >= file.modified:

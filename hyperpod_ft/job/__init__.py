@@ -1,1 +1,1 @@
-"""What the rendered scripts start on the nodes, around the ranks."""
+"""What the rendered scripts start on the nodes of a job, around the stages."""

@@ -1,9 +1,9 @@
-"""Installing pinned packages with pip into a virtual environment, and what went wrong when pip cannot.
+"""Install pinned packages into a virtual environment with pip, and explain pip's failures in one line.
 
-The Neuron packages come from AWS's repository alone. PyPI has packages of the same names: with `--extra-index-url` pip
-would choose among all indexes by version, so an upload to PyPI could take the place of AWS's (dependency confusion).
-So there are two steps: first those pins with the named repositories as the only ones and without dependencies, then
-everything with pip's own configuration, to which the first are there already.
+The Neuron packages come only from AWS's repository. PyPI has packages of the same names: with `--extra-index-url`, pip
+would choose among all indexes by version, so an upload to PyPI could replace AWS's package (dependency confusion).
+So there are two steps: first those pins, from the named repositories only and without dependencies; then everything
+with pip's own configuration, which finds the first ones installed.
 """
 
 import os
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.planning.pins import from_neuron_repositories, read_pins
 
-# Printed without importing torch, whose CUDA build would miss libraries that are not installed yet.
+# Does not import torch: its CUDA build needs libraries that are not installed yet.
 _CUDA_OF_TORCH = """
 import runpy
 from importlib.util import find_spec
@@ -39,18 +39,18 @@ def install(python: Path, pins: Path) -> None:
 
 
 def install_neuron(python: Path, pins: Path, repositories: Sequence[str]) -> None:
-    """Install a requirements file, its Neuron packages and torch from `repositories`; see above.
+    """Install a requirements file; its Neuron packages and torch come from `repositories`, see above.
 
-    Without `repositories` pip's own configuration has to name them. Raises UserError when a repository is not reached
-    or lacks a package, when the disk is full, or when torch turns out to be a CUDA build.
+    Without `repositories`, pip's own configuration must name them. Raises UserError when a repository cannot be
+    reached or lacks a package, when the disk is full, or when torch is a CUDA build.
     """
     names = ", ".join(repositories) or "the indexes of pip's own configuration"
     first = from_neuron_repositories(read_pins(pins))
     _pip(python, ("--no-deps", *_sources(repositories), *first), names, alone=bool(repositories))
     if cuda := _output([str(python), "-c", _CUDA_OF_TORCH]):
         raise UserError(
-            f"env: {names} gave a torch for CUDA {cuda}, gigabytes that a Neuron node has no use for",
-            f"name PyTorch's index of CPU builds in {_SETTING}, beside AWS's Neuron repository",
+            f"env: {names} provided a CUDA {cuda} build of torch, which Neuron nodes cannot use",
+            f"add PyTorch's index of CPU builds to {_SETTING}, next to AWS's Neuron repository",
         )
     install(python, pins)
 
@@ -67,7 +67,7 @@ def _sources(repositories: Sequence[str]) -> list[str]:
 
 
 def _pip(python: Path, arguments: Sequence[str], source: str, *, alone: bool = False) -> None:
-    """`alone`: no other index than those of the arguments."""
+    """`alone`: use only the indexes in the arguments."""
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     environment = dict(os.environ)
     if alone:
@@ -80,13 +80,15 @@ def _pip(python: Path, arguments: Sequence[str], source: str, *, alone: bool = F
 
 
 def failure(messages: str, source: str) -> UserError:
-    """The one line that pip's messages come to; `source` is where it was to look."""
+    """pip's messages as an error of one line; `source` names where pip searched."""
     if _NO_SPACE.search(messages):
-        return UserError("pip install failed: no space left", "free the volume, or the directory TMPDIR names")
+        return UserError(
+            "pip install failed: no space left", "free space on the volume, or in the directory that TMPDIR names"
+        )
     missing = _NOT_FOUND.search(messages)
     if unreached := _NOT_REACHED.search(messages):
         return UserError(
-            f"pip install failed: {source} not reached: {_line_of(messages, unreached)}",
+            f"pip install failed: cannot reach {source}: {_line_of(messages, unreached)}",
             f"check the network, a proxy, and {_SETTING}, then resume",
         )
     if missing:
@@ -94,8 +96,8 @@ def failure(messages: str, source: str) -> UserError:
             f"pip install failed: {missing[1]} is not in {source}",
             f"check {_SETTING}: AWS's Neuron repository, and PyTorch's index of CPU builds for torch",
         )
-    lines = [line for line in messages.splitlines() if line.strip()] or ["no message"]
-    return UserError(f"pip install failed: {lines[-1]}", "check the network and the package index, then resume")
+    message = last_line(messages) or "no error message"
+    return UserError(f"pip install failed: {message}", "check the network and the package index, then resume")
 
 
 def _line_of(messages: str, found: re.Match[str]) -> str:

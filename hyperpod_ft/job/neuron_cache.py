@@ -1,11 +1,11 @@
-"""The Neuron compile cache on disk: which graphs it holds compiled, what is damaged in it, and who uses it.
+"""The Neuron compile cache on disk: its compiled graphs, its damaged entries, and the jobs that use it.
 
     <cache>/neuronxcc-<version>/MODULE_<hash of the graph>+<hash of the compiler's flags>/
         model.hlo_module.pb[.gz], compile_flags.json   the graph, as it was extracted
-        model.hlo_module.pb.lock                       while somebody compiles it; a killed compiler leaves it behind,
-                                                       and whoever wants the graph next waits for it without end
+        model.hlo_module.pb.lock                       while a process compiles it; a killed compiler leaves it behind,
+                                                       and the next process that needs the graph waits for ever
         model.neff, then model.done                    the compiled graph
-        model.log                                      instead of them: why it could not be compiled
+        model.log                                      instead of both: why it could not be compiled
 
 Sources: AWS's Neuron documentation ("Neuron Persistent Cache", "neuron_parallel_compile CLI", "Work with NEFF Files");
 huggingface.co/aws-neuron/optimum-neuron-cache, which is such a directory; and for the locks, reports of their users.
@@ -22,8 +22,8 @@ from hyperpod_ft import publish
 
 _NEFF_HEADER_BYTES = 1024
 _NEFF_SIZES = struct.Struct("<8xQQ")  # after pkg_version: header_size, data_size
-# While others use the cache, what did not change for this long belongs to none of them: the largest graphs compile for
-# an hour or two.
+# While other jobs use the cache, an entry unchanged for this long is abandoned: the largest graphs compile for an hour
+# or two.
 _ABANDONED_SECONDS = 6 * 3600
 
 
@@ -33,13 +33,13 @@ def finished(cache: Path) -> set[str]:
 
 
 def unfinished(cache: Path) -> dict[str, str]:
-    """The graphs that are there but not compiled, each with the reason."""
+    """The graphs without a compiled result, each with the reason."""
     reasons = {_name(cache, entry): why_unfinished(entry) for entry in _entries(cache)}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def why_unfinished(entry: Path) -> str:
-    """Why an entry cannot be used as it is; empty when it holds a whole NEFF that was marked as done."""
+    """Why an entry is unusable; empty when it has a whole NEFF and is marked as done."""
     if not (entry / "model.done").is_file():
         return _first_line(entry / "model.log") or "not compiled"
     neff = entry / "model.neff"
@@ -48,21 +48,20 @@ def why_unfinished(entry: Path) -> str:
         with neff.open("rb") as stream:
             header_bytes, data_bytes = _NEFF_SIZES.unpack(stream.read(_NEFF_SIZES.size))
     except (OSError, struct.error):
-        return _first_line(entry / "model.log") or "marked as done, without a NEFF"
+        return _first_line(entry / "model.log") or "marked as done, but has no NEFF"
     whole = max(header_bytes, _NEFF_HEADER_BYTES) + data_bytes
     return "" if size >= whole else f"its NEFF has {size} of {whole} bytes"
 
 
 @contextlib.contextmanager
 def using(cache: Path) -> Iterator[list[str]]:
-    """Take away what is damaged, then use the cache, together with the other jobs that do; yields what was removed.
+    """Remove damaged entries, then use the cache for the block, shared with other jobs; yields what was removed.
 
-    The first to come knows that nobody compiles: each lock was left by a process that is gone, and so was each entry
-    that is not finished. Later ones remove only what is marked as done and is not whole, and what nobody touched for
-    hours.
+    The first user knows that no process compiles: each lock and each unfinished entry is abandoned. Later users remove
+    only entries that are marked as done but not whole, and those unchanged for hours.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    # held exclusively for the repair, then shared, by the process that starts the compilers; the kernel lets go of it
+    # held exclusively for the repair, then shared, by the process that starts the compilers; released when it ends
     with (cache / "users.lock").open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +74,7 @@ def using(cache: Path) -> Iterator[list[str]]:
 
 
 def repair(cache: Path, *, alone: bool) -> list[str]:
-    """Remove damaged entries and stale locks; gives the names of what was removed. See `using` about `alone`."""
+    """Remove damaged entries and stale locks; returns the names of what was removed. `alone`: see `using`."""
     removed = []
     for entry in sorted(_entries(cache)):
         abandoned = alone or _seconds_untouched(entry) > _ABANDONED_SECONDS
@@ -109,5 +108,5 @@ def _first_line(path: Path) -> str:
 def _seconds_untouched(entry: Path) -> float:
     try:
         return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
-    except FileNotFoundError:  # another job is just changing it
+    except FileNotFoundError:  # another job is changing it
         return 0.0

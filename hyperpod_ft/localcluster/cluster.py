@@ -1,4 +1,4 @@
-"""Start, stop and ask about a local cluster, and cut the power of its nodes."""
+"""Start and stop a local cluster, report its state, and cut the power of its nodes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ _TAKES_JOBS = ("idle", "mixed", "allocated")
 
 
 class NodeState(NamedTuple):
-    """A node and what `sinfo` says of it: idle, mixed, allocated, down, down*, ..."""
+    """A node and its state from `sinfo`: idle, mixed, allocated, down, down*, ..."""
 
     name: str
     state: str
@@ -28,7 +28,7 @@ class NodeState(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What a local cluster is doing. Without one running: no nodes, no ports, no pid, no version."""
+    """The state of a local cluster. If it is down: no nodes, ports, pid or version."""
 
     directory: Path
     running: bool
@@ -55,16 +55,16 @@ class LocalCluster:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf: the same path on every start, there only while the cluster is."""
+        """slurm.conf: the same path on every start; exists only while the cluster runs."""
         return self._runtime.conf
 
     @property
     def logs(self) -> Path:
-        """Where the daemons of the latest start wrote."""
+        """The logs of the latest start."""
         return self._runtime.logs
 
     def environment(self) -> dict[str, str]:
-        """What makes sbatch, srun and the others talk to this cluster."""
+        """The variables with which sbatch, srun and the other clients use this cluster."""
         return {"SLURM_CONF": str(self.conf)}
 
     def up(
@@ -77,19 +77,21 @@ class LocalCluster:
     ) -> bool:
         """Start the cluster and return when every node is idle. False if it was already up.
 
-        `cpus` and `memory_mb` (MiB; the machine's, unless given) are what each node claims to have. The cluster
-        outlives the caller unless `bound_to_parent` (it ends when the calling process does, however that ends) or
-        `bound_to_pid` (the same for another process). Whatever a crash left is cleaned up first.
+        Each node claims `cpus` CPUs and `memory_mb` MiB (default: the machine's). The cluster outlives the caller
+        unless `bound_to_parent` (it ends with the calling process) or `bound_to_pid` (it ends with that process). The
+        leftovers of a crash are cleaned up first.
 
-        Raises UserError if Slurm is missing, the sizes cannot be, it is up with others, or it does not come up.
+        Raises UserError if Slurm is missing, the sizes are invalid, it is up with other sizes, or it does not start.
         """
         programs = find_programs()
         if not 1 <= nodes <= MAX_NODES or cpus < 1:
-            raise UserError(f"{nodes} nodes of {cpus} CPUs cannot be", f"ask for 1 to {MAX_NODES} nodes, 1 CPU or more")
+            raise UserError(
+                f"invalid size: {nodes} nodes with {cpus} CPUs", f"use 1 to {MAX_NODES} nodes with 1 CPU or more"
+            )
         bound_to = os.getpid() if bound_to_parent else bound_to_pid
         owner = None if bound_to is None else ProcessIdentity.of(bound_to)
         if bound_to is not None and owner is None:
-            raise UserError(f"there is no process {bound_to} to bind the cluster to")
+            raise UserError(f"no process {bound_to} to bind the cluster to", "pass the pid of a running process")
         deadline = time.monotonic() + _UP_S
         lock = self._lock_unless_up(deadline)
         if lock is None:
@@ -116,7 +118,7 @@ class LocalCluster:
                     self._command("keep")
                 except BaseException:  # Ctrl-C too
                     self._runtime.ask("stop")
-                    with suppress(OSError):  # guards of a killed watch may still be at work; the next up clears
+                    with suppress(OSError):  # guards of a killed watch may still be running; the next `up` clears
                         self._runtime.clear()
                     raise
         return True
@@ -127,9 +129,11 @@ class LocalCluster:
         if not self.directory.is_dir():
             return was_running
         deadline = time.monotonic() + ANSWER_S
-        while (lock := self._runtime.try_lock()) is None:  # the guards of a killed watch are at work
+        while (lock := self._runtime.try_lock()) is None:  # the guards of a killed watch are still running
             if time.monotonic() > deadline:
-                raise UserError(f"{self.directory} stays locked", f"see `fuser {self.directory}/lock`")
+                raise UserError(
+                    f"{self.directory} is still locked", f"find the process with `fuser {self.directory}/lock`"
+                )
             time.sleep(0.01)
         with lock:
             self._runtime.clear()
@@ -138,15 +142,15 @@ class LocalCluster:
     def kill_node(self, name: str) -> None:
         """Cut a node's power: its slurmd, step daemons and tasks get SIGKILL at once.
 
-        Slurm is told that the node is down, as HyperPod's health agent tells it, rather than left to find out
-        after SlurmdTimeout: jobs on it end as NODE_FAIL, or are requeued, within a second.
+        The node is set to DOWN in Slurm at once, as HyperPod's health agent does, instead of after SlurmdTimeout: its
+        jobs end as NODE_FAIL, or are requeued, within a second.
         """
         self._require_node(name)
         self._command(f"kill {name}")
         self._scontrol("update", f"NodeName={name}", "State=DOWN", "Reason=power cut")
 
     def start_node(self, name: str) -> None:
-        """Start a node again (cutting its power first if it is on) and return when it takes jobs."""
+        """Start a node again (cutting its power first if it is on) and return when it accepts jobs."""
         shape = self._require_node(name)
         programs = find_programs()
         self._command(f"start {name}")
@@ -157,12 +161,12 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise self._failure(f"{name} is {state}")
             if state.startswith(("down", "drain")):
-                # A node that was set down stays so, whatever ReturnToService says.
+                # A node that was set to DOWN stays so, regardless of ReturnToService.
                 self._scontrol("update", f"NodeName={name}", "State=RESUME")
             time.sleep(0.1)
 
     def status(self) -> ClusterStatus:
-        """Ask now. A running cluster whose slurmctld does not answer has nodes of state `unknown`."""
+        """The current state. Nodes are `unknown` while slurmctld does not answer."""
         answer = self._runtime.ask("ping")
         if answer is None:
             return ClusterStatus(self.directory, running=False)
@@ -180,7 +184,7 @@ class LocalCluster:
     def require_running(self) -> None:
         """Raise UserError unless the cluster is up."""
         if self._runtime.ask("ping") is None:
-            raise UserError(f"no local cluster runs in {self.directory}", "start it with `hyperpod-ft local up`")
+            raise UserError(f"no local cluster is running in {self.directory}", "start it with `hyperpod-ft local up`")
 
     def _lock_unless_up(self, deadline: float) -> IO[bytes] | None:
         """The lock, to start under; None if the cluster is up. Waits for another `up` or `down` to finish."""
@@ -202,14 +206,14 @@ class LocalCluster:
         if (shape.nodes, shape.cpus) != (nodes, cpus):
             raise UserError(
                 f"a local cluster of {shape.nodes} nodes x {shape.cpus} CPUs is already up, not {nodes} x {cpus}",
-                "first stop it with `hyperpod-ft local down`",
+                "stop it first with `hyperpod-ft local down`",
             )
 
     def _require_node(self, name: str) -> Shape:
         self.require_running()
         shape = self._runtime.shape()
         if name not in shape.node_names:
-            raise UserError(f"no node {name!r} in this local cluster", f"it has {', '.join(shape.node_names)}")
+            raise UserError(f"no node {name!r} in this local cluster", f"its nodes: {', '.join(shape.node_names)}")
         return shape
 
     def _wait_until_idle(self, shape: Shape, programs: Programs, deadline: float) -> None:
@@ -229,10 +233,10 @@ class LocalCluster:
             raise self._failure("the watch over its daemons ended")
 
     def _failure(self, what: str) -> UserError:
-        """An error with the last fatal word of a daemon, if there is one."""
+        """An error with the last fatal message of a daemon, if there is one."""
         lines = [line for log in sorted(self.logs.glob("*")) for line in log.read_text(errors="replace").splitlines()]
         fatal = [line.strip() for line in lines if "fatal:" in line or "Error:" in line]
-        return UserError(": ".join(["the local Slurm does not run", what, *fatal[-1:]]), f"see {self.logs}")
+        return UserError(": ".join(["the local Slurm is not running", what, *fatal[-1:]]), f"see {self.logs}")
 
     def _node_states(self, programs: Programs) -> dict[str, str]:
         words = self._client([programs.sinfo, "-h", "-N", "-o", "%N %T"]).split()
@@ -242,7 +246,7 @@ class LocalCluster:
         self._client([find_programs().scontrol, *arguments])
 
     def _client(self, argv: list[str]) -> str:
-        """What a Slurm client prints; nothing if it fails, as it may while daemons come and go."""
+        """A Slurm client's output; empty if it fails, as it may while daemons start and stop."""
         with suppress(subprocess.TimeoutExpired):
             return subprocess.run(
                 argv,

@@ -5,9 +5,9 @@
           ├─ guard ── slurmd of node1 ── step daemons ── tasks
           └─ guard ── slurmd of node2 ── ...
 
-Watch and guards are child subreapers, so no job process escapes them. A guard kills all below it when its daemon
-ends, when told to (SIGTERM), and when the watch dies (parent-death signal); the watch does what a dead
-guard cannot. So any one of them may be killed with SIGKILL and nothing stays behind.
+Watch and guards are child subreapers, so no job process escapes them. A guard kills its descendants when its daemon
+ends, on SIGTERM, and when the watch dies (parent-death signal); the watch kills those of a dead guard. So any one of
+them may get SIGKILL, and no process stays behind.
 """
 
 import fcntl
@@ -42,10 +42,10 @@ _CORE = ("munged", "slurmctld")
 
 @dataclass(frozen=True)
 class Order:
-    """What the starter wants kept. Until it says `keep`, the cluster dies with it; after that, with `owner` if any.
+    """The cluster to run. Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
 
-    `daemons` maps a name to its command line, in the order to start them. `held_fds` are the locks that tell others
-    that the cluster exists: guards hold them too, so they are free only when every process is gone.
+    `daemons`: command lines by name, in starting order. `held_fds`: the locks that show that the cluster exists;
+    guards hold them too, so they are released only when every process has ended.
     """
 
     runtime: str
@@ -57,12 +57,12 @@ class Order:
     owner: ProcessIdentity | None
 
     def to_json(self) -> str:
-        """The text `from_json` reads."""
+        """JSON, for `from_json`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "Order":
-        """The order `to_json` wrote."""
+        """The inverse of `to_json`."""
         fields = json.loads(text)
         return Order(
             runtime=fields["runtime"],
@@ -76,7 +76,7 @@ class Order:
 
 
 class _StopError(Exception):
-    """The cluster must end; the text says why."""
+    """The cluster must end; the message says why."""
 
 
 class DaemonWatch:
@@ -91,18 +91,18 @@ class DaemonWatch:
         self.stopper: socket.socket | None = None
 
     def run(self) -> None:
-        """Until told to stop, or a daemon the cluster cannot be without ends, or the process it is bound to does."""
+        """Run until asked to stop, or until an essential daemon or the process it is bound to ends."""
         become_subreaper("hyperpod-ft")
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         for fd in (self.order.control_fd, *self.order.held_fds):
             os.set_inheritable(fd, False)
-        # systemd-tmpfiles deletes old files below /tmp, but leaves a directory alone that is locked.
+        # systemd-tmpfiles deletes old files below /tmp, but not in a locked directory.
         fcntl.flock(os.open(self.runtime, os.O_RDONLY), fcntl.LOCK_SH)
         try:
             self._tick()
             for name in self.order.daemons:
                 self._start(name)
-                # A daemon that finds the one before it missing tries again only after a second.
+                # A daemon that does not find the previous one retries only after a second.
                 while not self._is_ready(name):
                     time.sleep(0.01)
                     self._tick()
@@ -133,7 +133,7 @@ class DaemonWatch:
         dead = reap()
         for name in [name for name, pid in self.guards.items() if pid in dead]:
             del self.guards[name]
-            # Nothing if the guard could do its work; if it was killed, what it kept is now below this process.
+            # None are left if the guard did its work; if it was killed, its processes are now below this one.
             kill_descendants(spare=set(self.guards.values()))
             if name in _CORE:
                 raise _StopError(f"{name} ended: see {name}.log and {name}.out")
@@ -143,11 +143,11 @@ class DaemonWatch:
             return
         connection, _ = self.control.accept()
         connection.settimeout(1)
-        with suppress(OSError):  # a client that goes away takes nothing with it
+        with suppress(OSError):  # a client that disconnects does not end the watch
             verb, _, name = connection.recv(200).decode().partition(" ")
             if verb == "stop":
                 self.stopper = connection
-                raise _StopError("asked to")
+                raise _StopError("requested")
             with connection:
                 connection.sendall(self._obey(verb, name).encode())
 
@@ -164,7 +164,7 @@ class DaemonWatch:
         return "refused"
 
     def _cut(self, name: str) -> None:
-        """Every process of a node gets SIGKILL, as when its power is cut."""
+        """Send SIGKILL to every process of a node, as a power cut would end them."""
         pid = self.guards.pop(name, None)
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
@@ -187,7 +187,7 @@ class DaemonWatch:
 
 
 def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
-    """Fork a process that keeps one daemon and everything it starts. Returns its pid."""
+    """Fork a process that starts one daemon and kills all its descendants when it ends. Returns the pid."""
     watch = os.getpid()
     pid = os.fork()
     if pid:
@@ -218,10 +218,10 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def main() -> NoReturn:
-    """Leave the starter's side and keep the cluster ordered in the runtime directory argv[1]."""
+    """Detach from the starter and run the cluster of order.json in the runtime directory argv[1]."""
     order = Order.from_json((Path(sys.argv[1]) / "order.json").read_text())
     if os.fork():
-        os._exit(0)  # so that the starter has no child to wait for
+        os._exit(0)  # so that the starter has no child to reap
     try:
         DaemonWatch(order).run()
     except BaseException:

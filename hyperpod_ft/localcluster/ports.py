@@ -1,7 +1,7 @@
-"""A block of TCP ports that no other local cluster takes, held without any file.
+"""Reserve a block of TCP ports that no other local cluster uses, without a lock file.
 
 The lock is an abstract Unix socket: the kernel lets one process bind its name, frees it when the last holder dies,
-however it dies, and scopes it to the network namespace, as it does the ports themselves.
+in any way, and scopes it to the network namespace, like the ports themselves.
 """
 
 import socket
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.errors import UserError
 
-# Below the ephemeral range (32768 and up) and clear of 20000-29999, where jobs put their rendezvous.
+# Below the ephemeral range (32768 and up) and clear of 20000-29999, the rendezvous ports of jobs.
 _FIRST, _LAST, BLOCK = 16384, 20000, 32
 
 
@@ -24,7 +24,7 @@ class PortBlock:
 
 
 def reserve_ports(count: int) -> PortBlock:
-    """Lock the lowest block of which the first `count` ports are free. Raises UserError when there is none."""
+    """Lock the lowest block of which the first `count` ports are free. Raises UserError if there is none."""
     if count > BLOCK:
         raise ValueError(f"{count} ports do not fit a block of {BLOCK}")
     for index, first in enumerate(range(_FIRST, _LAST, BLOCK)):
@@ -38,13 +38,13 @@ def reserve_ports(count: int) -> PortBlock:
             return PortBlock(first, index, lock)
         lock.close()
     raise UserError(
-        f"no {count} free TCP ports together between {_FIRST} and {_LAST}",
+        f"no {count} consecutive free TCP ports between {_FIRST} and {_LAST}",
         "stop a local cluster with `hyperpod-ft local down`",
     )
 
 
 def is_listening(port: int) -> bool:
-    """Whether a process of this machine takes connections on `port`."""
+    """Whether a process on this machine accepts connections on `port`."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
@@ -52,7 +52,7 @@ def is_listening(port: int) -> bool:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Slurm does: connections of an earlier cluster in TIME_WAIT do not block its ports.
+        # Like Slurm: an earlier cluster's connections in TIME_WAIT do not block its ports.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))  # noqa: S104 - only a probe, closed at once

@@ -1,7 +1,7 @@
-"""Linux process keeping: start a program that dies with its parent, and leave no descendant behind.
+"""Linux processes: start a program that dies with its parent, and leave no descendant behind.
 
 Slurm daemonises its step daemons and jobs may daemonise too, so killing by pid or process group misses some. A child
-subreaper (prctl(2)) stays the ancestor of all of them: whatever escapes its own parent becomes the subreaper's child.
+subreaper (prctl(2)) stays the ancestor of all of them: a process that loses its parent becomes the subreaper's child.
 """
 
 import ctypes
@@ -20,24 +20,24 @@ _ZOMBIE = ("Z", "X")
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process by number and start time (ticks since boot), so that a number used again is not taken for it."""
+    """A process by number and start time (ticks since boot), so that a reused pid is not mistaken for it."""
 
     pid: int
     started: int
 
     @staticmethod
     def of(pid: int) -> "ProcessIdentity | None":
-        """The living process `pid`; None when there is none."""
+        """The running process `pid`; None if there is none."""
         stat = _stat(pid)
         return ProcessIdentity(pid, stat.started) if stat and stat.state not in _ZOMBIE else None
 
     def is_alive(self) -> bool:
-        """Whether that very process still runs; a zombie does not."""
+        """Whether this process is still running; a zombie is not."""
         return ProcessIdentity.of(self.pid) == self
 
 
 def become_subreaper(name: str) -> None:
-    """Adopt every orphaned descendant. `name` is what ps and pkill see, so that `pkill python` does not hit."""
+    """Adopt every orphaned descendant. `name`: for ps and pkill, so that `pkill python` does not match."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -100,8 +100,8 @@ def descendants(root: int, spare: Collection[int] = ()) -> list[int]:
 def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list[int]:
     """SIGKILL everything below this process, a subreaper, until nothing is left but `spare` and what is below it.
 
-    Returns the pids that outlived `seconds` (uninterruptible in the kernel): normally none. A zombie counts as left:
-    it may have threads that still run, and once its parent is dead it is this process's to reap.
+    Returns the pids still there after `seconds` (uninterruptible in the kernel): normally none. Zombies count: one may
+    have running threads, and once its parent is dead this process must reap it.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -147,7 +147,7 @@ def _stat(pid: int) -> _Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain spaces and brackets
     return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
 
 

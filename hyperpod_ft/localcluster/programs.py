@@ -1,4 +1,4 @@
-"""Find the Slurm and munge programs of this machine, or say what to install."""
+"""Find the Slurm and munge programs on this machine, or say what to install."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _PACKAGE = {
 
 @dataclass(frozen=True)
 class Programs:
-    """Absolute paths of what a local cluster runs, and the Slurm version as (year, month): 22.05 is (22, 5)."""
+    """Absolute paths of a local cluster's programs, and the Slurm version as (year, month): 22.05 is (22, 5)."""
 
     slurmctld: str
     slurmd: str
@@ -34,7 +34,7 @@ class Programs:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Year and month of the release, to compare with the release a setting came in."""
+        """Year and month of the release, to compare with the release that introduced a setting."""
         match = re.match(r"(\d+)\.(\d+)", self.version_text)
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -42,11 +42,11 @@ class Programs:
 def find_programs() -> Programs:
     """Look on PATH and in the usual sbin directories.
 
-    Raises UserError that names the Debian packages to install, or, where slurmd cannot run at all, another way.
+    Raises UserError with the Debian packages to install, or with an alternative if the platform cannot run slurmd.
     """
     if sys.platform != "linux":
         raise UserError(
-            f"a local Slurm cluster needs Linux, and this is {sys.platform}",
+            f"a local Slurm cluster needs Linux, not {sys.platform}",
             "rehearse with `hyperpod-ft submit --launcher process` instead",
         )
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_EXTRA_PATH])
@@ -67,5 +67,7 @@ def _version(slurmctld: str) -> str:
     answer = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=20, check=False)
     words = answer.stdout.split()
     if answer.returncode or not words:
-        raise UserError(f"{slurmctld} -V failed: {answer.stderr}", "reinstall the slurmctld package")
+        raise UserError(
+            f"{slurmctld} -V failed: {answer.stderr.strip() or 'no error message'}", "reinstall the slurmctld package"
+        )
     return words[-1]

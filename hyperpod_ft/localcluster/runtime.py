@@ -1,8 +1,8 @@
-"""What one local cluster keeps on disk, and the line to the watch over its daemons.
+"""The files of one local cluster, and the control socket of the watch over its daemons.
 
-Two directories belong to it. `directory` is the user's choice, of any length and spelling, and keeps the logs and the
-lock. `path`, a short private name under /tmp derived from it, keeps what Slurm and munge must be able to spell and
-bind (Unix sockets take 107 bytes, slurm.conf no spaces) and exists only while the cluster does.
+It has two directories. `directory`, chosen by the user, has the logs and the lock. `path`, a short private name under
+/tmp derived from it, has what Slurm and munge name and bind (Unix sockets are limited to 107 bytes, slurm.conf does
+not allow spaces); it exists only while the cluster runs.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ class Runtime:
         self.logs = self.directory / "logs"
 
     def try_lock(self) -> IO[bytes] | None:
-        """The directory's lock, held by whoever starts, keeps or clears the cluster; the kernel frees it."""
+        """The directory's lock, held by whoever starts, runs or clears the cluster; the kernel releases it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = (self.directory / "lock").open("ab")
         try:
@@ -48,15 +48,15 @@ class Runtime:
         return lock
 
     def clear(self) -> None:
-        """Remove what is left of an earlier cluster. Only with the lock: then no watch and no guard is alive."""
+        """Remove the leftovers of an earlier cluster. Only with the lock: then no watch and no guard is alive."""
         kill_strays(self.conf)
         if self.path.is_symlink() or (self.path.exists() and self.path.stat().st_uid != os.getuid()):
-            raise UserError(f"{self.path} belongs to someone else", "remove it, or use another directory")
+            raise UserError(f"{self.path} belongs to another user", "remove it, or use another directory")
         if self.path.exists():
             shutil.rmtree(self.path)
 
     def next_job_id(self, ports: PortBlock) -> int:
-        """A number from which no earlier start here and no cluster beside this one gave its jobs.
+        """The first job id, from a range that no earlier start here and no other running cluster uses.
 
         Run records outlive a cluster and name jobs by number; and jobs derive their rendezvous port from it, so
         the jobs of two clusters on one machine must differ.
@@ -67,8 +67,8 @@ class Runtime:
         return 1 + 100 * ports.index + 20_000 * (starts % 3000)  # Slurm's largest is 67,043,328
 
     def create(self, shape: Shape, programs: Programs) -> None:
-        """Write everything the daemons read."""
-        self.path.mkdir(mode=0o700)  # fails if someone else made it meanwhile
+        """Write the files that the daemons read."""
+        self.path.mkdir(mode=0o700)  # fails if another process has created it meanwhile
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir()
         (self.path / "logs").symlink_to(self.logs, target_is_directory=True)
@@ -89,7 +89,7 @@ class Runtime:
     def start_watch(
         self, shape: Shape, programs: Programs, held_fds: tuple[int, ...], owner: ProcessIdentity | None
     ) -> bool:
-        """Start the process that keeps the daemons; from now on `ask` reaches it. False if it cannot start."""
+        """Start the watch over the daemons, which answers `ask`. False if it cannot start."""
         starter = ProcessIdentity.of(os.getpid())
         assert starter is not None
         with (
@@ -108,7 +108,7 @@ class Runtime:
                 owner=owner,
             )
             (self.path / "order.json").write_text(order.to_json())
-            # Nothing of a Slurm job this may be running in must reach the daemons.
+            # If this runs in a Slurm job, the daemons must not inherit its variables.
             inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
             answer = subprocess.run(
                 [sys.executable, "-m", "hyperpod_ft.localcluster", str(self.path)],
@@ -140,7 +140,7 @@ class Runtime:
         munged = (
             programs.munged,
             "--foreground",
-            "--force",  # it would refuse a socket below a private directory
+            "--force",  # otherwise it refuses a socket in a private directory
             f"--socket={self.path}/munge.socket",
             f"--key-file={self.path}/munge.key",
             f"--pid-file={self.path}/munged.pid",

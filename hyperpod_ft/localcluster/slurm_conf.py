@@ -1,7 +1,7 @@
 """Render slurm.conf and cgroup.conf of a local cluster (pure), for Slurm 21.08 and newer.
 
-What is left out is left out on purpose: the `none` plugins (accounting, task, switch, mpi) are every version's
-default, and naming them breaks one version or another as they were removed.
+The `none` plugins (accounting, task, switch, mpi) are omitted on purpose: they are every version's default, and some
+versions no longer accept their names.
 """
 
 import json
@@ -13,7 +13,7 @@ MAX_NODES = 31
 
 @dataclass(frozen=True)
 class Shape:
-    """What a local cluster is made of. Sizes are per node; memory in MiB."""
+    """The size of a local cluster. Sizes are per node; memory is in MiB."""
 
     nodes: int
     cpus: int
@@ -33,23 +33,23 @@ class Shape:
         return tuple(range(self.first_port, self.first_port + self.nodes + 1))
 
     def to_json(self) -> str:
-        """The text `from_json` reads."""
+        """JSON, for `from_json`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "Shape":
-        """The shape `to_json` wrote."""
+        """The inverse of `to_json`."""
         return Shape(**json.loads(text))
 
 
 def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
-    """The text of slurm.conf; `runtime` must be a path that Slurm bears: short, ASCII, without spaces.
+    """The text of slurm.conf. `runtime` must be a path that Slurm accepts: short, ASCII, without spaces.
 
-    cred_expire: a requeued job waits until its old credential has expired. The default of 120 s makes a
-    rehearsed node loss take minutes; below 5 Slurm silently falls back to the default.
-    ReturnToService=1: a node that was lost comes back by itself, one set down by hand does not, as on HyperPod.
-    MinJobAge: without accounting, a finished job that left slurmctld's memory is unknown, and `afterok` on an
-    unknown job counts as satisfied.
+    cred_expire: a requeued job waits until its old credential has expired; the default of 120 s would make rehearsed
+    node losses take minutes. Below 5 Slurm silently uses the default.
+    ReturnToService=1: a lost node returns to service automatically, one set to DOWN does not, as on HyperPod.
+    MinJobAge: without accounting, slurmctld forgets finished jobs, and `afterok` on an unknown job counts as
+    satisfied.
     """
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
@@ -78,7 +78,7 @@ def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
             "ProctrackType=proctrack/linuxproc",
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core",
-            # Believe the CPUs and memory written here, so that several ranks fit a small machine.
+            # Use the CPUs and memory given here, so that several ranks fit on a small machine.
             "SlurmdParameters=config_overrides",
             "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=1,batch_sched_delay=0",
             "ReturnToService=1",
@@ -98,6 +98,6 @@ def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
 def render_cgroup_conf(version: tuple[int, int]) -> str:
     """The text of cgroup.conf: touch no cgroup, which an ordinary user and a container may not.
 
-    Until 24.05 slurmd looks for cgroups v2 with systemd unless told v1, which it then leaves alone.
+    Until 24.05 slurmd looks for cgroups v2 with systemd unless set to v1, which it then does not touch.
     """
     return f"CgroupPlugin={'disabled' if version >= (24, 5) else 'cgroup/v1'}\n"

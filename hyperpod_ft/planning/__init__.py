@@ -1,1 +1,1 @@
-"""From a RunConfig to a Plan: pure functions that start no program."""
+"""From a RunConfig to a Plan: pure functions; no subprocesses."""

@@ -1,10 +1,10 @@
-"""What a training step keeps in accelerator memory on the fullest rank. An estimate, made before anything runs.
+"""Accelerator memory of a training step on the fullest rank: an estimate, made before anything runs.
 
-Weights, gradients and optimizer are counted as ZeRO does (Rajbhandari et al., arXiv:1910.02054, section 3.1):
-bytes a parameter, those of ZeRO-1 or FSDP divided by the data-parallel degree. Activations are counted as by
-Korthikanti et al. (arXiv:2205.05198): what a layer's forward pass keeps for its backward pass. Their GPT layer keeps
-s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides what lies inside attention and MLP by t
-(equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps a layer's input alone,
+Weights, gradients and optimizer state are counted as in ZeRO (Rajbhandari et al., arXiv:1910.02054, section 3.1):
+bytes per parameter, divided by the data-parallel degree if sharded by ZeRO-1 or FSDP. Activations are counted as by
+Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass keeps for its backward pass. Their GPT
+layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
+(equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `_layer_activations` is equation 1 for a layer of the Llama family; docs/parallelism.md shows it.
 """
 
@@ -17,8 +17,8 @@ from hyperpod_ft.planning.model_shape import COLUMN_PARALLEL, ModelShape
 from hyperpod_ft.planning.parallelism import Degrees, kv_size_multiplier
 
 GIB = 2**30
-# Of a rank's memory, for the runtime, compiled programs, collectives' buffers and what a backward pass holds for a
-# moment. An assumption: nobody has measured it for this kit.
+# Share of a rank's memory for the runtime, compiled programs, collectives' buffers and short-lived tensors of the
+# backward pass. An assumption: it was not measured for this kit.
 RESERVED = 0.1
 _FP32 = 4
 
@@ -29,7 +29,7 @@ class Memory:
 
     weights: float
     gradients: float
-    optimizer: float  # AdamW's moments, and fp32 weights of its own
+    optimizer: float  # AdamW's moments and fp32 master weights
     activations: float
     logits: float
 
@@ -44,37 +44,37 @@ class Memory:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the model on the ranks of one pipeline stage, after tensor parallelism."""
+    """The part of the model on a rank of one pipeline stage, after tensor parallelism."""
 
     layers: int
     layer_parameters: int
-    end_parameters: int  # embedding, last norm, output matrix, as far as they are here
+    end_parameters: int  # embedding, last norm and output matrix, if on this stage
     trainable: int
-    in_flight: int  # micro batches whose activations are kept at once
+    in_flight: int  # micro batches whose activations are in memory at the same time
     last: bool
 
     @property
     def parameters(self) -> int:
-        """Those of the model itself, without adapters."""
+        """Parameters of the base model, without adapters."""
         return self.layers * self.layer_parameters + self.end_parameters
 
 
 def available(config: RunConfig) -> float:
-    """Bytes that a rank's accelerator has for a training step; 0 on instances without accelerators."""
+    """Accelerator memory of a rank for a training step, in bytes; 0 on instances without accelerators."""
     return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
-    """Memory of the fullest rank. `shape` can be divided as `parallelism.check_model` asks."""
+    """Memory of the fullest rank. `shape` has passed `parallelism.check_model`."""
     of_engine = _neuron if config.engine == "neuron" else _torch
     estimates = (of_engine(config, degrees, shape, part) for part in parts(config, degrees, shape))
     return max(estimates, key=lambda memory: memory.total)
 
 
 def parts(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Part]:
-    """One for each pipeline stage. Layers that are left over go to the last stages, as neuronx-distributed does."""
+    """One for each pipeline stage. As in neuronx-distributed, the last stages have the layers left over."""
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
-    # engine torch leaves embedding and output matrix whole
+    # engine torch does not divide embedding and output matrix
     matrix = shape.vocabulary * shape.hidden // (tensor if config.engine == "neuron" else 1)
     copies = kv_size_multiplier(shape.kv_heads, tensor)
     linears = {
@@ -82,7 +82,7 @@ def parts(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Pa
         for name, (inputs, outputs) in shape.linears.items()
     }
     layer = sum(linears.values()) // tensor + shape.layer_vectors
-    # optimum-neuron gives a pipeline one micro batch a row
+    # in a pipeline, optimum-neuron makes each row a micro batch
     micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
@@ -94,7 +94,7 @@ def parts(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Pa
             layer_parameters=layer,
             end_parameters=ends,
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
-            # 1F1B: a stage is ahead of the last one by the stages between them (section 4.2.3 of arXiv:2205.05198)
+            # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
             in_flight=min(stages - stage, micro_batches),
             last=last,
         )
@@ -105,7 +105,7 @@ def _targets(config: RunConfig) -> set[str]:
 
 
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
-    """LoRA parameters of a layer on a rank: of each pair of factors one is divided, the other whole."""
+    """LoRA parameters of a layer on a rank: one matrix of each pair is divided, the other whole."""
     total = 0
     for name, (inputs, outputs) in shape.linears.items():
         if name in _targets(config):
@@ -120,12 +120,12 @@ def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool)
 
 
 def _neuron(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
-    """optimum-neuron: bf16 weights; with ZeRO-1 the optimizer has weights of its own, and shards all that it has."""
+    """optimum-neuron: bf16 weights; with ZeRO-1 the optimizer has its own copy, and shards all of its state."""
     lora, bf16 = config.training.method == "lora", config.training.precision == "bf16"
     computed = 2 if bf16 else _FP32
     trained = _FP32 if lora else computed  # PEFT keeps adapters in fp32
     frozen = part.parameters * computed if lora else 0
-    # ZeRO-1 is counted with bf16 alone: optimum-neuron would give an fp32 model a bf16 optimizer
+    # only with bf16: with ZeRO-1, optimum-neuron would give an fp32 model a bf16 optimizer
     if config.neuron.zero_1 and bf16:
         kept = _FP32 if config.neuron.master_weights else 2
         accumulated = _FP32 if config.neuron.master_weights else trained
@@ -139,7 +139,7 @@ def _neuron(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) 
 
 
 def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
-    """FSDP2: everything is sharded over dp, and what computes is gathered; see engines/model.py."""
+    """FSDP2: everything is sharded over data parallelism, and gathered to compute."""
     training, data = config.training, degrees.data_parallel
     lora = training.method == "lora"
     computed = 2 if training.precision == "bf16" else _FP32
@@ -147,9 +147,9 @@ def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -
     at_rest = part.parameters * (computed if lora else _FP32) + adapters * _FP32
     gathered = float(part.parameters + adapters)
     if training.gradient_checkpointing:
-        # the layer at work and the next, which is gathered meanwhile; the root's are gathered throughout
+        # the current layer and the next, which is prefetched; embedding and output matrix stay gathered
         gathered = part.end_parameters + min(2, part.layers) * (gathered - part.end_parameters) / part.layers
-    # gradients of micro batches before the last wait unreduced, in fp32
+    # fp32 gradients of earlier micro batches, not yet reduced
     waiting = _FP32 if training.gradient_accumulation_steps > 1 else 0
     activations, logits = _activations(config, degrees, shape, part)
     return Memory(
@@ -162,7 +162,7 @@ def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -
 
 
 def _activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> tuple[float, float]:
-    """Bytes of the activations that wait for the backward pass, and of what the loss needs on top of them."""
+    """Bytes of the activations kept for the backward pass, and of the tensors that the loss adds to them."""
     training = config.training
     rows = training.micro_batch_size if degrees.pipeline_parallel == 1 else 1
     tokens = rows * config.dataset.max_length
@@ -173,22 +173,23 @@ def _activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: P
     if not training.gradient_checkpointing:
         return part.in_flight * part.layers * layer, logits
     kept = part.in_flight * part.layers * tokens * shape.hidden * width * outside
-    # one layer is computed again, when the loss is done with its memory
+    # one layer is recomputed, after the loss has freed its memory
     return kept + max(0.0, layer - logits), logits
 
 
 def _outside_share(config: RunConfig, degrees: Degrees) -> float:
-    """The share of what lies outside attention and MLP that a rank keeps: whole without sequence parallelism."""
+    """Share of the activations outside attention and MLP on a rank: 1 without sequence parallelism."""
     divided = config.engine == "neuron" and config.neuron.sequence_parallel
     return 1 / degrees.tensor_parallel if divided else 1.0
 
 
 def _layer_activations(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes a token that a layer's forward pass keeps.
+    """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input in fp32, what they normalized, and the linears' input. Attention keeps query, key
-    and value at the width of the queries, its output twice (as computed, and as o_proj's input), or instead of one
-    of these the softmax: in fp32, and in the model's dtype. The MLP keeps gate, its activation, up, and the product.
+    Two norms each keep their input in fp32, the normalized tensor, and the linears' input. Attention keeps query, key
+    and value at the width of the queries, and its output twice (as computed, and as o_proj's input); eager attention
+    keeps the softmax in place of one of them, in fp32 and in the model's dtype. The MLP keeps gate, its activation, up,
+    and their product.
     """
     width = 2 if config.training.precision == "bf16" else _FP32
     outside = 2 * shape.hidden * (_FP32 + 2 * width)
@@ -206,10 +207,10 @@ def _layer_activations(config: RunConfig, degrees: Degrees, shape: ModelShape) -
 
 
 def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int]:
-    """Bytes a token of the adapters' inputs, outside and inside of attention and MLP.
+    """Bytes per token of the adapters' inputs, outside and inside attention and MLP.
 
-    On engine neuron adapters are fp32, so that a bf16 input is kept once more in fp32; dropout keeps its output and
-    a mask. What an adapter keeps at the width of its rank is too little to count.
+    On engine neuron adapters are fp32, so a bf16 input is kept in fp32 as well; dropout keeps its output and a mask.
+    Tensors as narrow as an adapter's rank are not counted.
     """
     each = _FP32 if config.engine == "neuron" and config.training.precision == "bf16" else 0
     if config.lora.dropout:
@@ -221,10 +222,10 @@ def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int
 
 
 def _loss_bytes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes a token of the last norm, the logits and the cross entropy.
+    """Bytes per token of the last norm, the logits and the cross entropy.
 
-    Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not: at the
-    fullest moment, in the backward pass, log-probabilities and two gradients, all fp32.
+    Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not: at the peak,
+    in the backward pass, it has log-probabilities and two gradients, all fp32.
     """
     width = 2 if config.training.precision == "bf16" else _FP32
     norm = shape.hidden * (_FP32 + 2 * width) * _outside_share(config, degrees)

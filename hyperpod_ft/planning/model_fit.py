@@ -67,7 +67,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _remedy(config: RunConfig, shape: ModelShape, room: float) -> str:
-    """The first change that fits by itself, else the first ones that fit together; on more nodes only if need be."""
+    """The first change that fits by itself, else the first ones that fit together; on more nodes only if needed."""
     ladder: list[Change] = []
     for more in (_on_these_nodes(config), _on_more_nodes(config)):
         ladder += more

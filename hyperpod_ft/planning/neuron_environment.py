@@ -1,6 +1,6 @@
-"""The environment variables of the jobs that compile and train on Neuron devices. A pure function of the run file.
+"""Environment variables of the jobs that compile and train on Neuron devices: a pure function of the run file.
 
-The values are those of Hugging Face's and AWS's fine-tuning scripts for optimum-neuron, unless said otherwise.
+The values are those of Hugging Face's and AWS's fine-tuning scripts for optimum-neuron, unless a comment says why not.
 """
 
 from pathlib import Path
@@ -10,10 +10,10 @@ from hyperpod_ft.config.run_config import RunConfig
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    """What the scripts export; a variable of `cluster.environment` is left as it is there.
+    """The variables that the scripts export, except those that `cluster.environment` sets.
 
-    Only the flags of the user's own NEURON_CC_FLAGS are joined with the cache's directory, without which optimum-neuron
-    would look for compiled graphs on each node's own disk.
+    The cache's directory is always added to NEURON_CC_FLAGS: without it, optimum-neuron looks for compiled graphs on
+    each node's local disk.
     """
     given = config.cluster.environment
     chosen = {name: value for name, value in _defaults(config).items() if name not in given}
@@ -25,7 +25,7 @@ def variables(config: RunConfig, cache: Path) -> dict[str, str]:
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
-    """Those of the variables that change what is compiled, without where it is kept."""
+    """The variables that change the compiled graphs, without the cache's directory."""
     given = {name: value for name, value in config.cluster.environment.items() if name.startswith(("NEURON_", "XLA_"))}
     defaults = {name: value for name, value in _defaults(config).items() if name.startswith("NEURON_")}
     return {"NEURON_CC_FLAGS": " ".join(_compiler_flags(config))} | defaults | given
@@ -34,9 +34,9 @@ def graph_settings(config: RunConfig) -> dict[str, str]:
 def _compiler_flags(config: RunConfig) -> list[str]:
     flags = [
         "--model-type transformer",
-        # the mask's infinities become the largest finite numbers, before they become NaN
+        # the mask's infinities become the largest finite numbers; they would become NaN
         "--enable-saturate-infinity",
-        # an earlier failure may have been the node's memory or a kill
+        # an earlier failure may have been lack of memory or a kill
         "--retry_failed_compilation",
     ]
     if config.neuron.zero_1:
@@ -45,7 +45,7 @@ def _compiler_flags(config: RunConfig) -> list[str]:
 
 
 def _grouping(config: RunConfig) -> list[str]:
-    """Has to agree with what the runtime is told, whatever other flags are given."""
+    """Must agree with the runtime's setting in `_defaults`, even if the user sets other flags."""
     lnc = CATALOGUE[config.cluster.instance_type].cores_per_rank
     return [f"--lnc={lnc}"] if lnc > 1 else []
 
@@ -57,9 +57,9 @@ def _defaults(config: RunConfig) -> dict[str, str]:
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(rounding)),
-        # ranks that hold the same round it the same way
+        # the same on all ranks, so that copies of a value are rounded alike
         "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
-        # glibc's arenas, one for each of many threads, would take tens of GB of host memory
+        # with an arena for each of many threads, glibc would use tens of GB of host memory
         "MALLOC_ARENA_MAX": "64",
     }
     if instance.cores_per_rank > 1:

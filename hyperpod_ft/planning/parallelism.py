@@ -14,7 +14,7 @@ _NEURON_FAMILIES = ("llama", "qwen3", "granite")  # those that optimum-neuron 0.
 
 @dataclass(frozen=True)
 class Degrees:
-    """How `nodes * ranks_per_node` processes divide into data, tensor and pipeline parallel groups."""
+    """How `nodes * ranks_per_node` processes divide into data-, tensor- and pipeline-parallel groups."""
 
     nodes: int
     ranks_per_node: int

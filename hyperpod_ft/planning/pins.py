@@ -1,4 +1,4 @@
-"""The pinned packages of each engine's Python environment: one file in pins/ for each."""
+"""The pinned packages of each Python environment: a file in pins/ for each."""
 
 import re
 from functools import cache
@@ -8,24 +8,24 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.shipped import PACKAGE
 
 _DIRECTORY = PACKAGE / "pins"
-# Only AWS's repository has these; the packages of the same names on PyPI are empty. And torch, whose Linux build on
-# PyPI is one for CUDA.
+# Only AWS's repository has these; the packages of the same names on PyPI are empty. torch, because its Linux build on
+# PyPI is for CUDA.
 _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}
 
 
 def environment_name(config: RunConfig) -> str:
-    """Which file of pins a run's environment is built from: `torch`, or `neuron-<SDK>`."""
+    """Name of the file of pins of a run's environment: `torch`, or `neuron-<SDK>`."""
     return f"neuron-{config.env.sdk}" if config.engine == "neuron" else config.engine
 
 
 def pins_file(environment: str) -> Path:
-    """The requirements file that pip installs for an environment."""
+    """The requirements file of an environment, for pip."""
     return _DIRECTORY / f"{environment}.txt"
 
 
 @cache
 def requirements(environment: str) -> tuple[str, ...]:
-    """The pins of an environment: what its fingerprint depends on."""
+    """The pins of an environment; its fingerprint depends on them."""
     return read_pins(pins_file(environment))
 
 
@@ -36,5 +36,5 @@ def read_pins(file: Path) -> tuple[str, ...]:
 
 
 def from_neuron_repositories(pins: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the pins that have to come from `env.package_repositories`."""
+    """The pins that must be installed from `env.package_repositories`."""
     return tuple(pin for pin in pins if re.split(r"[\[=<>~ ;]", pin)[0] in _NEURON_REPOSITORIES)

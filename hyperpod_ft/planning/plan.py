@@ -18,7 +18,7 @@ _WARNING_SECONDS = 300
 
 @dataclass(frozen=True)
 class Resources:
-    """What one job asks of Slurm."""
+    """The resources that one job requests from Slurm."""
 
     nodes: int
     cpus: int | None  # None: the whole node
@@ -31,13 +31,13 @@ class Resources:
 
     @property
     def warning_seconds(self) -> int:
-        """How long before its time limit a job that trains is told to save: 5 minutes, or a tenth of less."""
+        """How long before its time limit a training job is signalled to save: 5 minutes, or a tenth of it if less."""
         return min(_WARNING_SECONDS, time_limit_seconds(self.time_limit) // 10)
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage. `shared` stages leave outputs that other runs use too."""
+    """One stage. The outputs of `shared` stages are used by other runs too."""
 
     name: Stage
     needs: tuple[Stage, ...]
@@ -63,11 +63,11 @@ class Plan:
 
     @property
     def run_id(self) -> str:
-        """Runs that would train the same thing are one run; what follows training may change within it."""
+        """Configurations with the same training are the same run; the stages after it may differ."""
         return self["train"].fingerprint[:12]
 
     def following(self, name: str) -> tuple[StagePlan, ...]:
-        """The stage and all that come after it."""
+        """The stage and all later ones."""
         names = [stage.name for stage in self.stages]
         return self.stages[names.index(self[name].name) :]
 
@@ -82,7 +82,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Definition:
-    """What is fixed about a stage. Raise `version` when the same inputs would now give other outputs."""
+    """The fixed properties of a stage. Raise `version` when the same inputs now give different outputs."""
 
     version: int
     needs: tuple[Stage, ...]
@@ -90,25 +90,27 @@ class _Definition:
     shared: bool = False
     trains: bool = False
     accelerated: bool = False
-    # its fingerprint is of what it depends on itself, not also of what it needs
+    # CPUs it can use when it runs on CPUs; None: as many as it is given
+    cpus: int | None = None
+    # its fingerprint does not include those of the stages it needs
     self_contained: bool = False
 
 
-_NEURON_NO_RESULT = {"xser", "async_save", "precompile_steps"}
-# What is written and watched, and changes no result.
-_BESIDE_TRAINING = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
-# What shapes no graph, of the training's settings.
-_GRAPHS_UNCHANGED = _BESIDE_TRAINING | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
+_NEURON_RESULT_UNCHANGED = {"xser", "async_save", "precompile_steps"}
+# Settings that change no result, only what is written or watched.
+_RESULT_UNCHANGED = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
+# Settings that change no compiled graph.
+_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
 
 
 def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     return {
-        "training": config.training.model_dump(exclude=_BESIDE_TRAINING),
+        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         "attention": config.model.attention,
-        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT) if config.engine == "neuron" else None,
+        "neuron": config.neuron.model_dump(exclude=_NEURON_RESULT_UNCHANGED) if config.engine == "neuron" else None,
         "seed": config.seed,
     }
 
@@ -118,7 +120,7 @@ def _packages(config: RunConfig) -> Any:
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
-    """What the compiled graphs of a training depend on: shapes and operations, not data or the schedule's numbers."""
+    """The inputs of the compiled graphs: shapes and operations, but not the data or the learning rate."""
     return {
         "model": config.model.model_dump(),
         "max_length": config.dataset.max_length,
@@ -126,14 +128,14 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
-        "neuron": config.neuron.model_dump(exclude=_NEURON_NO_RESULT),
+        "neuron": config.neuron.model_dump(exclude=_NEURON_RESULT_UNCHANGED),
         "environment": graph_settings(config),
         "packages": _packages(config),
     }
 
 
 _STAGES: dict[Stage, _Definition] = {
-    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True),
+    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1),
     "download": _Definition(
         1,
         (),
@@ -142,6 +144,7 @@ _STAGES: dict[Stage, _Definition] = {
             config.dataset.model_dump(include={"source", "revision", "files"}),
         ],
         shared=True,
+        cpus=2,
     ),
     "dataset": _Definition(
         2,
@@ -153,13 +156,14 @@ _STAGES: dict[Stage, _Definition] = {
         1, ("env", "download", "dataset"), _graphs, shared=True, trains=True, self_contained=True
     ),
     "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, trains=True),
-    # with method full, what it writes is the final model
+    # with method full, it writes the final model
     "consolidate": _Definition(
         1,
         ("env", "download", "train"),
         lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
+        cpus=2,
     ),
-    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump()),
+    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump(), cpus=2),
     "generate": _Definition(
         1,
         ("env", "download", "dataset", "consolidate", "merge"),
@@ -170,7 +174,7 @@ _STAGES: dict[Stage, _Definition] = {
 
 
 def plan(config: RunConfig) -> Plan:
-    """The plan of a resolved run file. Raises UserError when degrees do not divide."""
+    """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks."""
     degrees = degrees_of(config)
     chosen = [name for name in _STAGES if _applies(name, config)]
     stages: list[StagePlan] = []
@@ -178,8 +182,8 @@ def plan(config: RunConfig) -> Plan:
     for name in chosen:
         definition = _STAGES[name]
         needs = tuple(need for need in definition.needs if need in chosen)
-        # Where an interpreter lies, or which pins it was built from, makes no other run: records name the versions. And
-        # what precompile depends on is, but for the interpreter, a part of what training does.
+        # The path of the interpreter and the pins of its environment do not change the run: records name the versions.
+        # The inputs of precompile, except the interpreter, are among those of train.
         inherited = [fingerprints[need] for need in needs if need not in ("env", "precompile")]
         if definition.self_contained:
             inherited = []
@@ -193,7 +197,7 @@ def plan(config: RunConfig) -> Plan:
                 fingerprints[name],
                 definition.shared,
                 definition.trains,
-                _resources(config, definition, degrees),
+                _resources(config, name, definition, degrees),
             )
         )
     return Plan(tuple(stages), degrees)
@@ -202,7 +206,7 @@ def plan(config: RunConfig) -> Plan:
 def _applies(name: Stage, config: RunConfig) -> bool:
     if name == "precompile":
         return config.engine == "neuron"
-    # full-parameter training is consolidated into the final model: there is no adapter to merge
+    # with method full, consolidate writes the final model: there is no adapter to merge
     return name != "merge" or config.training.method == "lora"
 
 
@@ -211,14 +215,21 @@ def _fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _resources(config: RunConfig, definition: _Definition, degrees: Degrees) -> Resources:
+def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:
     cluster = config.cluster
     instance = CATALOGUE[cluster.instance_type]
     if definition.trains:
-        # Whole nodes where there are accelerators; on the local CPU as many CPUs as ranks.
+        # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
     if definition.accelerated and instance.has_accelerators and config.engine == "torch":
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
-    cpus = cluster.cpus_per_cpu_stage if instance.has_accelerators else min(cluster.cpus_per_cpu_stage, 2)
-    return Resources(1, cpus, cluster.cpu_partition or cluster.partition, cluster.cpu_time_limit)
+    # docs/on-a-cluster.md has what was measured: who asks for more waits longer, and keeps others waiting
+    useful = config.dataset.workers if name == "dataset" else definition.cpus
+    cpus = min(cluster.cpus_per_cpu_stage, useful or cluster.cpus_per_cpu_stage)
+    return Resources(
+        1,
+        cpus if instance.has_accelerators else min(cpus, 2),
+        cluster.cpu_partition or cluster.partition,
+        cluster.cpu_time_limit,
+    )

@@ -1,4 +1,4 @@
-"""How many optimizer steps a run takes, and the learning rate of each: pure functions."""
+"""The number of optimizer steps of a run, and the learning rate of each: pure functions."""
 
 import math
 
@@ -6,21 +6,21 @@ from hyperpod_ft.config.run_config import Training
 
 
 def rows_per_step(training: Training, data_parallel: int) -> int:
-    """Training rows that one optimizer step takes, over all data-parallel ranks."""
+    """Training rows per optimizer step, over all data-parallel ranks."""
     return training.micro_batch_size * training.gradient_accumulation_steps * data_parallel
 
 
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:
-    """Optimizer steps: `max_steps`, or as many as `epochs` passes over `rows` take, rounded up."""
+    """Number of optimizer steps: `max_steps`, or that of `epochs` passes over `rows`, rounded up."""
     return training.max_steps or max(1, math.ceil(training.epochs * rows / rows_per_step))
 
 
 def learning_rate(training: Training, step: int, steps: int) -> float:
-    """The rate with which step `step` (1 .. `steps`) updates the parameters.
+    """The learning rate of step `step` (1 .. `steps`).
 
-    Linear over the first ceil(warmup_share * steps) steps, the last of which has the peak; then constant, or down
-    along a line or half a cosine, peak * (1 + cos(pi * share)) / 2 (Loshchilov & Hutter, arXiv:1608.03983, without
-    restarts), which would reach 0 on the step after the last, so that no step is wasted.
+    Rises linearly over the first ceil(warmup_share * steps) steps, the last of which has the peak; then it is constant,
+    or falls linearly or along half a cosine, peak * (1 + cos(pi * share)) / 2 (Loshchilov & Hutter, arXiv:1608.03983,
+    without restarts). It would reach 0 on the step after the last, so that every step trains.
     """
     peak = training.learning_rate
     warmup = math.ceil(training.warmup_share * steps)

@@ -11,7 +11,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Restart:
-    """An attempt that was followed by another."""
+    """An attempt at a training that was followed by another."""
 
     job_id: str
     time: str  # ISO 8601, UTC
@@ -22,7 +22,7 @@ class Restart:
 
 
 def history(run: Run, stage: str) -> list[Restart]:
-    """Every restart of a stage of the run, oldest first; none when the file is not there, or cannot be read."""
+    """Every restart of a stage of the run, oldest first; empty when the file is missing or unreadable."""
     try:
         return [Restart(**entry) for entry in json.loads(run.restarts(stage).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
@@ -30,7 +30,7 @@ def history(run: Run, stage: str) -> list[Restart]:
 
 
 def forget(run: Run, stage: str, job_id: str) -> None:
-    """Drop what is known of an earlier job of the same id: of another Slurm, or started by hand."""
+    """Remove the restarts of an earlier job of the same id: of another Slurm, or started by hand."""
     known = history(run, stage)
     if any(restart.job_id == job_id for restart in known):
         publish.write_json(run.restarts(stage), [asdict(restart) for restart in known if restart.job_id != job_id])

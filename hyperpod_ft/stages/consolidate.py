@@ -1,4 +1,4 @@
-"""Stage consolidate: the newest sharded checkpoint becomes a PEFT adapter, or with method full the final model.
+"""Stage consolidate: make a PEFT adapter, or with method full the final model, from the newest sharded checkpoint.
 
 python -m hyperpod_ft.stages.consolidate RUN_DIR
 """
@@ -14,7 +14,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
 
-_REMEDY = "restore it, or remove it and run stage train again, which goes on from the one before"
+_REMEDY = "restore it, or remove it and run stage train again, which resumes from an earlier checkpoint"
+_TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
 
 def work(run: Run) -> Result:
@@ -37,21 +38,19 @@ def work(run: Run) -> Result:
 
 
 def _newest(run: Run) -> Path:
-    """The last checkpoint that training wrote. Raises UserError when it is unusable: an older one is another model."""
-    found = sorted(run.checkpoints.glob("step-*"))
+    """The last checkpoint of the training. Raises UserError when it is unusable: an older one is a different model."""
+    found = run.checkpoints_by_step()
     if not found:
-        raise UserError(
-            f"{run.checkpoints}: no checkpoint in it", "run stage train again: hyperpod-ft submit --from train --force"
-        )
-    if reason := checkpoint_directory.why_unusable(found[-1], run.plan["train"].fingerprint):
-        raise UserError(f"{found[-1]}: is no complete checkpoint of this run: {reason}", _REMEDY)
+        raise UserError(f"{run.checkpoints}: no checkpoint", _TRAIN_AGAIN)
+    step = max(found)
+    if reason := checkpoint_directory.why_unusable(found[step], run.plan["train"].fingerprint):
+        raise UserError(f"{found[step]}: not a complete checkpoint of this run: {reason}", _REMEDY)
     trained = run.record("train")
-    if trained is not None and found[-1] != checkpoint_directory.directory_of(run, trained.facts["steps"]):
+    if trained is not None and step != trained.facts["steps"]:
         raise UserError(
-            f"{found[-1]}: is not the last checkpoint: training ended at step {trained.facts['steps']}",
-            "run stage train again: hyperpod-ft submit --from train --force",
+            f"{found[step]}: not the last checkpoint: training ended at step {trained.facts['steps']}", _TRAIN_AGAIN
         )
-    return found[-1]
+    return found[step]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Stage `download`: the base model and the raw dataset onto the shared volume, once for all runs.
+"""Stage `download`: copy the base model and the raw dataset to the shared volume, once for all runs.
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
-Leaves `run.base_model` and `run.raw_dataset`, each with a manifest. The only stage besides `env` that uses the
+Writes `run.base_model` and `run.raw_dataset`, each with a manifest. The only stage besides `env` that uses the
 network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
 """
 
@@ -50,7 +50,7 @@ def work(run: Run) -> Result:
 
 
 def _check_model(directory: Path) -> None:
-    """Refuse a damaged model for what its headers tell in a second, before accelerators are asked for."""
+    """Reject a damaged model by its headers, which takes a second, before accelerators are requested."""
     try:
         read_config(directory)
         read_model(directory)
@@ -60,7 +60,7 @@ def _check_model(directory: Path) -> None:
 
 def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> FileSource:
     if asset.kind == "hub":
-        from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - half a second that other sources need not pay
+        from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - takes half a second, needed for this source only
 
         return Hub(where, kind, asset)
     return S3(where, asset.source) if asset.kind == "s3" else Local(where, asset)

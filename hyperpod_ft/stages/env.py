@@ -20,18 +20,18 @@ from hyperpod_ft.planning.pins import environment_name, pins_file
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
-# What the kit's own code imports in the jobs.
+# Imported by the kit's own code in the jobs.
 _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "transformers", "peft", "safetensors")
 _IMPORTS = {
     "torch": ("torch", *_KIT),
-    # each is an empty package when it came from PyPI
+    # on PyPI, packages of these names are empty
     "neuron": (
         *_KIT,
         *("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
     ),
 }
 
-# Runs in the environment under test: the imports are the test, the listing is for the record.
+# Runs in the environment: tests the imports, and lists the packages for the record.
 _PROBE = """
 import importlib, json, platform, sys
 from importlib import metadata
@@ -53,16 +53,16 @@ def work(run: Run) -> stage.Result:
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}
     if engine == "neuron":
-        if found["cuda"]:  # only in an interpreter that was given: what is built here has none
-            print(f"env: note: its torch is a build for CUDA {found['cuda']}, of no use on Neuron nodes", flush=True)
+        if found["cuda"]:  # only with env.python: an environment built here has a CPU build
+            print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)
         facts["neuron_devices"] = _neuron_devices()
     return stage.Result(outputs, facts)
 
 
 def build(pins: Path, environment: Path, engine: str = "torch", repositories: tuple[str, ...] = ()) -> None:
-    """Make a virtual environment at `environment` with the packages of the requirements file `pins`.
+    """Create a virtual environment at `environment` with the packages of the requirements file `pins`.
 
-    Raises UserError when no interpreter is found for it, or pip cannot install them.
+    Raises UserError when there is no suitable interpreter, or pip cannot install the packages.
     """
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
@@ -76,7 +76,7 @@ def build(pins: Path, environment: Path, engine: str = "torch", repositories: tu
 
 
 def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]:
-    """Versions of Python, torch's CUDA and every package of an interpreter, after importing `imports` in it.
+    """Versions of Python, of torch's CUDA and of every package of an interpreter, after importing `imports` in it.
 
     Raises UserError when the interpreter is missing, or, with the `remedy`, cannot import them.
     """
@@ -84,28 +84,29 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]
     try:
         done = subprocess.run([str(python), "-c", _PROBE, *imports], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or leave it out") from error
+        raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or remove it") from error
     if done.returncode:
-        message = last_line(done.stderr) or "gave no error message"
-        raise UserError(f"env: {python} cannot import {', '.join(imports)}: {message}", remedy)
+        raise UserError(
+            f"env: {python} cannot import {', '.join(imports)}: {last_line(done.stderr) or 'no error message'}", remedy
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _remedy(run: Run) -> str:
-    """What to do when the imports fail."""
+    """How to correct failed imports."""
     if run.config.engine == "torch":
-        return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or leave env.python out"
+        return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
     if run.config.env.python:
-        return "install the Neuron packages there, or leave env.python out"
+        return "install the Neuron packages there, or remove env.python"
     return "name AWS's Neuron repository in env.package_repositories: packages of these names on PyPI are empty"
 
 
 def _neuron_devices() -> list[dict[str, Any]] | None:
-    """For the record: None where no `neuron-ls` is, as on most head nodes."""
+    """The devices, for the record; None without `neuron-ls`, as on most head nodes."""
     program = neuron_devices.neuron_ls()
     if program is None:
-        print(f"env: no neuron-ls on {platform.node()}; training looks at the devices of its own nodes", flush=True)
+        print(f"env: no neuron-ls on {platform.node()}; the health check before training reads the devices", flush=True)
         return None
     found = neuron_devices.devices(program)
     print(f"env: {program} sees {len(found)} Neuron devices on {platform.node()}", flush=True)
@@ -113,7 +114,7 @@ def _neuron_devices() -> list[dict[str, Any]] | None:
 
 
 def _move_scripts(partial: Path, final: Path) -> None:
-    # console scripts name their interpreter by absolute path, which the rename is about to change
+    # console scripts contain the absolute path of their interpreter, which is renamed next
     for script in (partial / "bin").iterdir():
         content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
         if content.startswith(b"#!") or script.name.startswith("activate"):

@@ -1,4 +1,4 @@
-"""Stage generate: base and tuned model answer the same prompts; did the training change anything, and for the better?
+"""Stage generate: let the base and the tuned model answer the same prompts, and compare answers and losses.
 
 python -m hyperpod_ft.stages.generate RUN_DIR
 """
@@ -40,26 +40,26 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """What one model said."""
+class _Evaluation:
+    """Answers and validation loss of one model."""
 
     answers: list[Answer]
     loss: Loss | None
 
 
 def work(run: Run) -> Result:
-    # it warns of the @ in the names of model directories, and of sampling settings that greedy answers leave aside
+    # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
     prepared = Prepared.open(run.dataset)
     questions = _questions(run, prepared, tokenizer)
     if not questions:
-        print("generate: no prompts and no samples: only the losses are compared", flush=True)
+        print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _hear(run, run.base_model, tokenizer, questions, validation)
-    tuned = _hear(run, run.tuned_model, tokenizer, questions, validation)
+    base = _evaluate(run, run.base_model, tokenizer, questions, validation)
+    tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
     report = Report(
         tuple(
             Compared(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
@@ -70,8 +70,8 @@ def work(run: Run) -> Result:
     print(report.as_text(), flush=True)
     if questions and not report.changed:
         raise UserError(
-            f"{run.tuned_model}: answers all {len(questions)} prompts exactly as the base model does",
-            "nothing was learned: train longer or with a higher training.learning_rate",
+            f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts as the base model",
+            "train longer, or with a higher training.learning_rate",
         )
     publish.write_json(run.samples, report.as_dict())
     return Result((run.samples,), report.figures())
@@ -99,24 +99,24 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
             ids = tokenizers.prompt_ids(tokenizer, sample.prompt, chat=chat)
             questions.append(_Question(split, sample.prompt, ids, sample.completion))
     if empty := [question for question in questions if not question.ids]:
-        raise UserError(f"generate: a prompt of origin {empty[0].origin} has no tokens", "write a prompt that has text")
+        raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
     return questions
 
 
-def _hear(
+def _evaluate(
     run: Run, directory: Path, tokenizer: Tokenizer, questions: Sequence[_Question], validation: Split | None
-) -> _Heard:
+) -> _Evaluation:
     model = _load(directory, run.config.model.attention, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
     loss = mean_loss(model, validation, _VALIDATION_ROWS) if validation is not None else None
     del model
     gc.collect()
-    return _Heard(found, loss)
+    return _Evaluation(found, loss)
 
 
 def _load(directory: Path, attention: str, device: torch.device) -> PreTrainedModel:
     print(f"generate: {directory} on {device}", flush=True)
-    # the dtype that config.json gives is that of the stored weights
+    # config.json has the dtype of the stored weights
     model = pretrained.load(directory, "auto", attention)
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     model.eval()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ def _device(run: Run) -> torch.device:
     if found is not None and found.type == wanted:
         return found
     if wanted != "cpu":
-        print(f"generate: this node offers no device {wanted} to torch: on the CPU instead", flush=True)
+        print(f"generate: torch finds no {wanted} device on this node; using the CPU", flush=True)
     return torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""Stage merge: base model plus adapter becomes the final Hugging Face model.
+"""Stage merge: merge the adapter into the base model, as the final Hugging Face model.
 
 python -m hyperpod_ft.stages.merge RUN_DIR
 """
@@ -22,7 +22,7 @@ def work(run: Run) -> Result:
         card=model_card(run),
     )
     print(
-        f"merge: {done.merged} of {done.tensors} tensors merged, {done.unchanged} without effect;"
+        f"merge: {done.merged} of {done.tensors} tensors merged, {done.unchanged} unchanged;"
         f" {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""The model card: a README.md with what made the model, the exact run file included."""
+"""The model card: a README.md that describes how the model was made, with the exact run file."""
 
 import re
 from typing import Any
@@ -9,11 +9,11 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.runs.run import Run
 
-# What of the training's record a reader of the model wants to know, by the card's words for it.
+# Facts of the training's record, with their labels in the card.
 _TRAINING_FACTS = {
     "steps": "steps",
     "epochs": "epochs",
-    "tokens": "tokens trained on, padding included",
+    "tokens": "tokens trained on, including padding",
     "final_loss": "final training loss",
 }
 
@@ -28,7 +28,7 @@ def model_card(run: Run) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["hyperpod-ft", "sft", "lora" if lora else "full-fine-tuning"],
     }
-    # the Hub only knows its own ids
+    # the Hub accepts only its own ids
     if run.dataset_asset.kind == "hub":
         header["datasets"] = [run.dataset_asset.source]
     method = "LoRA"
@@ -63,7 +63,7 @@ def _training(run: Run) -> dict[str, str]:
 
 
 def _public_name(asset: Asset) -> str:
-    """The Hub's id, or the last part of a path or URI: the Hub refuses a card with more."""
+    """The Hub's id, or the last part of a path or URI: the Hub rejects a card with a full path."""
     return asset.source if asset.kind == "hub" else asset.source.rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -76,5 +76,5 @@ def _cell(value: object) -> str:
 
 
 def _fence(text: str) -> str:
-    """Longer than any run of backticks inside, so that nothing in the text ends it."""
+    """A fence longer than any run of backticks in the text."""
     return "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=2))

@@ -2,9 +2,9 @@
 
     python -m hyperpod_ft.stages.precompile RUN_DIR COMMAND ARGUMENT...
 
-Runs once, on the first node, and starts COMMAND: training's own command on every node, each torchrun under
+Runs once, on the first node, and starts COMMAND: the training command on every node, each torchrun under
 `neuron_parallel_compile`. That runs `python -m hyperpod_ft.stages.train RUN_DIR --trial` only to collect graphs, then
-compiles them in parallel. What it leaves is judged by the cache itself, which all runs of the same shapes share.
+compiles them in parallel. Success is read from the cache, which all runs of the same shapes share.
 """
 
 import json
@@ -21,10 +21,10 @@ from hyperpod_ft.stages import stage
 
 
 def work(run: Run, command: Sequence[str]) -> stage.Result:
-    """Run the command over a sound cache. Raises UserError when graphs are missing from it afterwards."""
+    """Repair the cache and run the command. Raises UserError when graphs are missing from the cache afterwards."""
     cache = run.neuron_cache
     with neuron_cache.using(cache) as removed:
-        _tell_removed(removed)
+        _print_removed(removed)
         before = neuron_cache.finished(cache)
         facts = _trial(run, command)
         done, missing = neuron_cache.finished(cache), neuron_cache.unfinished(cache)
@@ -32,12 +32,10 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
         name, reason = next(iter(sorted(missing.items())))
         raise UserError(
             f"{len(missing)} of {len(done) + len(missing)} graphs were not compiled, {cache / name}: {reason}",
-            "see the compiler's lines above; resume compiles what is missing",
+            "see the compiler's output above; hyperpod-ft resume compiles the missing ones",
         )
     if not done:
-        raise UserError(
-            f"{cache}: the trial left no graph to compile", "see the lines of neuron_parallel_compile above"
-        )
+        raise UserError(f"{cache}: the trial collected no graph", "see the output of neuron_parallel_compile above")
     print(f"precompile: {len(done)} graphs, {len(done - before)} of them compiled now", flush=True)
     return stage.Result(
         [cache / name / "model.neff" for name in sorted(done)],
@@ -46,7 +44,7 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
 
 
 def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
-    """What the trial told of itself. Exits as the command did when it failed."""
+    """Run the trial; returns its facts. Exits with the command's status when it failed."""
     publish.remove(run.trial)
     try:
         status = subprocess.run(command, check=False).returncode
@@ -59,9 +57,9 @@ def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
         publish.remove(run.trial)
 
 
-def _tell_removed(removed: Sequence[str]) -> None:
+def _print_removed(removed: Sequence[str]) -> None:
     for name in removed:
-        print(f"precompile: removed from the cache, damaged or left by a killed compiler: {name}", flush=True)
+        print(f"precompile: removed a damaged or abandoned entry from the cache: {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What every stage program shares: skip what is done, check what it needs, lock, work, write the record last.
+"""What all stage programs share: skip finished work, check what it needs, lock, work, write the record last.
 
-A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at any moment, twice at once, or after
-a kill at any line: the lock lets one attempt work, outputs appear whole, and the record comes last.
+A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at any time, twice at once, or after a
+kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
 import errno
@@ -20,9 +20,9 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
-# long enough for the last attempt of a requeued job to end
+# long enough for the previous attempt of a requeued job to end
 _TRAINING_PATIENCE_SECONDS = 120
-# The volume's fault, not the kit's: no traceback helps.
+# Errors of the volume, where a traceback does not help.
 _VOLUME_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE)
 _REPORTED_PACKAGES = (
     "torch",
@@ -37,7 +37,7 @@ _REPORTED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage did: the files or directories it left, and what is worth knowing about them."""
+    """What a stage did: the files or directories it wrote, and facts for its record."""
 
     outputs: Sequence[Path] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Result:
 def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | None = None) -> None:
     """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback.
 
-    `arguments` are the program's own when left out; there has to be one, the run directory.
+    `arguments`: the run directory; by default the program's own arguments.
     """
     try:
         given = sys.argv[1:] if arguments is None else arguments
@@ -61,14 +61,14 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
         _end(name, f"{error.filename or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
 
-def tell(name: str, message: str) -> None:
-    """Print what a user can mend, each line marked as such."""
+def print_error(name: str, message: str) -> None:
+    """Print a user's error, each line marked `error: `."""
     for line in message.splitlines():
         print(f"error: {name}: {line}", file=sys.stderr, flush=True)
 
 
 def _end(name: str, message: str) -> NoReturn:
-    tell(name, message)
+    print_error(name, message)
     sys.exit(EXIT_USER_ERROR)
 
 
@@ -78,9 +78,9 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     for need in planned.needs:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
-    # a job with accelerators does not sit on them until another is done with the same work, unless it gains by it
+    # a job does not hold accelerators while another does the same work, unless both share the result
     patience = _TRAINING_PATIENCE_SECONDS if planned.trains and not planned.shared else None
-    with publish.lock(run.lock_path(name), f"{name}: another job is doing this; waiting for it", patience):
+    with publish.lock(run.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience):
         if run.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)
             return
@@ -90,7 +90,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             stage=name,
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
-            # training asks whether its rows are those that were prepared; models carry checksums of their own
+            # training compares the digests of its rows; models contain checksums of their own
             outputs=run.describe(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,
@@ -103,7 +103,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that shape results, read without importing them."""
+    """Versions of Python and of the packages that affect results, read without importing them."""
     found = {"python": platform.python_version(), "hyperpod-ft": __version__}
     for package in _REPORTED_PACKAGES:
         try:

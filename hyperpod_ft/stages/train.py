@@ -3,12 +3,12 @@
     python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
 
 Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
-then lets the others begin; they wait for its word. Leaves `checkpoints/step-*/` and `metrics.jsonl`. Started again,
-it continues from the newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
+signals the others to begin. Writes `checkpoints/step-*/` and `metrics.jsonl`. When started again, it resumes from the
+newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
 stopped it after saving.
 
-With `--trial` it takes `neuron.precompile_steps` steps with the same arguments otherwise, for stage precompile, which
-starts it so under `neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
+With `--trial` it runs only `neuron.precompile_steps` steps, for stage precompile, which starts it under
+`neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
 """
 
 import os
@@ -53,8 +53,8 @@ def main() -> None:
     try:
         run, processes = _join()
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":  # all ranks meet it; one tells
-            stage.tell("train", str(error))
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the same error; one prints it
+            stage.print_error("train", str(error))
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
@@ -72,7 +72,7 @@ def _join() -> tuple[Run, Processes]:
 
 
 def _lead(processes: Processes) -> None:
-    """Rank 0: the stage as every stage, with a word to the others when the work begins or will not."""
+    """Rank 0: run the stage as every stage is run, and signal the others whether training begins."""
 
     def work(run: Run) -> stage.Result:
         chosen = engine(run.config.engine)
@@ -97,9 +97,9 @@ def _lead(processes: Processes) -> None:
 
 @contextlib.contextmanager
 def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
-    """Training over a sound compile cache, where there is one; afterwards how many graphs were still compiled in it.
+    """Repair the compile cache, if there is one, for training; afterwards count the graphs that were still compiled.
 
-    They are those that another job of the same shapes compiled meanwhile, too.
+    The count includes those that another job of the same shapes compiled meanwhile.
     """
     facts: dict[str, Any] = {}
     if "precompile" not in run.plan:
@@ -108,7 +108,7 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
     cache = run.neuron_cache
     with neuron_cache.using(cache) as removed:
         for name in removed:
-            print(f"train: removed from the compile cache, damaged or left by a killed compiler: {name}", flush=True)
+            print(f"train: removed a damaged or abandoned entry from the compile cache: {name}", flush=True)
         before = neuron_cache.finished(cache)
         yield facts
         facts["graphs_compiled"] = len(neuron_cache.finished(cache) - before)
@@ -116,7 +116,7 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _trial(run: Run, processes: Processes) -> None:
-    """Every rank of the trial; stage precompile looked after all else."""
+    """Run one rank of the trial; stage precompile does everything else."""
     try:
         facts = engine(run.config.engine).precompile(run, processes)
     except UserError as error:
@@ -126,7 +126,7 @@ def _trial(run: Run, processes: Processes) -> None:
 
 
 def _check_data(run: Run) -> None:
-    """Refuse rows that are not those that stage dataset recorded: the plan's fingerprints vouch for those alone."""
+    """Reject rows other than those that stage dataset recorded, since the plan's fingerprints stand for those only."""
     record = run.record("dataset")
     outputs = record.outputs if record else ()
     with ThreadPoolExecutor() as pool:
@@ -134,13 +134,13 @@ def _check_data(run: Run) -> None:
     for output, digest in zip(outputs, digests, strict=True):
         if digest != output.sha256:
             raise UserError(
-                f"{run.root / output.path}: is not what stage dataset wrote",
+                f"{run.root / output.path}: differs from what stage dataset wrote",
                 "run: hyperpod-ft submit --only dataset --force",
             )
 
 
 def _follow(run: Run, processes: Processes) -> None:
-    """Any other rank: train when rank 0 says so, and leave the telling to it."""
+    """Any other rank: train when rank 0 signals it; rank 0 prints errors."""
     # rank 0 may be waiting for another job's lock
     processes.store.wait([_VERDICT], NO_TIMEOUT)
     if processes.store.get(_VERDICT) != b"train":
@@ -156,23 +156,23 @@ def _follow(run: Run, processes: Processes) -> None:
 
 
 def _leave(error: UserError, processes: Processes) -> NoReturn:
-    """End this rank with an error that all ranks meet: rank 0 tells it, any other only if that does not happen."""
+    """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
     if processes.leads:
-        stage.tell("train", str(error))
+        stage.print_error("train", str(error))
         processes.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)
     # torchrun ends every rank as soon as one fails: rank 0 gets time to print
     try:
         processes.store.wait([_REPORTED], timedelta(seconds=30))
     except RuntimeError:
-        stage.tell("train", str(error))
+        stage.print_error("train", str(error))
     sys.exit(EXIT_USER_ERROR)
 
 
 if __name__ == "__main__":
     main()
-    # All is written. Python's own ending would tear down gloo's threads, which now and then aborts the process
-    # ("terminate called without an active exception"); torchrun would then call the finished training failed.
+    # All is written. Python's own exit would tear down gloo's threads, which sometimes aborts the process
+    # ("terminate called without an active exception"); torchrun would then report the finished training as failed.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,31 +1,30 @@
-"""What is done on a node of the cluster: a row of steps, each safe to run again, on many nodes at once, after a crash.
+"""Set up a node of the cluster in steps, each safe to run again, on many nodes at once, and after a crash.
 
-How a step is written. One module of `provision/steps/`, one subclass of `step.Step`, one entry in `steps.STEPS`:
+To write a step: one module of `provision/steps/`, one subclass of `step.Step`, one entry in `steps.STEPS`:
 
     class Swap(Step):
         name = "swap"              # what --only and the log call it
         needs = ("identify",)      # does not run when one of these failed; --only runs them too
-        deadline = 120.0           # seconds for all its attempts; then it and its commands are killed
-        attempts = 3               # for what passes by itself: PassingError, OSError, a command's failure
+        deadline = 120.0           # seconds for all attempts; then the step and its commands are killed
+        attempts = 3               # for temporary errors: PassingError, OSError, a failed command
 
-        def needed(self, node):    # is this a thing of this node? (default: yes)
+        def needed(self, node):    # does it apply to this node? (default: yes)
             return node.live and node.identity.role == "compute"
 
-        def missing(self, node):   # already so? What is not, a line each; [] when all is. Changes nothing.
+        def missing(self, node):   # what is missing, a line each; [] if nothing is. Changes nothing.
             return [] if "/swapfile" in node.path("/proc/swaps").read_text() else ["no swap"]
 
-        def do(self, node):        # do it. Afterwards `missing` is asked again; what it still finds is a failure.
+        def do(self, node):        # do it. Then `missing` runs again; whatever it returns is a failure.
             node.run("swapon", "/swapfile")
 
-A step that is files alone is a subclass of `files.FilesStep` and only says which. Each attempt runs in a process of
-its own, so a step keeps nothing in memory for another: it asks `node.identity` (role, group, addresses) and
-`node.settings`.
+A step that only writes files is a subclass of `files.FilesStep` and returns them. Each attempt runs in a separate
+process, so steps share nothing in memory: they read `node.identity` (role, group, addresses) and `node.settings`.
 
-- Paths: `node.path("/etc/x")`, never a bare "/etc/x". With `--root DIR` that is DIR/etc/x, and nothing may be done to
-  the running machine (mounts, modules, sysctl, services): such steps ask `node.live`.
+- Paths: `node.path("/etc/x")`, never a bare "/etc/x". With `--root DIR` that is DIR/etc/x, and the running
+  machine must not be changed (mounts, modules, sysctl, services): such steps check `node.live`.
 - Commands: `node.run("useradd", ...)`; raises PassingError with the command's last line; with `--root`, chrooted there.
-- Errors: `NodeError(problem, remedy)` for what a person has to mend, `PassingError` for what time may mend.
-- Files: `files.write(...)`, which replaces them whole or not at all and leaves them alone when they are so already.
+- Errors: `NodeError(problem, remedy)` if a person has to fix it, `PassingError` if it may be temporary.
+- Files: `files.write(...)`, which replaces them atomically, and only if they differ.
 - `node.say(text)` writes a line to the log. `apt.install(node, [...])` waits for other package managers.
 
 Slurm's `Prolog` and `Epilog` are /opt/slurm/etc/scripts/prolog.sh and epilog.sh (step `prolog_epilog`).

@@ -29,7 +29,7 @@ def main() -> int:
     root: Path = arguments.root.resolve()
     journal = Journal(None if arguments.dry_run else root / STEPS_LOG.lstrip("/"))
     signal.signal(signal.SIGTERM, _terminate)
-    # The umask of whoever calls by hand must not decide who can read what is written.
+    # The caller's umask must not change who can read the files.
     os.umask(0o022)
     try:
         steps = select(STEPS, arguments.only)
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="provision", description="Make this node what the cluster file says.")
-    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="act on the files below DIR alone")
+    parser = argparse.ArgumentParser(prog="provision", description="Set up this node as the cluster file describes.")
+    parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="act only on the files below DIR")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="instead of settings.json next to provision.sh")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done; change nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done; change nothing")
     parser.add_argument(
         "--only", action="append", default=[], metavar="STEP",
         help=f"this step and those it needs; repeatable; steps: {', '.join(step.name for step in STEPS)}",

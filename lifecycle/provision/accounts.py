@@ -33,17 +33,17 @@ class PasswdEntry:
 
 
 def accounts(node: Node) -> list[PasswdEntry]:
-    """Those of the node's own files; what a directory service would add is none of these scripts' business."""
+    """The entries of the node's own /etc/passwd; these scripts ignore directory services."""
     rows = [line.split(":") for line in _lines(node, "passwd")]
     return [PasswdEntry(row[0], int(row[2]), int(row[3]), row[5]) for row in rows if len(row) == 7]
 
 
 def account(node: Node, name: str) -> PasswdEntry:
-    """Raises NodeError when there is no such user."""
+    """Raises NodeError if there is no such user."""
     for each in accounts(node):
         if each.name == name:
             return each
-    raise NodeError(f"/etc/passwd: no user {name}", "the AMI should have it: this is another AMI than HyperPod's")
+    raise NodeError(f"/etc/passwd: no user {name}", "use HyperPod's AMI, which has this user")
 
 
 def groups(node: Node) -> list[tuple[str, int]]:
@@ -53,9 +53,9 @@ def groups(node: Node) -> list[tuple[str, int]]:
 
 
 def without_shadow(node: Node, names: Sequence[str], kind: str) -> list[str]:
-    """Those of `names` that lack a line of /etc/shadow (`kind` "shadow") or /etc/gshadow, where there is that file.
+    """Those of `names` without a line in /etc/shadow (`kind` "shadow") or /etc/gshadow, if that file exists.
 
-    A useradd that was killed leaves such users; PAM does not let them in.
+    A killed useradd leaves such users; PAM does not let them log in.
     """
     if not node.path(f"/etc/{kind}").exists():
         return []
@@ -64,16 +64,16 @@ def without_shadow(node: Node, names: Sequence[str], kind: str) -> list[str]:
 
 
 def change(node: Node, *command: str) -> None:
-    """Run useradd and its kin. Raises PassingError when that fails, for example while another one holds the lock."""
+    """Run useradd or a related program. Raises PassingError if it fails, for example while another one has the lock."""
     _clear_stale_locks(node)
     node.run(*command)
 
 
 def as_user(user: PasswdEntry, action: Callable[[], list[str]]) -> list[str]:
-    """What `action` returns when it is run by that user, in a process that is nobody else.
+    """Run `action` as that user, in a separate process, and return its result.
 
-    Root does not touch what users can change: links there could lead it anywhere. Raises NodeError for what the action
-    raised as such and for what the user may not do, PassingError for other errors of the system.
+    Root must not touch files that users can change: their links could lead anywhere. Raises NodeError for a NodeError
+    of the action and for what the user may not do, PassingError for other system errors.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -85,7 +85,7 @@ def as_user(user: PasswdEntry, action: Callable[[], list[str]]) -> list[str]:
             os.setuid(user.uid)
             os.umask(0o077)
             os.environ["HOME"] = user.home
-            # A pipe, or a file without end, in the place of a file.
+            # Something other than a file, such as a pipe, may block forever.
             signal.alarm(_USER_SECONDS)
             said = {"lines": action()}
         except (NodeError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
@@ -112,13 +112,13 @@ def _lines(node: Node, database: str) -> list[str]:
 
 
 def _clear_stale_locks(node: Node) -> None:
-    """shadow-utils takes a lock for alive while any process has the number in it, as may be after a reboot."""
+    """shadow-utils honours a lock while any process has its pid, which after a reboot may be an unrelated one."""
     etc = node.path("/etc")
     pattern = re.compile(rf"({'|'.join(_DATABASES)})\.(lock|\d+)")
     for file in sorted(file for file in etc.iterdir() if pattern.fullmatch(file.name)):
         number = "".join(character for character in file.read_text(errors="replace") if character.isdigit())
         if not _is_account_program(number):
-            node.say(f"removed {file}, left by process {number}, which is gone")
+            node.say(f"removed {file}, left by process {number}, which has ended")
             file.unlink(missing_ok=True)
 
 

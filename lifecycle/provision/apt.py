@@ -1,6 +1,6 @@
-"""Packages, for the steps that install any: waits for whoever else manages packages on this node.
+"""Install packages, after waiting for other package managers on this node.
 
-At boot, unattended-upgrades and cloud-init hold these locks for minutes.
+At boot, unattended-upgrades and cloud-init hold their locks for minutes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from provision.node import Node
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/var/cache/apt/archives/lock")
 _SECONDS = 300.0
-# struct flock of 64-bit Linux: type, whence, start, length, process. Python gives no name to it.
+# struct flock of 64-bit Linux: type, whence, start, length, pid. Python does not define it.
 _FLOCK = "hhqqi4x"
 
 
 def install(node: Node, packages: Sequence[str]) -> None:
-    """Install packages at the versions that the node's sources have. Raises PassingError when that does not succeed."""
+    """Install packages from the node's sources. Raises PassingError on failure."""
     wait_for_others(node)
-    # What a killed dpkg left half done, for example by a run of these scripts.
+    # Finish what a killed dpkg left incomplete, for example in an earlier run of these scripts.
     node.run("dpkg", "--configure", "-a")
-    # One source of many that is gone or signed with an old key fails all; what is wanted may be had without it.
+    # A single missing source, or one signed with an old key, fails the update; the packages may not need it.
     node.run("apt-get", "update", "-qq", check=False)
     wait_for_others(node)
     node.run("apt-get", "install", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120", *packages)
 
 
 def wait_for_others(node: Node, seconds: float = _SECONDS) -> None:
-    """Wait until nobody holds a lock of apt or dpkg. Raises PassingError after `seconds`."""
+    """Wait until no process holds a lock of apt or dpkg. Raises PassingError after `seconds`."""
     end = time.monotonic() + seconds
     said = False
     while True:
@@ -45,12 +45,12 @@ def wait_for_others(node: Node, seconds: float = _SECONDS) -> None:
             node.say(f"process {holder} holds {path}; waiting")
             said = True
         if time.monotonic() >= end:
-            raise PassingError(f"{path}: process {holder} holds it for {seconds:.0f} s", "wait until it ends")
+            raise PassingError(f"{path}: process {holder} has held it for {seconds:.0f} s", "wait until it ends")
         time.sleep(1)
 
 
 def _holder(path: Path) -> int:
-    """The process that holds a POSIX lock of the file; 0 when nobody does."""
+    """The process that holds a POSIX lock on the file; 0 if none does."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

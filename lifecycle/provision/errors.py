@@ -1,10 +1,10 @@
-"""What goes wrong on a node. Each is one line: what, where, what to do."""
+"""Errors on a node. Each is one line: what, where, what to do."""
 
 from __future__ import annotations
 
 
 class NodeError(Exception):
-    """For a person to mend: trying again would not help."""
+    """Needs a person to fix it: retrying would not help."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         """`problem` says what and where; `remedy` what to do. Line breaks in either are folded."""
@@ -12,4 +12,4 @@ class NodeError(Exception):
 
 
 class PassingError(NodeError):
-    """May be over in a moment: the step is tried again until its attempts or its time are used up."""
+    """May be temporary: the step is retried until its attempts or its time are used up."""

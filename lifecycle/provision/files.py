@@ -1,4 +1,4 @@
-"""Files of the node itself, written whole or not at all, and only when they are not so already."""
+"""Files of the node itself, written atomically, and only if they differ."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class File:
 
 
 def difference(node: Node, file: File) -> list[str]:
-    """What is not as it should be: nothing, or one line."""
+    """How the file differs: nothing, or one line."""
     path = node.path(file.path)
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            return [f"{file.path} is no regular file"]
+            return [f"{file.path} is not a regular file"]
         if path.read_bytes() != file.text.encode():
             return [f"{file.path} differs"]
     except FileNotFoundError:
@@ -39,12 +39,12 @@ def difference(node: Node, file: File) -> list[str]:
 
 
 def write(node: Node, file: File) -> None:
-    """Make it so, with the directories above it. Left alone when it is so."""
+    """Write the file and its parent directories, unless it is already as it should be."""
     if not difference(node, file):
         return
     path = node.path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One name for all runs: the next one replaces what a killed one left. `*.conf` does not match it.
+    # The same name in all runs: the next one replaces a killed one's. `*.conf` does not match it.
     partial = path.with_name(f".{path.name}.provision")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -58,7 +58,7 @@ def write(node: Node, file: File) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """What was renamed or linked there outlives a power cut."""
+    """Make renames and links in the directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -67,7 +67,7 @@ def sync_directory(directory: Path) -> None:
 
 
 class FilesStep(Step):
-    """A step that is files alone: say which."""
+    """A step that only writes files."""
 
     @abstractmethod
     def files(self, node: Node) -> Sequence[File]:

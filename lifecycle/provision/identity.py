@@ -1,7 +1,7 @@
 """Which node of the cluster this is: the instance's id, or else its addresses, found in HyperPod's list of instances.
 
-Instance metadata: IMDSv2 (a session token, then the id). What it says of addresses is no help: an instance of HyperPod
-has its first interface in AWS's network, and that of the list in the customer's. HyperPod writes
+Instance metadata: IMDSv2 (a session token, then the id). Its addresses are of no use: an instance
+of HyperPod has its first interface in AWS's network, but the list has the one in the customer's. HyperPod writes
 /opt/ml/config/resource_config.json to each node, and on the API-driven path provisioning_parameters.json next to it.
 """
 
@@ -26,7 +26,7 @@ PROVISIONING_PARAMETERS = "/opt/ml/config/provisioning_parameters.json"
 RECORD = "/var/lib/provision/node.json"
 _IMDS_SECONDS = 5.0
 
-# From an absolute path to that path of the node.
+# Maps an absolute path to that path below the node's root.
 Paths = Callable[[str], Path]
 
 
@@ -47,7 +47,7 @@ class Identity:
 
 
 def read_identity(path: Paths) -> Identity:
-    """What step `identify` recorded. Raises NodeError when it has not."""
+    """What step `identify` recorded. Raises NodeError if it has not run."""
     file = path(RECORD)
     try:
         data = json.loads(file.read_text())
@@ -62,7 +62,7 @@ def record(identity: Identity) -> str:
 
 
 def ask_instance_id(seconds: float = _IMDS_SECONDS) -> str:
-    """Ask the instance metadata service, again and again for `seconds`; "" when it gives no id: addresses do as well.
+    """Ask the instance metadata service for up to `seconds`; "" without an id: addresses then identify the node.
 
     PROVISION_IMDS in the environment replaces its address.
     """
@@ -75,7 +75,7 @@ def ask_instance_id(seconds: float = _IMDS_SECONDS) -> str:
             if re.fullmatch(r"i-[0-9a-f]+", found):
                 return found
         except (OSError, ValueError, http.client.HTTPException):
-            pass  # not up yet, or not to be had
+            pass  # not up yet, or not available
         if time.monotonic() >= end:
             return ""
         time.sleep(1)
@@ -84,8 +84,8 @@ def ask_instance_id(seconds: float = _IMDS_SECONDS) -> str:
 def identify(instance_id: str, path: Paths, groups: Mapping[str, str]) -> Identity:
     """Find the instance in HyperPod's list: by its id, else by an address that is this machine's.
 
-    `groups` are the roles that the cluster file gives. Raises PassingError when the list has not got the instance yet,
-    NodeError when it cannot be read or nobody knows the role of the instance's group.
+    `groups` are the roles that the cluster file gives. Raises PassingError if the list does not have the instance yet,
+    NodeError if it cannot be read or the instance's group has no role.
     """
     file = path(os.environ.get("SAGEMAKER_RESOURCE_CONFIG_PATH", RESOURCE_CONFIG))
     resources = _json(file)
@@ -98,7 +98,7 @@ def identify(instance_id: str, path: Paths, groups: Mapping[str, str]) -> Identi
     name = str(group["Name"])
     if name not in known:
         raise NodeError(
-            f"instance group {name!r} has no role", "give it one in the cluster file and upload the scripts"
+            f"instance group {name!r} has no role", "add it to the cluster file and run `hyperpod-ft cluster create`"
         )
     return Identity(
         cluster=str(resources.get("ClusterConfig", {}).get("ClusterName", "")),
@@ -122,7 +122,7 @@ def _find(resources: Mapping[str, Any], instance_id: str) -> tuple[Mapping[str, 
 
 
 def _instances(resources: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each instance that has an address, which one that only starts has not, with its group."""
+    """Each instance with its group. One that is still starting has no address and is left out."""
     return [
         (group, entry)
         for group in resources.get("InstanceGroups") or []
@@ -132,7 +132,7 @@ def _instances(resources: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Ma
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has the address: only then may a socket have it."""
+    """Whether this machine has the address: only then can a socket bind to it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -142,7 +142,7 @@ def _is_own(address: str) -> bool:
 
 
 def _roles(file: Path) -> dict[str, str]:
-    """Roles as HyperPod's own provisioning_parameters.json gives them; none without the file."""
+    """Roles as HyperPod's own provisioning_parameters.json gives them; none if the file is missing."""
     if not file.exists():
         return {}
     parameters = _json(file)
@@ -167,9 +167,9 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _http(url: str, method: str, headers: Mapping[str, str]) -> str:
-    # S310 warns of addresses that others chose; this one is fixed.
+    # S310 warns about untrusted URLs; this one is fixed.
     request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310
-    # A proxy of the environment would be asked for the link-local address.
+    # Without this, a proxy from the environment would be asked for the link-local address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=5) as answer:
         return str(answer.read().decode())

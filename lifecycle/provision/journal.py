@@ -19,7 +19,7 @@ class Journal:
     step: str = ""
 
     def write(self, event: str, message: str = "", seconds: float = 0.0) -> None:
-        """One event. `seconds` is what it took, 0 for what takes none."""
+        """One event. `seconds`: its duration, 0 if it has none."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         took = f" ({seconds:.1f} s)" if seconds else ""
         said = f": {message}" if message else ""
@@ -27,7 +27,7 @@ class Journal:
         if self.file is None:
             return
         line = {"time": now, "step": self.step, "event": event, "seconds": round(seconds, 3), "message": message}
-        # A full disk must not end the run that says so.
+        # A full disk must not end the run.
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

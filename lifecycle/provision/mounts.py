@@ -1,4 +1,4 @@
-"""What is mounted where (proc(5), /proc/PID/mountinfo)."""
+"""Mounts, from /proc/PID/mountinfo (proc(5))."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Iterable
 
 @dataclass(frozen=True)
 class Mount:
-    """One mount, as the kernel tells it."""
+    """One mount."""
 
     identity: str
-    """Its number; another mount at the same place has another."""
+    """The mount's id; another mount at the same path has another id."""
     point: str
     kind: str
     source: str
 
 
 def mount_at(point: str, mountinfo: Iterable[str]) -> Mount | None:
-    """The uppermost mount at that path; None when nothing is mounted there. `mountinfo`: the file's lines."""
+    """The topmost mount at that path; None if nothing is mounted there. `mountinfo`: the file's lines."""
     found = None
     for line in mountinfo:
         before, _, after = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""The node as steps see it: paths below its root, commands, settings, identity, log."""
+"""The node, for steps: paths below its root, commands, settings, identity, log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROGRAMS = ("/opt/slurm/bin", "/opt/slurm/sbin", "/opt/aws/neuron/bin")
 
 @dataclass(frozen=True)
 class Node:
-    """Where steps act. Made once a run; steps change the node itself, never this."""
+    """The node that steps act on. Created once per run and immutable."""
 
     root: Path
     settings: Settings
@@ -34,9 +34,9 @@ class Node:
 
     @property
     def identity(self) -> Identity:
-        """Who this node is, as step `identify` recorded; asked anew where it has not (a dry run of a new node).
+        """Who this node is, as step `identify` recorded; determined again if it has not (a dry run on a new node).
 
-        Raises NodeError when it cannot be told.
+        Raises NodeError if it cannot be determined.
         """
         if self.path(RECORD).exists():
             return read_identity(self.path)
@@ -54,14 +54,14 @@ class Node:
     def run(
         self, *command: str, stdin: str = "", check: bool = True, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of this node, found on the PATH of a login as root, with stdout and stderr captured as text.
+        """Run a command of this node, found on the PATH of a root login, with stdout and stderr captured as text.
 
-        Raises PassingError with the last line it wrote when it is not there or, with `check`, ends other than with 0.
+        Raises PassingError if the command is missing or, with `check`, if it fails, with the last line of its output.
         It has no time limit of its own: the step's deadline kills it.
         """
         argv = command if self.live else ("chroot", str(self.root), *command)
         path = ":".join((*_PROGRAMS, os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
-        # LC_ALL: what commands say is looked into.
+        # LC_ALL: the output of commands is parsed.
         settled = {"PATH": path, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
         try:
             done = subprocess.run(
@@ -74,14 +74,14 @@ class Node:
                 env={**os.environ, **settled},
             )
         except FileNotFoundError:
-            raise PassingError(f"no command {argv[0]} on this node", "use an AMI that has it") from None
+            raise PassingError(f"command {argv[0]} not found on this node", "use HyperPod's AMI") from None
         if check and done.returncode != 0:
             said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
             raise PassingError(
-                f"{' '.join(command)}: exit status {done.returncode}: {said[-1] if said else 'no message'}"
+                f"{' '.join(command)}: exit status {done.returncode}: {said[-1] if said else 'no error message'}"
             )
         return done
 
     def say(self, text: str) -> None:
-        """A line of the step that runs, for the log."""
+        """Write a line of the running step to the log."""
         self.journal.write("note", text)

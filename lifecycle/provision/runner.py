@@ -22,13 +22,13 @@ from provision.step import Outcome, Step, attempt
 
 LOCK = "/var/lib/provision/lock"
 _LOCK_SECONDS = 900.0
-# A killed process that waits in the kernel for its file system does not end; nor do we wait for it.
+# A killed process that waits in the kernel for its file system does not end, so the wait for it is limited.
 _KILL_SECONDS = 5.0
 _MESSAGE_CHARACTERS = 4000
 
 
 def select(steps: Sequence[Step], only: Sequence[str]) -> list[Step]:
-    """All steps, or those named in `only` and what they need, in order. Raises NodeError for a name that is none's."""
+    """All steps, or those named in `only` and what they need, in order. Raises NodeError for an unknown name."""
     known = {step.name: step for step in steps}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -44,7 +44,7 @@ def select(steps: Sequence[Step], only: Sequence[str]) -> list[Step]:
 
 
 def run(steps: Sequence[Step], node: Node, dry_run: bool) -> bool:
-    """Carry out the steps; whether all went well. A step whose need failed is not run, the others are."""
+    """Run the steps; returns whether all succeeded. A step whose needs failed is not run; the others are."""
     bad: dict[str, str] = {}
     for step in steps:
         step_node = replace(node, journal=Journal(node.journal.file, step.name))
@@ -60,7 +60,7 @@ def run(steps: Sequence[Step], node: Node, dry_run: bool) -> bool:
             bad[step.name] = outcome.event
     if bad:
         what = ", ".join(f"{name} {how}".replace("_", " ") for name, how in bad.items())
-        node.journal.write("failed", f"{what}; mend what they say, then run provision.sh again")
+        node.journal.write("failed", f"{what}; fix their errors above, then run provision.sh again")
     else:
         node.journal.write("finished")
     return not bad
@@ -68,7 +68,7 @@ def run(steps: Sequence[Step], node: Node, dry_run: bool) -> bool:
 
 @contextmanager
 def locked(node: Node, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Two runs on one node follow each other. Steps inherit the lock: what a killed run left behind is waited for."""
+    """Serialize runs on one node. Steps inherit the lock, so leftover processes of a killed run are waited for."""
     path = node.path(LOCK)
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
@@ -79,7 +79,7 @@ def locked(node: Node, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise NodeError(f"{path}: another run is at work for {seconds:.0f} s", "end it") from None
+                    raise NodeError(f"{path}: another run has held it for {seconds:.0f} s", "end it") from None
                 time.sleep(0.2)
         yield
 
@@ -104,12 +104,12 @@ def _attempt_in_child(step: Step, node: Node, dry_run: bool, end: float) -> Outc
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        # Nothing may leave this branch: the parent's cleanups are not the child's.
+        # The child must not leave this branch: the cleanups above are the parent's.
         try:
             os.setpgid(0, 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             outcome = attempt(step, node, dry_run)
-            # Within what a pipe holds, for nobody reads before this process ends.
+            # Must fit into the pipe's buffer: the parent reads only after this process has ended.
             outcome = replace(outcome, message=outcome.message[:_MESSAGE_CHARACTERS])
             os.write(writing, json.dumps(asdict(outcome)).encode())
             sys.stdout.flush()
@@ -149,5 +149,5 @@ def _kill_group(child: int) -> None:
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
-        # It has not come to have a group of its own.
+        # It does not have its own process group yet.
         os.kill(child, signal.SIGKILL)

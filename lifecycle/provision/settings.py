@@ -104,13 +104,13 @@ def _matching(key: str, value: Any, pattern: re.Pattern[str]) -> str:
 
 def _one_of(key: str, value: Any, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise ValueError(f"{key}: {value!r} is none of {', '.join(known)}")
+        raise ValueError(f"{key}: {value!r} is not one of {', '.join(known)}")
     return str(value)
 
 
 def _id(key: str, value: Any) -> int:
     if type(value) is not int or not 0 < value < 2**32 - 1:
-        raise ValueError(f"{key}: {value!r} is no id")
+        raise ValueError(f"{key}: {value!r} is not a valid id")
     return value
 
 

@@ -1,7 +1,7 @@
-"""What many nodes do to the shared file system at once: prepared under a name of the node's own, then published.
+"""Concurrent changes of the shared file system: each node prepares under its own name, then publishes.
 
-/fsx/.provision holds these names and is root's alone. Publishing is one rename or link, so no lock is held that a dying
-node could leave behind.
+/fsx/.provision has these names and is accessible to root alone. Publishing is one rename or link, so there is no lock
+that a dying node could leave behind.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from provision.node import Node
 
 
 def folder(node: Node) -> Path:
-    """/fsx/.provision, which `staging` makes."""
+    """/fsx/.provision, which `staging` creates."""
     return node.fsx / ".provision"
 
 
 def staging(node: Node, name: str) -> Path:
-    """A path on the shared file system that this node alone uses, with nothing there."""
+    """An unused path on the shared file system, for this node alone."""
     folder(node).mkdir(mode=0o755, exist_ok=True)
     (folder(node) / "staging").mkdir(mode=0o700, exist_ok=True)
     path = _staging(node) / f"{node.identity.instance_id}.{name}"
@@ -30,24 +30,24 @@ def staging(node: Node, name: str) -> Path:
 
 
 def leftovers(node: Node) -> list[Path]:
-    """What a killed run of this node was preparing."""
+    """The files that a killed run on this node was preparing."""
     own = f"{node.identity.instance_id}."
     parent = folder(node) / "staging"
     return sorted(path for path in _staging(node).iterdir() if path.name.startswith(own)) if parent.is_dir() else []
 
 
 def _staging(node: Node) -> Path:
-    """Raises NodeError when others than root could have put something there, where users may write to /fsx itself."""
+    """Raises NodeError if users other than root could have written there, as where users may write to /fsx itself."""
     parent = folder(node) / "staging"
     for directory in (parent.parent, parent):
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise NodeError(f"{directory} is not root's alone", "move it away")
+            raise NodeError(f"{directory} is not owned by root alone", "move it away")
     return parent
 
 
 def remove(path: Path) -> None:
-    """A file, link or directory, if it is there."""
+    """Remove a file, link or directory, if it exists."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -58,7 +58,7 @@ def remove(path: Path) -> None:
 
 
 def publish_text(node: Node, path: Path, text: str, mode: int = 0o644) -> None:
-    """Write the file whole. Of nodes that do so at once, one's text stays."""
+    """Write the file atomically. If several nodes do so at once, the text of one of them remains."""
     partial = staging(node, path.name)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as stream:

@@ -1,4 +1,4 @@
-"""Slurm's configuration as text (pure): what HyperPod's agent wrote, and what these scripts add.
+"""Slurm's configuration as text (pure): read what HyperPod's agent wrote, render what these scripts add.
 
 Formats: slurm.conf(5), topology.conf(5), slurmdbd.conf(5). Only options that every Slurm since 22.05 knows.
 """
@@ -23,13 +23,13 @@ _PASSWORD = re.compile(r"[A-Za-z0-9_-]{16,}", re.ASCII)
 
 
 def lines(conf: str) -> list[str]:
-    """The lines without comments, blank ones and white space around them."""
+    """The lines, stripped, without comments and blank lines."""
     bare = (line.split("#", 1)[0].strip() for line in conf.splitlines())
     return [line for line in bare if line]
 
 
 def value(conf: str, key: str) -> str:
-    """What `key` is set to last, in any spelling of its case; "" when it is not."""
+    """The last value of `key`, ignoring case; "" if it is not set."""
     found = ""
     for line in lines(conf):
         name, separator, text = line.partition("=")
@@ -39,7 +39,7 @@ def value(conf: str, key: str) -> str:
 
 
 def names_controller(conf: str, addresses: Sequence[str]) -> bool:
-    """Whether some SlurmctldHost is one of `addresses`: a file from before, or of the AMI, does not name ours.
+    """Whether a SlurmctldHost is one of `addresses`: an outdated file, or the AMI's, does not have ours.
 
     The agent writes `SlurmctldHost=ip-10-1-0-11(10.1.0.11)`.
     """
@@ -48,12 +48,12 @@ def names_controller(conf: str, addresses: Sequence[str]) -> bool:
 
 
 def includes(conf: str) -> bool:
-    """Whether the file that is ours is read with slurm.conf."""
+    """Whether slurm.conf includes our file."""
     return any(_is_include(line) for line in lines(conf))
 
 
 def with_included(conf: str, text: str) -> str:
-    """slurm.conf as slurmctld reads it, with our file in the place of the line that includes it."""
+    """slurm.conf as slurmctld reads it, with our file in place of the line that includes it."""
     return "\n".join(text if _is_include(line) else line for line in lines(conf))
 
 
@@ -69,10 +69,10 @@ def node_names(conf: str) -> list[str]:
 
 
 def topology(conf: str, current: str) -> str:
-    """topology.conf as it should be, given slurm.conf and what is there; "" when there is nothing to write.
+    """The text for topology.conf, given slurm.conf and the current topology.conf; "" if there is nothing to write.
 
-    With `topology/tree` and no switch, no node is reachable from another and slurmctld refuses every job. What HyperPod
-    wrote of switches stays; what these scripts wrote follows the nodes.
+    With `topology/tree` and no switch, no node is reachable from another and slurmctld refuses every job. HyperPod's
+    switches are kept; those of these scripts are updated with the nodes.
     """
     if value(conf, "TopologyPlugin") != "topology/tree" or not node_names(conf):
         return ""
@@ -82,7 +82,7 @@ def topology(conf: str, current: str) -> str:
 
 
 def included(accounting_host: str) -> str:
-    """The file that slurm.conf includes. `accounting_host` is where slurmdbd is, "" without accounting."""
+    """The file that slurm.conf includes. `accounting_host`: the host of slurmdbd, "" without accounting."""
     text = f"{MARK}\nProlog={SCRIPTS}/prolog.sh\nEpilog={SCRIPTS}/epilog.sh\n"
     if accounting_host:
         text += (
@@ -121,9 +121,9 @@ def password_of(slurmdbd_conf: str) -> str:
 
 
 def database_statements(password: str) -> str:
-    """SQL that makes database and user what slurmdbd needs, whatever of it is there. Never on a command line."""
+    """SQL that creates the database and user for slurmdbd, if missing. Never pass it on a command line."""
     if not _PASSWORD.fullmatch(password):
-        raise ValueError("not a password that these scripts made")
+        raise ValueError("not a password of these scripts")
     user = f"'{DATABASE_USER}'@'localhost'"
     return (
         f"CREATE DATABASE IF NOT EXISTS {DATABASE};\n"

@@ -1,4 +1,4 @@
-"""What slurmctld says, read from the text of `scontrol` (its JSON differs between versions)."""
+"""slurmctld's state, parsed from the text of `scontrol` (its JSON differs between versions)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from provision.node import Node
 
-# slurmctld may be away, and then scontrol tries for minutes.
+# Without slurmctld, scontrol would retry for minutes.
 _SCONTROL = ("timeout", "30", "scontrol")
 _USABLE = {"IDLE", "ALLOCATED", "MIXED", "COMPLETING"}
-# What HyperPod, an operator or an earlier fault decided; a new machine under the same name does not undo it.
+# Set by HyperPod, an operator or an earlier fault; a new machine under the same name keeps it.
 _SET_ASIDE = {"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "MAINT", "RESERVED"}
 _AWAY = {"NOT_RESPONDING", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "INVAL", "INVALID_REG", "FUTURE"}
 REBOOTED = "Node unexpectedly rebooted"
@@ -18,29 +18,29 @@ REBOOTED = "Node unexpectedly rebooted"
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node as slurmctld sees it."""
+    """A node in slurmctld's view."""
 
     name: str
     states: frozenset[str]
     """`IDLE*+DRAIN` is IDLE, NOT_RESPONDING and DRAIN."""
     reason: str
-    """Why it is down or drained, with who said so; "" when it is neither."""
+    """Why it is down or drained, and who set it; "" if it is neither."""
 
     @property
     def problem(self) -> str:
-        """Why no job can ever run there, "" when one can or when that was decided.
+        """Why no job can run there; "" if jobs can, or if the node was set aside.
 
-        A drained node is no problem of the machine, whoever drained it: a new one inherits that from the one before
-        it. What slurmctld finds wrong with this machine it calls INVALID_REG.
+        A drained node is not a problem of the machine: a new one inherits the state from its predecessor. A fault that
+        slurmctld finds in this machine itself is INVALID_REG.
         """
         if self.states & _AWAY or (not self.states & _USABLE and not self.set_aside):
-            told = f": {self.reason}" if self.reason else ""
-            return f"slurmctld has {self.name} as {'+'.join(sorted(self.states))}{told}"
+            reason = f": {self.reason}" if self.reason else ""
+            return f"slurmctld reports {self.name} as {'+'.join(sorted(self.states))}{reason}"
         return ""
 
     @property
     def set_aside(self) -> str:
-        """Why no job runs there although the machine is well, "" when jobs do."""
+        """Why no job runs there although the machine works; "" if jobs do."""
         by_somebody = "DOWN" in self.states and self.reason and "[slurm@" not in self.reason
         aside = by_somebody or self.states & _SET_ASIDE
         return f"{'+'.join(sorted(self.states))}: {self.reason}" if aside else ""
@@ -64,19 +64,19 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
 
 
 def ask_nodes(node: Node) -> dict[str, SlurmNode]:
-    """All nodes that slurmctld knows, by address; none when it does not answer."""
+    """All nodes known to slurmctld, by address; none if it does not answer."""
     done = node.run(*_SCONTROL, "show", "node", "--oneliner", check=False)
     return parse_nodes(done.stdout) if done.returncode == 0 else {}
 
 
 def answers(node: Node) -> bool:
-    """Whether some slurmctld answers."""
+    """Whether a slurmctld answers."""
     done = node.run(*_SCONTROL, "ping", check=False)
     return " UP" in done.stdout
 
 
 def running_configuration(node: Node) -> dict[str, str]:
-    """What slurmctld runs with (`scontrol show config`), by key; empty when it does not answer."""
+    """slurmctld's running configuration (`scontrol show config`), by key; empty if it does not answer."""
     done = node.run(*_SCONTROL, "show", "config", check=False)
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     return {key.strip(): text.strip() for key, separator, text in pairs if separator}
@@ -88,7 +88,7 @@ def has_switches(node: Node) -> bool:
 
 
 def reconfigure(node: Node) -> None:
-    """Have all daemons read the configuration anew."""
+    """Make all daemons reread the configuration."""
     node.run(*_SCONTROL, "reconfigure")
 
 

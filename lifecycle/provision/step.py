@@ -1,4 +1,4 @@
-"""What a step is, and how it is carried out once. How to write one: the package's docstring."""
+"""A step, and one attempt at it. How to write a step: the package's docstring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.node import Node
 
 
 class Step(ABC):
-    """A state that a node should be in, how to see whether it is, and how to get it there."""
+    """A state that a node should be in: how to check it, and how to establish it."""
 
     name = ""
     needs: tuple[str, ...] = ()
@@ -23,16 +23,16 @@ class Step(ABC):
     """Seconds before the second attempt; doubled before each further one."""
 
     def needed(self, node: Node) -> bool:
-        """Whether this node should be in the step's state at all."""
+        """Whether the step applies to this node."""
         return True
 
     @abstractmethod
     def missing(self, node: Node) -> Sequence[str]:
-        """What of the state is not so yet, a line each. Changes nothing, whoever else is at work."""
+        """What is missing from the state, a line each. Changes nothing; others may be changing the node meanwhile."""
 
     @abstractmethod
     def do(self, node: Node) -> None:
-        """Bring the state about. May find any part of it there already, and may be killed at any line."""
+        """Establish the state. Any part of it may exist already, and this may be killed at any line."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Outcome:
     """not_needed, already_so, would_change, changed or failed."""
     message: str = ""
     again: bool = False
-    """Whether another attempt may end better."""
+    """Whether another attempt may succeed."""
 
     @property
     def failed(self) -> bool:
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def attempt(step: Step, node: Node, dry_run: bool) -> Outcome:
-    """Needed here? Already so? Do it. So now?"""
+    """If the step is needed and something is missing, do it and check again."""
     try:
         if not step.needed(node):
             return Outcome("not_needed")
@@ -63,12 +63,12 @@ def attempt(step: Step, node: Node, dry_run: bool) -> Outcome:
         step.do(node)
         still = step.missing(node)
         if still:
-            return Outcome("failed", f"done, and yet: {'; '.join(still)}", again=True)
+            return Outcome("failed", f"still missing: {'; '.join(still)}", again=True)
         return Outcome("changed", "; ".join(missing))
     except NodeError as error:
         return Outcome("failed", str(error), again=isinstance(error, PassingError))
     except OSError as error:
         return Outcome("failed", str(error), again=True)
-    except Exception as error:  # a bug; the other steps go on
+    except Exception as error:  # a bug; the other steps continue
         traceback.print_exc()
         return Outcome("failed", f"a bug in step {step.name}: {error!r}")

@@ -1,4 +1,4 @@
-"""Services of the node: asking systemd, and making it so."""
+"""Query and control the node's systemd services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def show(node: Node, unit: str, what: str) -> str:
 
 
 def main_process(node: Node, unit: str) -> list[str]:
-    """The command line of the process that a service runs; [] when it does not run."""
+    """The command line of a service's main process; [] if it is not running."""
     pid = show(node, unit, "MainPID")
     if pid in ("", "0") or show(node, unit, "ActiveState") != "active":
         return []
@@ -29,29 +29,29 @@ def main_process(node: Node, unit: str) -> list[str]:
 
 
 def not_kept_running(node: Node, unit: str) -> list[str]:
-    """What a service lacks to run now and after each boot, a line each."""
+    """Why a service is not running now or not starting at boot, a line each."""
     found = []
     if show(node, unit, "LoadState") != "loaded":
         return [f"no {unit}.service"]
     if show(node, unit, "UnitFileState") != "enabled":
         found.append(f"{unit} is not enabled")
     if show(node, unit, "ActiveState") != "active":
-        found.append(f"{unit} does not run")
+        found.append(f"{unit} is not running")
     return found
 
 
 def stale(node: Node, unit: str) -> list[str]:
-    """One line when a file of the service was written after systemd read it."""
-    return [f"systemd has not read {unit}.service anew"] if show(node, unit, "NeedDaemonReload") == "yes" else []
+    """One line if a file of the service was written after systemd read it."""
+    return [f"systemd has not reloaded {unit}.service"] if show(node, unit, "NeedDaemonReload") == "yes" else []
 
 
 def keep_running(node: Node, unit: str) -> None:
-    """Start a service, now and at each boot, with its unit file as it is. `not_kept_running` says whether it runs then.
+    """Start a service, now and at each boot. `not_kept_running` then says whether it runs.
 
-    A service that tells systemd when it is ready, and cannot be before another machine answers, fails to start first.
+    A service that reports readiness to systemd, but must first reach another machine, may fail to start at first.
     """
     node.run("systemctl", "daemon-reload")
-    # Failures of a run before this one must not count towards the limit of starts.
+    # Failures of an earlier run must not count towards the start limit.
     node.run("systemctl", "reset-failed", unit, check=False)
     node.run("systemctl", "enable", unit)
     started = node.run("systemctl", "start", unit, check=False)
@@ -60,15 +60,14 @@ def keep_running(node: Node, unit: str) -> None:
 
 
 def not_masked(node: Node, unit: str) -> list[str]:
-    """One line when somebody could start the service."""
+    """One line if the service could be started."""
     return [] if show(node, unit, "LoadState") == "masked" else [f"{unit} is not masked"]
 
 
 def mask(node: Node, unit: str) -> None:
-    """Nobody can start the service any more; if it runs, it goes on.
+    """Prevent the service from being started; if it is running, it keeps running.
 
-    `systemctl mask` refuses where the unit lies in /etc, as on HyperPod's AMI: that one gets out of the way, under the
-    name that AWS's own scripts give it.
+    `systemctl mask` refuses if the unit is in /etc, as on HyperPod's AMI: that one is renamed, as AWS's own scripts do.
     """
     units = node.path(_UNITS)
     file = units / f"{unit}.service"
@@ -80,7 +79,7 @@ def mask(node: Node, unit: str) -> None:
 
 
 def journal(node: Node, unit: str, only: Sequence[str] = ("error", "fatal")) -> str:
-    """The last line that a service wrote with one of these words, for an error message; "" without any."""
+    """The last log line of a service with one of these words, for an error message; "" if there is none."""
     said = node.run("journalctl", "--unit", unit, "--lines", "50", "--output", "cat", "--no-pager", check=False).stdout
-    told = [line.strip() for line in said.splitlines() if any(word in line.lower() for word in only)]
-    return told[-1] if told else ""
+    matching = [line.strip() for line in said.splitlines() if any(word in line.lower() for word in only)]
+    return matching[-1] if matching else ""

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Slurm's Epilog: runs as root on each node after the last step of a job there.
 #
-# What a job left behind takes memory and accelerators from the next one: stray processes of its user, and their files in
-# /dev/shm. Only where that user has no other job on the node, never for system accounts, and always exit status 0:
-# another one drains the node.
+# Remove what a job left behind, which would take memory and accelerators from the next one: stray processes of its
+# user and their files in /dev/shm. Only if that user has no other job on the node, and never for system accounts. The
+# exit status is always 0: any other drains the node.
 
 user=${SLURM_JOB_UID:-}
 node=${SLURMD_NODENAME:-}
@@ -11,17 +11,17 @@ export PATH=/opt/slurm/bin:$PATH:/usr/bin:/bin
 
 [[ $user =~ ^[0-9]+$ && $user -ge 1000 && $user -ne 65534 && -n $node ]] || exit 0
 
-# Looked at before Slurm is asked, so that what a job brings that starts meanwhile is not among it.
+# Listed before asking Slurm, so that the processes of a job that starts meanwhile are not included.
 started=$(date +%s.%N)
 stray=$(pgrep -U "$user")
 
-# When Slurm does not answer, nobody knows whether there is another job: leave everything alone.
-# Of no particular states: --states=RUNNING would not list a job that was stopped or is being resized.
+# If Slurm does not answer, there may be another job: do nothing.
+# No --states: RUNNING would not list a job that is stopped or being resized.
 jobs=$(timeout 30 squeue --noheader --format=%A --user="$user" --nodelist="$node") || exit 0
 others=$(grep -vx -e "${SLURM_JOB_ID:-}" -e '' <<<"$jobs")
 [[ -z $others ]] || exit 0
 
-# People who are logged in keep what they run. Whether somebody is may not be known either.
+# Logged-in users keep their processes, as does everyone if the sessions cannot be listed.
 sessions=$(loginctl --no-legend list-sessions 2>/dev/null) || exit 0
 if awk '{print $2}' <<<"$sessions" | grep -qx "$user"; then
   exit 0
@@ -30,7 +30,7 @@ fi
 alive() {
   local process
   for process in $stray; do
-    # A number that was given to somebody else's process meanwhile is not ours.
+    # The pid may meanwhile belong to another user's process.
     [[ $(stat -c %u "/proc/$process" 2>/dev/null) == "$user" ]] && printf '%s\n' "$process"
   done
 }

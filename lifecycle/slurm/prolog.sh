@@ -1,11 +1,11 @@
 #!/bin/bash
 # Slurm's Prolog: runs as root on each node before the first step of a job there.
 #
-# A prolog that ends other than with 0 drains the node and requeues the job, so nothing that may pass makes it fail.
-# It only says in the system's log what the job finds, for whoever asks afterwards why it was slow.
+# A prolog that fails drains the node and requeues the job, so this one never fails. It only records in the system log
+# what earlier jobs left in memory, which may explain a slow job.
 
 leftovers() {
-  # Memory that earlier jobs left behind although they are gone.
+  # Memory that ended jobs left allocated.
   df --output=used -k /dev/shm 2>/dev/null | tail -n 1
 }
 

@@ -58,18 +58,18 @@ class TestEasySsh:
 
     def test_errors(self, sagemaker: Any) -> None:
         errors: list[tuple[list[str], str]] = [
-            ([], "give the cluster's name"),
-            (["c", "d"], "one cluster, please"),
-            (["-x", "c"], "no option -x"),
+            ([], "easy-ssh.sh CLUSTER"),
+            (["c", "d"], "c, d"),
+            (["-x", "c"], "option -x"),
             (["c", "-g"], "-g needs a value"),
             (
                 ["-g", "worker-group", "c"],
-                "c has no group worker-group; give -g with one of: controller-machine worker",
+                "c has no group worker-group; pass -g with one of: controller-machine worker",
             ),
             (["-n", "i-0", "c"], "c has no node i-0"),
-            (["-u", "a;b", "c"], "is no Linux user name"),
+            (["-u", "a;b", "c"], "-u a;b: not a Linux user name"),
             (["-u", "missing", "c"], "has no user missing"),
-            (["-k", "/nowhere/key", "c"], "/nowhere/key.pub: no readable public key"),
+            (["-k", "/nowhere/key", "c"], "ssh-keygen -y -f /nowhere/key"),
             (["-p", "nobodys", "c"], "The config profile (nobodys) could not be found"),
         ]
         for words, told in errors:

@@ -40,13 +40,13 @@ def test_a_file_system_of_another_vpc(place: Place) -> None:
     [
         ([(988, 988), (1018, 1023)], "10.0.0.0/16", ""),
         ([(988, 1023)], "10.0.0.0/20", ""),
-        ([(988, 988)], "10.0.0.0/16", "at port 1018-1023"),
-        ([(1018, 1023)], "10.0.0.0/16", "at port 988"),
-        ([(988, 1023)], "10.0.0.0/24", "at port 988 and 1018-1023"),
-        ([], "10.0.0.0/16", "at port 988 and 1018-1023"),
+        ([(988, 988)], "10.0.0.0/16", "TCP 1018-1023"),
+        ([(1018, 1023)], "10.0.0.0/16", "TCP 988"),
+        ([(988, 1023)], "10.0.0.0/24", "TCP 988 and 1018-1023"),
+        ([], "10.0.0.0/16", "TCP 988 and 1018-1023"),
     ],
 )
-def test_the_doors_of_a_file_system(place: Place, ports: list[tuple[int, int]], cidr: str, said: str) -> None:
+def test_security_groups_of_a_file_system(place: Place, ports: list[tuple[int, int]], cidr: str, said: str) -> None:
     group = place.security_group("fsx", inward=False, outward=False)
     for first, last in ports:
         rule = {"IpProtocol": "tcp", "FromPort": first, "ToPort": last, "IpRanges": [{"CidrIp": cidr}]}
@@ -63,11 +63,11 @@ def test_the_doors_of_a_file_system(place: Place, ports: list[tuple[int, int]], 
     [
         ({"FileSystemType": "OPENZFS"}, "is OPENZFS, not LUSTRE"),
         ({"LustreConfiguration": {}}, "no mount name"),
-        ({"NetworkInterfaceIds": []}, "could not check who reaches"),
+        ({"NetworkInterfaceIds": []}, "no network interfaces"),
         ({"Lifecycle": "FAILED"}, "is FAILED"),
     ],
 )
-def test_what_fsx_may_say_that_the_stand_in_never_does(place: Place, changes: dict[str, Any], said: str) -> None:
+def test_answers_of_fsx_that_the_stand_in_never_gives(place: Place, changes: dict[str, Any], said: str) -> None:
     """FSx's answer is changed on its way: the stand-in has file systems as they should be alone."""
     fsx = own_client(place.aws, "fsx")
 

@@ -71,8 +71,8 @@ def test_a_right_pair_passes_and_so_does_the_api_driven_form(tmp_path):
 @pytest.mark.parametrize(
     ("cluster", "place", "said"),
     [
-        ("{", "cluster-config.json:1", "is no JSON"),
-        ("[]", "cluster-config.json", "no JSON object"),
+        ("{", "cluster-config.json:1", "not valid JSON"),
+        ("[]", "cluster-config.json", "not a JSON object"),
         (
             {**CLUSTER, "InstanceGroups": [CONTROLLER, {**GROUP, "InstanceType": "ml.trn1.32x"}]},
             "InstanceGroups[1].InstanceType",
@@ -128,13 +128,13 @@ def test_a_wrong_cluster_config(tmp_path, cluster, place, said):
             {"worker_groups": [*PARAMETERS["worker_groups"], {"instance_group_name": "controller-machine"}]},
             "error",
             "worker_groups[1]",
-            "controller_group already",
+            "already used as controller_group",
         ),
         ({"worker_groups": []}, "warning", "provisioning_parameters.json", "no role for the group worker-group-1"),
         ({"workload_manager": "pbs"}, "error", "workload_manager", "set `slurm`"),
         ({"fsx_mountname": ""}, "error", "fsx_mountname", "is missing"),
-        ({"fsx_dns_name": "fs-1"}, "error", "fsx_dns_name", "no FSx name"),
-        ({"fsx_mountname": "much-too-long"}, "error", "fsx_mountname", "no mount name"),
+        ({"fsx_dns_name": "fs-1"}, "error", "fsx_dns_name", "'fs-1'"),
+        ({"fsx_mountname": "much-too-long"}, "error", "fsx_mountname", "'much-too-long'"),
         ({"fsx_mount_name": "x"}, "warning", "fsx_mount_name", "did you mean fsx_mountname?"),
     ],
 )
@@ -150,7 +150,7 @@ def test_missing_provisioning_parameters(tmp_path):
     parameters = {key: value for key, value in PARAMETERS.items() if key != "version"}
     assert "version" in only(handwritten(tmp_path, CLUSTER, parameters)).field
     assert "SlurmConfig" in only(handwritten(tmp_path, CLUSTER, None)).fix
-    assert "writes this file itself" in handwritten(tmp_path, api(controller="Controller", worker="Compute"))[0].problem
+    assert "SlurmConfig" in handwritten(tmp_path, api(controller="Controller", worker="Compute"))[0].problem
     no_vpc = {key: value for key, value in CLUSTER.items() if key != "VpcConfig"}
     assert only(handwritten(tmp_path, no_vpc)).severity == "warning"
 

@@ -24,7 +24,7 @@ def test_what_other_clusters_have_counts_and_what_this_one_has_does_not(place: P
     place.aws.scenario(quotas={name: 2})
     cluster(place, "other", 1)
     finding = only(of(place.check(), "workers.0.count"))
-    assert "3 are needed, 1 of them taken by other clusters" in finding.problem
+    assert "3 are needed, 1 of them" in finding.problem
     place.aws.scenario(quotas={name: 3})
     cluster(place, "demo", 2)
     assert [f for f in place.check().findings if f.severity == "error"] == []

@@ -35,16 +35,16 @@ WRONG = [
     (("ClusterName",), "two__words", "does not match [a-zA-Z0-9]"),
     (("ClusterName",), "a" * 64, "has 64 characters; at most 63"),
     (("ClusterName",), "demo\n", "does not match"),
-    (("ClusterName",), 7, "is 7, not a text"),
+    (("ClusterName",), 7, "is 7, not a string"),
     (("ClusterName",), None, "is null"),
-    (("InstanceGroups",), [], "holds 0 elements; at least 1"),
+    (("InstanceGroups",), [], "0 elements; at least 1"),
     (("InstanceGroups",), {}, "is {}, not a list"),
     (("InstanceGroups", 0, "InstanceType"), "ml.trn1.32xlrage", "did you mean ml.trn1.32xlarge?"),
-    (("InstanceGroups", 0, "InstanceType"), "?", f"AWS knows {len(enum('sagemaker', 'ClusterInstanceType'))}"),
+    (("InstanceGroups", 0, "InstanceType"), "?", f"{len(enum('sagemaker', 'ClusterInstanceType'))} values"),
     (("InstanceGroups", 0, "InstanceCount"), -1, "is -1; at least 0"),
     (("InstanceGroups", 0, "InstanceCount"), 6759, "is 6759; at most 6758"),
-    (("InstanceGroups", 0, "InstanceCount"), True, "is True, not a whole number"),
-    (("InstanceGroups", 0, "InstanceCount"), 1.5, "not a whole number"),
+    (("InstanceGroups", 0, "InstanceCount"), True, "is True, not an integer"),
+    (("InstanceGroups", 0, "InstanceCount"), 1.5, "not an integer"),
     (("InstanceGroups", 0, "ExecutionRole"), "arn:aws:iam::12345678901:role/x", "does not match arn:aws"),
     (("InstanceGroups", 0, "ThreadsPerCore"), 3, "is 3; at most 2"),
     (("InstanceGroups", 0, "LifeCycleConfig"), {"SourceS3URI": "s3://x"}, "did you mean SourceS3Uri?"),
@@ -53,12 +53,12 @@ WRONG = [
     (
         ("InstanceGroups", 0, "InstanceStorageConfigs", 0),
         {"EbsVolumeConfig": {"VolumeSizeInGB": 1}, "FsxOpenZfsConfig": {"DnsName": "fs-0123456789.fsx.aws"}},
-        "it holds EbsVolumeConfig, FsxOpenZfsConfig",
+        "EbsVolumeConfig, FsxOpenZfsConfig",
     ),
     (("InstanceGroups", 0, "InstanceStorageConfigs", 0, "EbsVolumeConfig", "VolumeSizeInGB"), 16385, "at most 16384"),
     (("InstanceGroups", 0, "SlurmConfig"), {"NodeType": "Worker"}, "known: Controller, Login, Compute"),
     (("InstanceGroups", 0, "OnStartDeepHealthChecks"), ["Stress"], "InstanceStress"),
-    (("VpcConfig", "SecurityGroupIds"), ["sg"] * 6, "holds 6 elements; at most 5"),
+    (("VpcConfig", "SecurityGroupIds"), ["sg"] * 6, "6 elements; at most 5"),
     (("VpcConfig", "Subnets", 0), "subnet_1", "does not match [-0-9a-zA-Z]+"),
     (("NodeRecovery",), "automatic", "did you mean Automatic?"),
     (("Tags", 0, "Value"), "what?", "does not match"),
@@ -81,7 +81,7 @@ def written(path: tuple[str | int, ...]) -> str:
 
 
 @pytest.mark.parametrize(("path", "value", "said"), WRONG)
-def test_each_wrong_value_is_told_with_its_place(path, value, said):
+def test_each_wrong_value_is_reported_with_its_place(path, value, said):
     (violation,) = check_request("sagemaker", "CreateCluster", changed(path, value))
     assert violation.path.startswith(written(path)), violation
     assert said in violation.problem

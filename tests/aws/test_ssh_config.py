@@ -42,7 +42,7 @@ class TestTheConfiguration:
 
     @pytest.mark.parametrize("name", ['a"b', "a\\b", "a${HOME}", "a\nb"])
     def test_paths_that_ssh_cannot_name_are_refused(self, name: str) -> None:
-        with pytest.raises(UserError, match="cannot name this path"):
+        with pytest.raises(UserError, match="cannot express this path"):
             ssh_config.quoted(Path(name))
 
     def test_removed_with_the_cluster(self, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ class TestTheConfigurationInUse:
 
         return run
 
-    def test_a_replaced_node_is_no_alarm(
+    def test_a_replaced_node_raises_no_alarm(
         self,
         nodes: Nodes,
         sagemaker: Any,

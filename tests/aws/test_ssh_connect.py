@@ -65,13 +65,13 @@ class TestConnecting:
         nodes: Nodes,
         connect: Callable[..., tuple[int, str, str]],
     ) -> None:
-        assert "now takes the key" in connect("true")[1]
-        assert "now takes the key" not in connect("true", group="worker-group-1")[1]
+        assert "now accepts the key" in connect("true")[1]
+        assert "now accepts the key" not in connect("true", group="worker-group-1")[1]
         assert nodes.sessions() == ["AWS-StartNonInteractiveCommand", "AWS-StartSSHSession", "AWS-StartSSHSession"]
         nodes.authorized_keys.unlink()
         with pytest.raises(UserError, match="ssh failed"):
             connect("true")
-        assert connect("true")[0] == 0, "after a failure the key is looked after again"
+        assert connect("true")[0] == 0, "after a failure the key is uploaded again"
         assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
 
     def test_another_key_with_an_awkward_name(self, nodes: Nodes, connect: Callable[..., tuple[int, str, str]]) -> None:
@@ -146,7 +146,7 @@ class TestConnecting:
         connect: Callable[..., tuple[int, str, str]],
     ) -> None:
         nodes.user(instance_of(sagemaker, "controller-machine"), "nobody", nodes.shared)
-        with pytest.raises(UserError, match=f"there is no user {USER} on this node; give --user"):
+        with pytest.raises(UserError, match=f"no user {USER} on this node; pass --user"):
             connect("true")
 
     def test_sessions_that_fail(
@@ -157,7 +157,7 @@ class TestConnecting:
     ) -> None:
         instance = instance_of(sagemaker, "controller-machine")
         nodes.says(instance, "Unable to start command: failed to start pty since RunAs user ubuntu does not exist")
-        with pytest.raises(UserError, match=r"logs in as ubuntu \(RunAs\)"):
+        with pytest.raises(UserError, match=r"logs in as ubuntu \(Run As\)"):
             connect("true")
         nodes.says(instance, "Cannot perform start session: EOF", "")
         assert connect("true")[0] == 0, "AWS's plugin now and then says so; asking again helps"

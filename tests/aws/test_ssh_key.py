@@ -76,9 +76,9 @@ class TestTheKey:
         assert shell == ["sh", "-c"]
         assert set(script) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/= |-")
         for user in ("alice; true", "$(true)", "-u", "", "alice bob"):
-            with pytest.raises(UserError, match="is no Linux user name"):
+            with pytest.raises(UserError, match="not a Linux user name"):
                 ssh_key.command(user, line)
-            with pytest.raises(UserError, match="is no Linux user name"):
+            with pytest.raises(UserError, match="not a Linux user name"):
                 ssh.SshRequest(user)
 
 

@@ -23,7 +23,7 @@ class TestSessions:
                 "w i-0123: its SSM agent is not",
             ),
             ("failed to start pty since RunAs user ubuntu does not exist", "logs in as ubuntu .*clear Run As"),
-            ("please set the RunAs default user", "Run As switched on without a user"),
+            ("please set the RunAs default user", "Run As is enabled without a user"),
             ("An error occurred (ExpiredTokenException) when calling", "have expired; log in again"),
             ("Unable to locate credentials. You can", "no valid AWS credentials; run `aws configure`"),
             ("The config profile (x y) could not be found", "no AWS profile x y"),
@@ -31,12 +31,12 @@ class TestSessions:
             ("An error occurred (InvalidDocument) when calling", "use --ssm"),
             (
                 "\nStarting session with SessionId: a-1\nboom AKIAABCDEFGHIJKLMNOP\n",
-                r"no session: boom \.\.\.; try again",
+                r"no session: boom \.\.\.; ",
             ),
-            ("", "the AWS CLI said nothing"),
+            ("", "gave no error message"),
         ],
     )
-    def test_what_failed_becomes_a_line_with_what_to_do(self, said: str, told: str) -> None:
+    def test_a_failure_becomes_one_line_with_a_remedy(self, said: str, told: str) -> None:
         with pytest.raises(UserError, match=told):
             raise ssm.explained(said, "sagemaker-cluster:abc_w-i-0123")
 
@@ -55,5 +55,5 @@ class TestSessions:
         """The CLI's child, which is the plugin, holds the output; it must not hold us."""
         ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
         monkeypatch.setattr(ssm, "_SECONDS", 0.2)
-        with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; its /fsx may hang; look with --ssm"):
+        with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; /fsx may hang; .*--ssm"):
             ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")

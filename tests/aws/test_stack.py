@@ -184,7 +184,7 @@ def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
     assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining(), "no stack is success"
 
 
-def test_deleting_with_data_goes_on_after_an_interruption(aws: Aws) -> None:
+def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
     deploy(SESSION, HP, poll_seconds=POLL)
     aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", "code": "AccessDenied"}])
     with pytest.raises(UserError, match="access denied to DeleteStack"):
@@ -220,9 +220,9 @@ def test_two_stacks_share_an_account(aws: Aws) -> None:
 def test_a_stack_of_another_kind_is_refused(aws: Aws) -> None:
     other = json.dumps({"Resources": {"V": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}}})
     aws.client("cloudformation").create_stack(StackName="hp", TemplateBody=other)
-    with pytest.raises(UserError, match="stack hp is not of this kit"):
+    with pytest.raises(UserError, match="stack hp was not created by this kit"):
         deploy(SESSION, HP, poll_seconds=POLL)
-    with pytest.raises(UserError, match="stack hp is not of this kit"):
+    with pytest.raises(UserError, match="stack hp was not created by this kit"):
         delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
     assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
 

@@ -49,7 +49,7 @@ def test_a_cluster_of_that_name(place: Place) -> None:
     cluster(place, "demo", 2)
     finding = only(place.check().findings)
     assert (finding.severity, finding.field) == ("warning", "name")
-    assert "would go on with it" in finding.problem
+    assert "cluster demo already exists" in finding.problem
 
 
 def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
@@ -75,12 +75,12 @@ def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
 STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
 
 
-def test_a_stack_of_that_name_is_gone_on_with(aws: Aws) -> None:
+def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
     deploy(Session(region=REGION), STACK, poll_seconds=0.05)
     assert check(aws).findings == ()
 
 
-def test_a_stack_that_failed_is_told_as_create_would_tell_it(aws: Aws) -> None:
+def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
     """In the same words: what to do about a broken stack must not lose the data that it holds."""
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
     with pytest.raises(UserError) as refused:
@@ -97,4 +97,4 @@ def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
     client.create_stack(StackName="hyperpod-demo", TemplateBody=json.dumps(template))
     while "PROGRESS" in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"]:
         time.sleep(0.02)
-    assert "is not of this kit" in only(check(aws).findings).problem
+    assert "was not created by this kit" in only(check(aws).findings).problem

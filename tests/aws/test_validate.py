@@ -102,7 +102,7 @@ def test_a_check_that_could_not_be_made_is_a_warning(place: Place, code: str) ->
     assert "routes of the subnet" not in checked.done
 
 
-def test_every_denied_service_is_told_and_none_passes(place: Place) -> None:
+def test_every_denied_service_is_reported_and_none_passes(place: Place) -> None:
     services = ("ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3")
     denied = [{"service": s, "code": "AccessDenied", "status": 403, "times": 999} for s in services]
     place.aws.scenario(errors=denied)
@@ -112,7 +112,7 @@ def test_every_denied_service_is_told_and_none_passes(place: Place) -> None:
     assert {finding.severity for finding in checked.findings} == {"warning"}
 
 
-def test_what_has_other_causes_is_told_with_aws_own_code(place: Place) -> None:
+def test_other_errors_are_reported_with_their_code(place: Place) -> None:
     """Neither an absent stack, object, bucket nor file system: the code says something else."""
     cluster(place, "demo", 2)
     errors = [
@@ -129,11 +129,11 @@ def test_what_has_other_causes_is_told_with_aws_own_code(place: Place) -> None:
     assert any("Throttling" in problem for problem in told)
 
 
-def test_what_makes_no_sense_after_an_offline_error_is_skipped_and_said(place: Place) -> None:
+def test_checks_made_pointless_by_an_offline_error_are_skipped_and_listed(place: Place) -> None:
     found = [error("workers.0.instance_type", "is none", "correct it"), error("existing.bucket", "is none", "x")]
     checked = validate_account(place.config(), clients(place.aws), found)
-    assert "quotas: workers.0.instance_type is wrong" in checked.skipped
-    assert "bucket: existing.bucket is wrong" in checked.skipped
+    assert "quotas: workers.0.instance_type is invalid" in checked.skipped
+    assert "bucket: existing.bucket is invalid" in checked.skipped
     assert "security groups" in checked.done
     assert not {"quotas", "bucket", "subnet"} & set(checked.done)
     before = len(place.aws.requests())

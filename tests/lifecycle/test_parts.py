@@ -75,7 +75,7 @@ def test_steps_come_after_what_they_need() -> None:
         ("default_user", "-rf", "default_user: '-rf'"),
         ("users", [{"name": "a b", "uid": 1, "gid": 1}], "users.name: 'a b'"),
         ("users", [{"name": "a", "uid": 0, "gid": 1}], "users.uid: 0"),
-        ("groups", {"g": "worker"}, "groups.g: 'worker' is none of controller, login, compute"),
+        ("groups", {"g": "worker"}, "groups.g: 'worker' is not one of controller, login, compute"),
         ("fsx", {"dns_name": "x", "mount_name": "y", "mount_path": "/fsx/.."}, "fsx.mount_path"),
         ("accounting", "no", "accounting: 'no'"),
         ("provisioning", None, "provisioning: None"),
@@ -282,7 +282,7 @@ def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Pat
         make()
         (outside / f"{instance_id(0)}.x").touch()
         for action in (lambda: shared.staging(listed, "x"), lambda: shared.leftovers(listed)):
-            with pytest.raises(NodeError, match="is not root's alone; move it away"):
+            with pytest.raises(NodeError, match="is not owned by root alone; move it away"):
                 action()
         assert (outside / f"{instance_id(0)}.x").exists()
 
@@ -368,7 +368,7 @@ def test_what_passes_is_tried_again_and_what_does_not_is_not(node: Node) -> None
 def test_done_is_not_believed(node: Node) -> None:
     assert not runner.run([Marker("a", lambda path: None)], node, dry_run=False)
     assert events(node)[-2] == ("a", "failed")
-    assert "done, and yet: no a" in node.path("steps.jsonl").read_text()
+    assert "still missing: no a" in node.path("steps.jsonl").read_text()
 
 
 def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(node: Node) -> None:
@@ -436,7 +436,7 @@ def test_only_brings_what_is_needed() -> None:
 def test_two_runs_do_not_mix(node: Node) -> None:
     with (
         runner.locked(node),
-        pytest.raises(NodeError, match="another run is at work"),
+        pytest.raises(NodeError, match="another run has held it"),
         runner.locked(node, seconds=0.1),
     ):
         pass
@@ -458,7 +458,7 @@ def test_apt_waits_for_whoever_holds_its_lock(node: Node) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(PassingError, match=f"process {other.pid} holds it"):
+        with pytest.raises(PassingError, match=f"process {other.pid} has held it"):
             apt.wait_for_others(node, seconds=0)
         other.communicate("\n")
     apt.wait_for_others(node, seconds=0)

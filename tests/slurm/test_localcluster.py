@@ -120,7 +120,7 @@ def test_up_and_down(own: LocalCluster) -> None:
 
 def test_impossible_sizes_are_refused(own: LocalCluster) -> None:
     for nodes, cpus in ((0, 4), (32, 4), (2, 0)):
-        with pytest.raises(UserError, match="cannot be"):
+        with pytest.raises(UserError, match="use 1 to 31 nodes"):
             own.up(nodes=nodes, cpus=cpus)
 
 
@@ -183,7 +183,7 @@ def test_node_loss_requeues_the_job_or_fails_it(cluster: LocalCluster, tmp_path:
     wait_until(lambda: job_state(cluster, again) == "COMPLETED")
     assert (tmp_path / "again").read_text().split("\n")[-2] == "attempt 1"
     wait_until(lambda: [state for _, state in cluster.status().nodes] == ["idle", "idle"])
-    with pytest.raises(UserError, match="no node 'node3' in this local cluster; it has node1, node2"):
+    with pytest.raises(UserError, match=r"no node 'node3' in this local cluster; .*node1, node2"):
         cluster.kill_node("node3")
 
 
@@ -390,7 +390,7 @@ def test_commands(own: LocalCluster) -> None:
         return result.output
 
     assert invoke("status").startswith("down")
-    with pytest.raises(UserError, match=r"no local cluster runs in .*; start it with `hyperpod-ft local up`"):
+    with pytest.raises(UserError, match=r"no local cluster is running in .*`hyperpod-ft local up`"):
         invoke("env")
     assert invoke("up", "--nodes", "2", "--cpus", "3", "--die-with", str(os.getpid())).startswith("up\n")
     assert invoke("up", "--cpus", "3").startswith("already up\n")
@@ -413,7 +413,7 @@ def test_missing_programs_name_the_packages(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_another_system_is_shown_another_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UserError, match=r"needs Linux, and this is darwin; .*--launcher process"):
+    with pytest.raises(UserError, match=r"needs Linux, not darwin; .*--launcher process"):
         LocalCluster(tmp_path / "cluster").up()
 
 

@@ -35,8 +35,8 @@ dist.init_process_group("gloo")
 total = torch.tensor(1.0 + dist.get_rank())
 dist.all_reduce(total)
 names = ("SLURMD_NODENAME", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-told = {name: os.environ[name] for name in names} | {"rank": dist.get_rank(), "total": total.item()}
-Path(sys.argv[1], f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
+facts = {name: os.environ[name] for name in names} | {"rank": dist.get_rank(), "total": total.item()}
+Path(sys.argv[1], f"rank-{dist.get_rank()}.json").write_text(json.dumps(facts))
 dist.destroy_process_group()
 """
 
@@ -53,7 +53,7 @@ while not (run / "checkpoints").exists():
     time.sleep(0.1)
 """
 
-# Crashes as often as it is told in a file.
+# Crashes with the exit statuses listed in a file.
 CRASHES = """
 import json, os, sys
 from pathlib import Path
@@ -135,14 +135,14 @@ def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun)
     ranks: list[dict[str, Any]] = [
         json.loads((run.directory / f"rank-{rank}.json").read_text()) for rank in range(run.plan.degrees.world_size)
     ]
-    assert [told["total"] for told in ranks] == [36.0] * 8
-    assert {told["WORLD_SIZE"] for told in ranks} == {"8"}
-    assert {told["LOCAL_WORLD_SIZE"] for told in ranks} == {"2"}
+    assert [rank["total"] for rank in ranks] == [36.0] * 8
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"8"}
+    assert {rank["LOCAL_WORLD_SIZE"] for rank in ranks} == {"2"}
     # two neighbouring ranks on each node, in the nodes' order: a tensor-parallel pair never leaves its node
-    assert [(told["SLURMD_NODENAME"], told["GROUP_RANK"], told["LOCAL_RANK"]) for told in ranks] == [
+    assert [(rank["SLURMD_NODENAME"], rank["GROUP_RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [
         (f"node{node + 1}", str(node), str(local)) for node in range(4) for local in range(2)
     ]
-    assert len({(told["MASTER_ADDR"], told["MASTER_PORT"]) for told in ranks}) == 1
+    assert len({(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks}) == 1
     assert run.exit_marker("train", job).read_text() == "0\n"
     reports = sorted(path.name for path in run.attempt_directory("train", job).iterdir())
     assert reports == [f"node-0-{number}.json" for number in range(4)]

@@ -1,4 +1,4 @@
-"""What the kit asks of HyperPod, and what it answers. `client` is boto3's for sagemaker everywhere."""
+"""Calls to SageMaker HyperPod. `client` is boto3's for sagemaker throughout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,20 +14,20 @@ _MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 @dataclass(frozen=True)
 class Group:
-    """An instance group. While it scales, `current` differs from `target`, whatever the cluster's status says."""
+    """An instance group. While it scales, `current` differs from `target`, regardless of the cluster's status."""
 
     name: str
     instance_type: str
     current: int
     target: int
-    status: str  # InstanceGroupStatus; empty where HyperPod gives none
+    status: str  # InstanceGroupStatus; empty where HyperPod reports none
     lifecycle_uri: str
     node_type: str  # Controller, Login or Compute; empty under legacy provisioning
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster as DescribeCluster tells of it. `status` is ClusterStatus: Creating, InService, Failed, ..."""
+    """A cluster, from DescribeCluster. `status` is ClusterStatus: Creating, InService, Failed, ..."""
 
     name: str
     arn: str
@@ -43,11 +43,11 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """Every group has the nodes it is to have."""
+        """In service, and every group has its target number of instances."""
         return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
 
     def group(self, name: str) -> Group:
-        """Raises UserError when there is no such group."""
+        """Raises UserError if there is no such group."""
         for group in self.groups:
             if group.name == name:
                 return group
@@ -58,7 +58,7 @@ class Cluster:
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
-    """What DescribeCluster says; None where there is no cluster of this name."""
+    """DescribeCluster's answer; None if no cluster has this name."""
     try:
         described: dict[str, Any] = client.describe_cluster(ClusterName=name)
     except client.exceptions.ClientError as error:
@@ -69,13 +69,13 @@ def describe(client: Any, name: str) -> dict[str, Any] | None:
 
 
 def find(client: Any, name: str) -> Cluster | None:
-    """The cluster, or None when there is none of this name."""
+    """The cluster; None if no cluster has this name."""
     described = describe(client, name)
     return None if described is None else of_description(described)
 
 
 def require(client: Any, name: str) -> Cluster:
-    """The cluster. Raises UserError when there is none of this name."""
+    """The cluster. Raises UserError if no cluster has this name."""
     if cluster := find(client, name):
         return cluster
     names = [
@@ -83,30 +83,32 @@ def require(client: Any, name: str) -> Cluster:
         for page in client.get_paginator("list_clusters").paginate()
         for summary in page["ClusterSummaries"]
     ]
-    known = f"clusters there: {', '.join(sorted(names))}" if names else "there is no cluster at all"
+    known = f"existing: {', '.join(sorted(names))}" if names else "there are no clusters"
     region = client.meta.region_name
-    raise UserError(f"no cluster {name!r} in {region}" + did_you_mean(name, names), f"{known}; other regions: --region")
+    raise UserError(
+        f"no cluster {name!r} in {region}" + did_you_mean(name, names), f"{known}; for another region pass --region"
+    )
 
 
 def not_ours(cluster: Cluster, subnet_id: str) -> str:
-    """Why a cluster cannot be the one that the kit makes on this subnet; empty when it can be."""
+    """Why a cluster cannot be the one that this kit created on this subnet; empty if it can be."""
     if cluster.kubernetes:
-        return f"there is a cluster {cluster.name} already, and it is Kubernetes (EKS), not Slurm"
+        return f"cluster {cluster.name} already exists and uses Kubernetes (EKS), not Slurm"
     if subnet_id not in cluster.subnets:
-        return f"there is a cluster {cluster.name} already, and it stands on other subnets: somebody else made it"
+        return f"cluster {cluster.name} already exists on other subnets: this cluster file did not create it"
     return ""
 
 
 def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
-    """Have a group hold `count` instances. Whatever else the group is, it stays. Raises UserError under Kubernetes."""
+    """Set a group's number of instances; keep its other settings. Raises UserError under Kubernetes."""
     if cluster.kubernetes:
         raise UserError(
-            f"cluster {cluster.name} is Kubernetes (EKS): its groups hold what this kit does not know",
-            "use the AWS CLI",
+            f"cluster {cluster.name} uses Kubernetes (EKS), which this kit cannot scale",
+            "use `aws sagemaker update-cluster`",
         )
     described = describe(client, cluster.name)
     if described is None:
-        raise UserError(f"cluster {cluster.name}: is gone", "look at `hyperpod-ft cluster status`")
+        raise UserError(f"cluster {cluster.name} no longer exists", "check `hyperpod-ft cluster status`")
     there = {one["InstanceGroupName"]: group_specification(one) for one in described["InstanceGroups"]}
     specification = there[cluster.group(group).name]
     specification["InstanceCount"] = count
@@ -116,7 +118,7 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
 
 
 def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
-    """Have HyperPod replace instances. Raises UserError with a line for each that it refuses."""
+    """Have HyperPod replace instances. Raises UserError that names each instance it refused."""
     refused = []
     for start in range(0, len(nodes), _MOST_REPLACED):
         ids = [node.instance_id for node in nodes[start : start + _MOST_REPLACED]]
@@ -124,12 +126,12 @@ def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
         refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
     if refused:
         raise UserError(
-            f"cluster {cluster.name}: not replaced: {', '.join(refused)}", "look at `hyperpod-ft cluster nodes`"
+            f"cluster {cluster.name}: not replaced: {', '.join(refused)}", "check `hyperpod-ft cluster nodes`"
         )
 
 
 def delete(client: Any, name: str) -> bool:
-    """Ask for it to be deleted; False when HyperPod does not do that as long as the cluster changes."""
+    """Request deletion; False if HyperPod refuses because the cluster is changing."""
     try:
         client.delete_cluster(ClusterName=name)
     except client.exceptions.ClientError as error:
@@ -141,14 +143,14 @@ def delete(client: Any, name: str) -> bool:
 
 
 def pick(nodes: list[Node], wanted: str) -> Node:
-    """The node of this instance id or host name. Raises UserError when there is none."""
+    """The node of this instance id or host name. Raises UserError if there is none."""
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):
             return node
     known = [node.instance_id for node in nodes]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
-        "give an instance id or host name of `hyperpod-ft cluster nodes`",
+        "give an instance id or host name from `hyperpod-ft cluster nodes`",
     )
 
 

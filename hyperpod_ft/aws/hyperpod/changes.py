@@ -1,4 +1,4 @@
-"""What a cluster file asks for that a cluster which is there has otherwise (pure)."""
+"""The differences between a cluster file and an existing cluster (pure)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,9 @@ _OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn")
 
 @dataclass(frozen=True)
 class Changes:
-    """`groups`: instance groups as `UpdateCluster` takes them, of those that are added or get new lifecycle scripts.
+    """`groups`: the instance groups that are added or get new lifecycle scripts, as `UpdateCluster` takes them.
 
-    `added`: how many instances each new group is to have. `other`: what stays as it is, one line each.
+    `added`: the number of instances of each new group. `other`: differences that `create` does not apply, a line each.
     """
 
     groups: tuple[dict[str, Any], ...]
@@ -24,10 +24,10 @@ class Changes:
 
 
 def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str, Any]) -> Changes:
-    """From the request of `CreateCluster` and what `DescribeCluster` says.
+    """Compare the request of `CreateCluster` with the answer of `DescribeCluster`.
 
-    New groups and new lifecycle scripts are changes that `create` makes. All else is told: HyperPod keeps a group as it
-    was made, counts are changed by `scale`.
+    `create` applies new groups and new lifecycle scripts. It only reports the rest: HyperPod does not change existing
+    groups, and `scale` changes counts.
     """
     there = {group["InstanceGroupName"]: group for group in described["InstanceGroups"]}
     keys = dict(zip((group.name for group in config.groups), group_keys(config), strict=True))
@@ -43,7 +43,7 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
         if now.get("LifeCycleConfig") != wanted["LifeCycleConfig"]:
             groups.append({**now, "LifeCycleConfig": wanted["LifeCycleConfig"]})
         other += [
-            _told(key_of_group(keys[name], part), now.get(part), wanted.get(part), config, name)
+            _difference(key_of_group(keys[name], part), now.get(part), wanted.get(part), config, name)
             for part in (*wanted, *(part for part in _OPTIONAL if part in now and part not in wanted))
             if part != "LifeCycleConfig" and not _covers(now.get(part), wanted.get(part))
         ]
@@ -54,14 +54,14 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
 
 
 def provisioning_differs(config: ClusterConfig, described: dict[str, Any]) -> bool:
-    """Whether the cluster was made with the other kind of provisioning, which cannot be changed."""
+    """Whether the cluster was created with the other kind of provisioning, which cannot be changed."""
     entry = "OnInitComplete" if config.provisioning == "api" else "OnCreate"
     scripts = [group.get("LifeCycleConfig", {}) for group in described["InstanceGroups"]]
     return any(key in lifecycle for lifecycle in scripts for key in _ENTRIES if key != entry)
 
 
 def _covers(now: Any, wanted: Any) -> bool:
-    """Whether all that is wanted is so; HyperPod may tell more (defaults), and lists in another order."""
+    """Whether `now` contains everything in `wanted`; HyperPod may add defaults and reorder lists."""
     if isinstance(wanted, dict):
         return isinstance(now, dict) and all(_covers(now.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -69,11 +69,11 @@ def _covers(now: Any, wanted: Any) -> bool:
     return bool(now == wanted)
 
 
-def _told(key: str, now: Any, wanted: Any, config: ClusterConfig, name: str) -> str:
+def _difference(key: str, now: Any, wanted: Any, config: ClusterConfig, name: str) -> str:
     if key.endswith(".count"):
         command = f"hyperpod-ft cluster scale {config.name} {name} {wanted} --region {config.region}"
-        return f"{key}: {name} is to have {now} instances, not {wanted}: {command}"
-    return f"{key}: {name} has {_short(now)}, not {_short(wanted)}; a group keeps what it was made with"
+        return f"{key}: {name} has {now} instances, not {wanted}: {command}"
+    return f"{key}: {name} has {_short(now)}, not {_short(wanted)}; cannot be changed in an existing group"
 
 
 def _short(value: Any) -> str:

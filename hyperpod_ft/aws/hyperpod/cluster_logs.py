@@ -1,7 +1,7 @@
-"""What HyperPod wrote to CloudWatch about a cluster's nodes. `client` is boto3's for logs everywhere.
+"""HyperPod's logs of a cluster's nodes in CloudWatch. `client` is boto3's for logs throughout.
 
-Log group `/aws/sagemaker/Clusters/<name>/<id>`; of each node the stream `LifecycleConfig/<group>/<instance id>` holds
-what its lifecycle scripts printed.
+In the log group `/aws/sagemaker/Clusters/<name>/<id>`, the stream `LifecycleConfig/<group>/<instance id>` has the
+output of a node's lifecycle scripts.
 """
 
 import time
@@ -20,20 +20,20 @@ def log_group(cluster: Cluster) -> str:
 
 
 def lifecycle_streams(client: Any, cluster: Cluster) -> list[str]:
-    """The streams of every node that ever ran lifecycle scripts, the one written to last first."""
+    """The streams of every node that ever ran lifecycle scripts, the most recently written first."""
     pages = client.get_paginator("describe_log_streams").paginate(
         logGroupName=log_group(cluster), logStreamNamePrefix="LifecycleConfig/"
     )
     streams: list[dict[str, Any]] = []
     with suppress(client.exceptions.ResourceNotFoundException):
         streams = [stream for page in pages for stream in page["logStreams"]]
-    # CloudWatch may tell of a stream's last event only after an hour, of its creation at once
+    # CloudWatch may report a stream's last event only after an hour, but its creation at once
     streams.sort(key=lambda stream: max(stream.get("lastEventTimestamp", 0), stream["creationTime"]), reverse=True)
     return [stream["logStreamName"] for stream in streams]
 
 
 def lines(client: Any, cluster: Cluster, stream: str, follow: bool = False) -> Iterator[str]:
-    """The lines of a stream, oldest first; with `follow` for ever. Nothing while there is no such stream."""
+    """The lines of a stream, oldest first; with `follow`, waits for more without end. None if the stream is missing."""
     token: dict[str, str] = {}
     while True:
         page: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def lines(client: Any, cluster: Cluster, stream: str, follow: bool = False) -> I
                 logGroupName=log_group(cluster), logStreamName=stream, startFromHead=True, **token
             )
         yield from (event["message"].rstrip("\n") for event in page.get("events", []))
-        # the end is where CloudWatch hands out the token that it was given
+        # at the end CloudWatch returns the token that it was given
         at_end = not page or page["nextForwardToken"] == token.get("nextToken")
         if at_end and not follow:
             return

@@ -1,4 +1,4 @@
-"""The files that HyperPod copies to each node and runs there: lifecycle/ and what it is told."""
+"""The files that HyperPod copies to each node and runs there: lifecycle/ and its settings."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ PREFIX = "lifecycle"
 
 
 def files(config: ClusterConfig, foundation: Foundation) -> dict[str, bytes]:
-    """What is uploaded, by name relative to the S3 folder."""
+    """The files to upload, by name relative to the S3 folder."""
     below = shipped("lifecycle")
     found = {path.relative_to(below).as_posix(): path.read_bytes() for path in scripts()}
     found["settings.json"] = _json(requests.settings(config, foundation))
@@ -39,14 +39,14 @@ def folder(config: ClusterConfig, content: dict[str, bytes]) -> str:
 
 
 def check(content: dict[str, bytes]) -> list[Finding]:
-    """What would stop a node from running these files."""
+    """Errors that would stop a node from running these files."""
     found = [
-        error(f"lifecycle/{name}", "has Windows line ends, at which bash stops", "convert it: sed -i 's/\\r$//'")
+        error(f"lifecycle/{name}", "has Windows line ends, which bash rejects", "convert it: sed -i 's/\\r$//'")
         for name, data in sorted(content.items())
         if b"\r\n" in data
     ]
     if not content.get(ENTRY, b"").startswith(b"#!"):
-        found.append(error(f"lifecycle/{ENTRY}", "is missing or has no #! line", "install the kit again"))
+        found.append(error(f"lifecycle/{ENTRY}", "is missing or has no #! line", "reinstall the kit"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster as HyperPod tells of them."""
+"""The nodes of a cluster, from ListClusterNodes."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Node:
     status: str
     message: str
     launched: float  # seconds since the epoch
-    hostname: str  # ip-10-1-2-3, as Slurm names it; empty while HyperPod does not tell
+    hostname: str  # ip-10-1-2-3, as Slurm names it; empty until HyperPod reports it
 
     @property
     def running(self) -> bool:
@@ -25,14 +25,14 @@ class Node:
 
     @property
     def failed(self) -> bool:
-        """Without an instance it is capacity that lacks, which HyperPod goes on asking for."""
+        """Without an instance id, the node lacks capacity, which HyperPod keeps requesting."""
         return self.status == "Failure" and bool(self.instance_id)
 
 
 def list_nodes(client: Any, cluster: str) -> list[Node]:
     """Every node of a cluster, by group and id. `client` is boto3's for sagemaker.
 
-    All pages, and no filter: InstanceGroupNameContains matches parts of names.
+    Reads all pages without a filter: InstanceGroupNameContains matches parts of names.
     """
     pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=cluster)
     found = [_node(summary) for page in pages for summary in page["ClusterNodeSummaries"]]
@@ -42,7 +42,7 @@ def list_nodes(client: Any, cluster: str) -> list[Node]:
 def _node(summary: dict[str, Any]) -> Node:
     return Node(
         group=summary["InstanceGroupName"],
-        # under continuous provisioning a node that waits for capacity has no instance yet
+        # under continuous provisioning, a node that waits for capacity has no instance yet
         instance_id=summary.get("InstanceId", ""),
         instance_type=summary.get("InstanceType", ""),
         status=summary["InstanceStatus"]["Status"],
@@ -53,10 +53,10 @@ def _node(summary: dict[str, Any]) -> Node:
 
 
 def ssm_target(cluster_id: str, node: Node) -> str:
-    """What `aws ssm start-session --target` takes."""
+    """The argument of `aws ssm start-session --target`."""
     return f"sagemaker-cluster:{cluster_id}_{node.group}-{node.instance_id}"
 
 
 def tally(nodes: list[Node]) -> str:
-    """How many nodes are in which state: `3 Running, 1 Pending`."""
+    """The number of nodes in each state: `3 Running, 1 Pending`."""
     return ", ".join(f"{count} {status}" for status, count in sorted(Counter(node.status for node in nodes).items()))

@@ -1,4 +1,4 @@
-"""Where in the cluster file a part of a `CreateCluster` request comes from (`requests.create_cluster`)."""
+"""Maps parts of a `CreateCluster` request (`requests.create_cluster`) to keys of the cluster file."""
 
 import re
 
@@ -43,7 +43,7 @@ def keyed_groups(config: ClusterConfig) -> list[tuple[str, InstanceGroup]]:
 
 
 def cluster_file_key(config: ClusterConfig, path: str) -> str:
-    """`InstanceGroups[1].InstanceType` -> `workers.0.instance_type`; the path itself where no key stands behind it."""
+    """`InstanceGroups[1].InstanceType` -> `workers.0.instance_type`; the path itself if no key sets it."""
     if tag := re.match(r"Tags\[(\d+)\]", path):
         return f"tags.{sorted(config.tags)[int(tag[1])]}"
     if not (group := re.match(r"InstanceGroups\[(\d+)\]\.?(.*)", path)):
@@ -52,7 +52,7 @@ def cluster_file_key(config: ClusterConfig, path: str) -> str:
 
 
 def key_of_group(group: str, path: str) -> str:
-    """The key behind a part of a group's request, `group` being the group's own: `workers.0`, `InstanceType`."""
+    """The key that sets a part of a group's request. `group`: the group's key, `workers.0`; `path`: `InstanceType`."""
     own = _look_up(_OF_ONE_GROUP, path)
     return _look_up(_OF_ALL_GROUPS, path) or (f"{group}.{own}" if own else "")
 

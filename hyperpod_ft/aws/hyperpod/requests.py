@@ -1,6 +1,6 @@
-"""A cluster file and the resources below it -> what HyperPod is asked for. Pure functions.
+"""A cluster file and its resources -> requests to HyperPod and settings of its nodes. Pure functions.
 
-API-driven: each group says its Slurm role and its storage, HyperPod sets up Slurm, and the lifecycle scripts run as
+API-driven: each group has its Slurm role and its storage, HyperPod sets up Slurm, and the lifecycle scripts run as
 `OnInitComplete`. Legacy: the scripts run as `OnCreate`, start Slurm themselves, and read the roles in
 provisioning_parameters.json.
 """
@@ -69,7 +69,7 @@ def _group(config: ClusterConfig, group: InstanceGroup, foundation: Foundation, 
 
 
 def provisioning_parameters(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
-    """provisioning_parameters.json: how the legacy path tells HyperPod's agent, and the scripts, who is who."""
+    """provisioning_parameters.json: the roles of the groups, for HyperPod's agent on the legacy path."""
     parameters: dict[str, Any] = {
         "version": "1.0.0",
         "workload_manager": "slurm",
@@ -86,7 +86,7 @@ def provisioning_parameters(config: ClusterConfig, foundation: Foundation) -> di
 
 
 def settings(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
-    """settings.json: what the lifecycle scripts are told beside what HyperPod leaves on the node."""
+    """settings.json: settings of the lifecycle scripts, in addition to HyperPod's own files on the node."""
     return {
         "version": 1,
         "provisioning": config.provisioning,
@@ -104,7 +104,7 @@ def settings(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
 
 
 def group_specification(described: dict[str, Any]) -> dict[str, Any]:
-    """What `DescribeCluster` says of an instance group, as `UpdateCluster` takes it: the group as it is now."""
+    """An instance group of `DescribeCluster`'s answer in the form that `UpdateCluster` takes, unchanged."""
     kept = (
         "InstanceGroupName",
         "InstanceType",

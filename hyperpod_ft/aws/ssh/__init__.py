@@ -1,1 +1,1 @@
-"""Onto the nodes of a cluster: ssh through SSM."""
+"""Access to the nodes of a cluster: ssh through SSM."""

@@ -1,4 +1,4 @@
-"""Which node of a cluster is meant (pure)."""
+"""Choose the node to connect to (pure)."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from hyperpod_ft.aws.hyperpod.api import Cluster, pick
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.errors import UserError
 
-# what AWS's own scripts and this kit call them; HyperPod tells roles only of clusters whose Slurm it set up
+# names used by AWS's scripts and this kit; HyperPod reports roles only for clusters whose Slurm it set up
 USUAL_GROUPS = ("login-group", "controller-machine")
 
 
 def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
-    """Where people log in: a login group, else the controller's. `usual`: their names, for when HyperPod has no roles.
+    """The login group, or else the controller's. `usual`: their names, where HyperPod reports no roles.
 
-    Raises UserError where neither roles nor names tell.
+    Raises UserError if neither roles nor names identify one.
     """
     for role in ("Login", "Controller"):
         for group in cluster.groups:
@@ -23,25 +23,27 @@ def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
     for name in usual:
         if name in names:
             return name
-    raise UserError(f"{cluster.name}: no group is a login or controller group", f"give --group: {', '.join(names)}")
+    raise UserError(
+        f"{cluster.name}: no login or controller group found", f"pass --group with one of: {', '.join(names)}"
+    )
 
 
 def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
-    """The first Running node of exactly this group. Raises UserError when there is no such group, or none Running."""
+    """The first Running node of exactly this group. Raises UserError if there is no such group or none is Running."""
     group = cluster.group(name)
     there = [node for node in nodes if node.group == group.name]
     running = [node for node in there if node.running]
     if not running:
         others = sorted({node.group for node in nodes if node.running})
         raise UserError(
-            f"{cluster.name}: no node of {name} is Running ({tally(there) or 'it has none'})",
-            "wait for one" + (f", or give --group with one of: {', '.join(others)}" if others else ""),
+            f"{cluster.name}: no node of {name} is Running ({tally(there) or 'the group is empty'})",
+            "wait for one" + (f", or pass --group with one of: {', '.join(others)}" if others else ""),
         )
     return running[0]
 
 
 def by_name(cluster: Cluster, nodes: list[Node], name: str) -> Node:
-    """The node of this instance id or host name. Raises UserError when there is none, or it is not Running."""
+    """The node of this instance id or host name. Raises UserError if there is none or it is not Running."""
     node = pick(nodes, name)
     if not node.running:
         why = f": {node.message}" if node.message else ""

@@ -1,14 +1,14 @@
 """The kit's own ssh configuration of a cluster, in ~/.ssh/hyperpod-ft/<cluster>/.
 
     hosts         Host blocks: <cluster>, and <cluster>.<group> for each group; others may include it
-    config        what `ssh -F` gets: the same, then the user's and the system's own settings for all it leaves open
+    config        for `ssh -F`: the same, then the user's and the system's settings for everything it does not set
     nodes/<id>    known host keys of one instance
-    known/<host>  a link to the file of the instance that the host name led to last
+    known/<host>  a link to the file of the instance that the host name last connected to
 
-Nodes get replaced, and a new one has new host keys. What is known is known of an instance, therefore, not of a name:
-proxy.py finds the node of a connection, and turns the link to its file before ssh reads any key (ssh looks at
-known keys only once the other side has spoken, which it does through the proxy). A new instance is thus met for the
-first time, without an alarm; another key behind the same instance is refused.
+A replaced node has new host keys, so known keys belong to an instance, not to a name: proxy.py finds the node of a
+connection and points the link at its file before ssh reads any key (ssh reads known keys only after the server has
+spoken, through the proxy). ssh therefore accepts a new instance as unknown, without an alarm, but refuses a changed
+key of the same instance.
 """
 
 import os
@@ -25,12 +25,12 @@ from hyperpod_ft.aws.ssh.ssm import AwsCli
 from hyperpod_ft.errors import UserError
 
 _HEADER = """\
-# Cluster {cluster}. hyperpod-ft writes this file anew with every `cluster ssh`.
-# For ssh, scp, rsync and VS Code to know these hosts, have this as the first line of ~/.ssh/config:
+# Cluster {cluster}. hyperpod-ft rewrites this file with every `cluster ssh`.
+# To make these hosts known to ssh, scp, rsync and VS Code, make this the first line of ~/.ssh/config:
 #   Include ~/.ssh/hyperpod-ft/*/hosts
 """
-# IdentitiesOnly: an agent with many keys runs into the server's limit before it comes to the right one.
-# ServerAliveInterval: Session Manager ends sessions that are idle, after 20 minutes by default.
+# IdentitiesOnly: an agent with many keys reaches the server's limit of attempts before it offers the right one.
+# ServerAliveInterval: Session Manager ends idle sessions, after 20 minutes by default.
 _COMMON = """\
 Host {hosts}
     User {user}
@@ -55,7 +55,7 @@ Match all
 """
 
 
-# With -m, a file in the directory where ssh happens to be called could take the place of any module
+# With -m, a file in the current directory of ssh could shadow any module
 _PROXY = 'import sys; sys.path.remove("") if "" in sys.path else 0; from hyperpod_ft.aws.ssh import proxy; proxy.main()'
 
 
@@ -88,11 +88,11 @@ class SshFiles:
         return self.directory / "known" / host
 
     def uploaded(self, digest: str) -> Path:
-        """Says that a key is on the cluster, so that one session of SSM is enough from then on."""
+        """Exists once a key is on the cluster; from then on one SSM session per connection suffices."""
         return self.directory / "uploaded" / digest
 
     def make(self) -> None:
-        """The directories, for this user alone."""
+        """Create the directories, readable by this user alone."""
         self.home.joinpath(".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
         for directory in (self.directory.parent, self.directory):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -100,7 +100,7 @@ class SshFiles:
             self.directory.joinpath(name).mkdir(mode=0o700, exist_ok=True)
 
     def lead_to(self, host: str, instance_id: str) -> None:
-        """From here on, what is known of `host` is what is known of this instance."""
+        """Point the known keys of `host` at those of this instance."""
         self.make()
         keys, link = self.node_keys(instance_id), self.known(host)
         if link.is_symlink() and link.readlink() == keys:
@@ -111,7 +111,7 @@ class SshFiles:
         fresh.replace(link)
 
     def write(self, aws_cli: AwsCli, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> None:
-        """Write hosts and config, each whole or not at all, for this user alone."""
+        """Write hosts and config atomically, readable by this user alone."""
         self.make()
         hosts = self.hosts_text(aws_cli, user, identity, login_group, groups)
         publish.write_text(self.hosts, hosts, 0o600)
@@ -119,18 +119,18 @@ class SshFiles:
 
     def _own_config(self) -> str:
         path = str(self.home / ".ssh" / "config")
-        # Include takes patterns, and newer versions of ssh tokens too; ssh finds ~ by the password file, not $HOME
+        # Include expands patterns, and in newer versions of ssh tokens; ssh takes ~ from the password file, not $HOME
         return f'"{path}"' if re.fullmatch(r"[\w/., @+=-]+", path) else "~/.ssh/config"
 
     def hosts_text(self, aws_cli: AwsCli, user: str, identity: Path, login_group: str, groups: Iterable[str]) -> str:
-        """The Host blocks. Names and paths are literal: ssh hands tokens as %h to a shell unquoted."""
+        """The Host blocks. Names and paths are literal: ssh passes tokens such as %h to a shell unquoted."""
         names = {login_group: f"{self.cluster} {self.host(login_group)}"}
         names |= {group: self.host(group) for group in groups if group != login_group}
         blocks = [
             _HOST.format(
                 hosts=name,
                 proxy=proxy_command(aws_cli, self.cluster, "--group", group),
-                # one link for both names of the login group
+                # both names of the login group share one link
                 known_hosts=quoted(self.known(self.host(group))),
             )
             for group, name in names.items()
@@ -141,18 +141,18 @@ class SshFiles:
         return "\n".join([_HEADER.format(cluster=self.cluster), *blocks, common])
 
     def forget(self) -> None:
-        """Remove all of it: the cluster is gone."""
+        """Remove all files: the cluster no longer exists."""
         if self.directory.is_dir():
             shutil.rmtree(self.directory)
 
 
 def proxy_command(aws_cli: AwsCli, cluster: str, *which: str) -> str:
-    """ssh's ProxyCommand, a line for the user's shell. `which`: --group or --node, and its name."""
+    """ssh's ProxyCommand, as a line for the user's shell. `which`: --group or --node, and its value."""
     return shlex.join([sys.executable, "-c", _PROXY, cluster, *which, *aws_cli.arguments()]).replace("%", "%%")
 
 
 def quoted(path: Path) -> str:
-    """A path as one argument in an ssh configuration. Raises UserError for what its syntax cannot say."""
+    """A path as one argument in an ssh configuration. Raises UserError for a path that its syntax cannot express."""
     if any(mark in str(path) for mark in ('"', "\n", "\\", "${")):
-        raise UserError(f"{path}: ssh's configuration cannot name this path", "use one without quotes, \\ or ${")
+        raise UserError(f"{path}: ssh's configuration cannot express this path", "use one without quotes, \\ or ${")
     return '"' + str(path).replace("%", "%%") + '"'

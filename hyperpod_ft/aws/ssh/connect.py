@@ -1,4 +1,4 @@
-"""`hyperpod-ft cluster ssh`: into a node of a cluster, by ssh through SSM, or by SSM alone."""
+"""`hyperpod-ft cluster ssh`: connect to a node by ssh through SSM, or by SSM alone."""
 
 import hashlib
 import shlex
@@ -16,19 +16,19 @@ from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, by_name, in_group, login_gr
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.errors import UserError
 
-_SSH_FAILED = 255  # ssh's own exit status; all others are the remote command's
+_SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 
 
 @dataclass(frozen=True)
 class SshRequest:
-    """What the user asked for. Raises UserError for a user name that can be none."""
+    """The options of `cluster ssh`. Raises UserError for an invalid user name."""
 
     user: str = "ubuntu"  # the image's default user
     group: str | None = None
     node: str | None = None  # instance id or host name
     identity: Path | None = None  # private or public key file
     forwards: tuple[str, ...] = ()  # PORT:HOST:PORT, as ssh's -L
-    command: tuple[str, ...] = ()  # run this instead of a shell, as ssh does: joined by spaces, read by a shell
+    command: tuple[str, ...] = ()  # run this instead of a shell; joined by spaces and read by a shell, as by ssh
 
     def __post_init__(self) -> None:
         ssh_key.check_user(self.user)
@@ -36,7 +36,7 @@ class SshRequest:
 
 @dataclass(frozen=True)
 class SshRoute:
-    """A node, and all it takes to reach it."""
+    """A node, and everything needed to connect to it."""
 
     cluster: Cluster
     aws_cli: ssm.AwsCli
@@ -71,7 +71,7 @@ def choose_route(
 
 
 def ssh_command(route: SshRoute, request: SshRequest, identity: Path) -> list[str]:
-    """The exact command: to this node, even where the configuration's own names would lead to another."""
+    """The ssh command for exactly this node, even if the configuration's names would lead to another."""
     instance = route.node.instance_id
     command = ["ssh", "-F", str(route.files.config), "-l", request.user]
     command += ["-o", f"IdentityFile={quoted(identity)}"]
@@ -81,12 +81,12 @@ def ssh_command(route: SshRoute, request: SshRequest, identity: Path) -> list[st
         command += ["-o", "ExitOnForwardFailure=yes"]
     for forward in request.forwards:
         command += ["-L", forward]
-    # what follows -- is no option, whatever it looks like
+    # nothing after -- is read as an option
     return [*command, "--", route.cluster.name, *request.command]
 
 
 def preview(route: SshRoute, request: SshRequest) -> str:
-    """What `connect` would do. Raises UserError where there is no key."""
+    """What `connect` would do. Raises UserError without a key."""
     identity = ssh_key.find(request.identity, route.files.home / ".ssh")
     return f"target   {route.target}\ncommand  {shlex.join(ssh_command(route, request, identity.file))}"
 
@@ -99,9 +99,9 @@ def write_config(route: SshRoute, request: SshRequest) -> str:
 
 
 def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -> int:
-    """Have the key on the cluster, the configuration written, and run ssh in this terminal. Returns its exit status.
+    """Upload the key, write the configuration, and run ssh in this terminal. Returns its exit status.
 
-    `tell` gets a line about what is done; stdout is the remote command's. Raises UserError.
+    `tell` receives lines of progress; stdout belongs to the remote command. Raises UserError.
     """
     ssm.require("ssh", "aws", "session-manager-plugin")
     identity = ssh_key.find(request.identity, route.files.home / ".ssh")
@@ -110,21 +110,21 @@ def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -
     uploaded = _uploaded(route, request, identity)
     if not uploaded.exists():
         if ssh_key.upload(route.aws_cli, route.target, request.user, identity):
-            tell(f"{request.user} on {route.cluster.name} now takes the key {identity.file}")
+            tell(f"{request.user} on {route.cluster.name} now accepts the key {identity.file}")
         publish.write_text(uploaded, "", 0o600)
     tell(route.node_name)
     status = subprocess.run(command, env=ssm.environment(), check=False).returncode
     if status == _SSH_FAILED:
-        uploaded.unlink(missing_ok=True)  # perhaps it was the key: look again next time
+        uploaded.unlink(missing_ok=True)  # the key may be missing: upload it again next time
         raise UserError(
-            f"{route.node.group} {route.node.instance_id}: ssh failed, for the reason it gives above",
-            "try again, which looks after the key too; without sshd and keys: --ssm",
+            f"{route.node.group} {route.node.instance_id}: ssh failed; its message is above",
+            "run it again, which also uploads the key again; to connect without sshd and keys: --ssm",
         )
     return status
 
 
 def shell(route: SshRoute, tell: Callable[[str], None]) -> int:
-    """A shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
+    """Open a shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
     tell(route.node_name)
     return ssm.shell(route.aws_cli, route.target)
 
@@ -135,6 +135,6 @@ def _write(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> No
 
 
 def _uploaded(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> Path:
-    # homes are on the shared volume, so a key is the cluster's, not a node's
+    # homes are on the shared volume, so an uploaded key serves the whole cluster
     what = "\0".join((route.cluster.id, request.user, identity.line))
     return route.files.uploaded(hashlib.sha256(what.encode()).hexdigest()[:32])

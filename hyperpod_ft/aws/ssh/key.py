@@ -1,4 +1,4 @@
-"""The user's public key, and putting it into a node user's authorized_keys through SSM."""
+"""Find the user's public key, and add it to a node user's authorized_keys through SSM."""
 
 import base64
 import binascii
@@ -27,17 +27,17 @@ _PUT = Path(__file__).with_name("put_key.sh")
 
 @dataclass(frozen=True)
 class SshKey:
-    """`line` is the public key as authorized_keys takes it. `file` is what ssh's IdentityFile names: the private key,
-    or the public one where the private key lives in an agent or on a token alone."""
+    """`line` is the public key as a line of authorized_keys. `file` is ssh's IdentityFile: the private key, or the
+    public one if the private key is only in an agent or on a token."""
 
     file: Path
     line: str
 
 
 def find(given: Path | None, directory: Path) -> SshKey:
-    """The identity the user gave, by its private or public file, or else the first usual one of `directory` (~/.ssh).
+    """The key that the user named by its private or public file, or else the first usual one in `directory` (~/.ssh).
 
-    Raises UserError where there is none, or where it is no public key.
+    Raises UserError if there is none or it is not a public key.
     """
     if given is not None:
         private = given.with_suffix("") if given.suffix == ".pub" else given
@@ -47,7 +47,7 @@ def find(given: Path | None, directory: Path) -> SshKey:
             return _read(directory / name)
     raise UserError(
         f"no public key in {directory} ({', '.join(f'{name}.pub' for name in _USUAL)})",
-        "make one with: ssh-keygen -t ed25519; or give --identity",
+        "make one with: ssh-keygen -t ed25519; or pass --identity",
     )
 
 
@@ -57,19 +57,19 @@ def _read(private: Path) -> SshKey:
         text = public.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{public}: no readable public key",
+            f"{public}: cannot read the public key",
             f"make it from the private one: ssh-keygen -y -f {shlex.quote(str(private))} >{shlex.quote(str(public))}",
         ) from error
     return SshKey(private if private.is_file() else public, checked(text, str(public)))
 
 
 def checked(text: str, where: str) -> str:
-    """The one line of a public key file. Raises UserError for anything else: the line goes to a machine of others."""
+    """The one line of a public key file. Raises UserError for anything else, which must not leave this machine."""
     lines = [line for line in text.split("\n") if line.strip()]
     match = re.fullmatch(r"(\S+) ([A-Za-z0-9+/]+={0,2})( .*)?", lines[0].rstrip("\r ")) if len(lines) == 1 else None
     if match is None or not lines[0].rstrip("\r").isprintable() or match[1] not in _KINDS:
         raise UserError(
-            f"{where}: is not one line of an ssh public key (a kind of {', '.join(_KINDS)}, then base64)",
+            f"{where}: must be one line with an ssh public key (one of {', '.join(_KINDS)}, then base64)",
             "make one with: ssh-keygen -t ed25519",
         )
     try:
@@ -78,36 +78,36 @@ def checked(text: str, where: str) -> str:
         blob = b""
     # RFC 4253, 6.6: the key's data starts with its kind, as a string with its length in four bytes
     if not blob.startswith(len(match[1]).to_bytes(4, "big") + match[1].encode()):
-        raise UserError(f"{where}: its data is not that of a {match[1]} key", "copy the file again")
+        raise UserError(f"{where}: the data is not a {match[1]} key", "copy the file again")
     return match[0]
 
 
 def check_user(name: str) -> None:
-    """Raises UserError for what is no Linux user name: it goes into a configuration, and into a shell of the node."""
+    """Raises UserError for an invalid Linux user name: it goes into a configuration, and into a shell on the node."""
     if not re.fullmatch(LINUX_USER, name):
-        raise UserError(f"--user {name!r}: is no Linux user name", "give the login name of the node's user")
+        raise UserError(f"--user {name!r}: not a Linux user name", "pass the login name of the node's user")
 
 
 def command(user: str, line: str) -> str:
-    """What the node is to run: shell words with the user's name, and all else in base64. Raises UserError."""
+    """The command for the node: shell words with the user's name, the rest in base64. Raises UserError."""
     check_user(user)
     script, key = (base64.b64encode(data.encode()).decode() for data in (_PUT.read_text(encoding="utf-8"), line))
     return shlex.join(["sh", "-c", f"echo {script} | base64 -d | sh -s -- {user} {key}"])
 
 
 def upload(aws_cli: ssm.AwsCli, target: str, user: str, identity: SshKey) -> bool:
-    """Put the key into the user's authorized_keys. True when it was not there before. Raises UserError."""
+    """Add the key to the user's authorized_keys. True if it was missing. Raises UserError."""
     said = ssm.run(aws_cli, target, command(user, identity.line), _ANSWER).strip()
     match said:
         case "added" | "present":
             return said == "added"
         case "no-user":
             raise UserError(
-                f"{target.rpartition('_')[2]}: there is no user {user} on this node",
-                "give --user; when the lifecycle scripts failed: hyperpod-ft cluster logs, and --ssm gets in meanwhile",
+                f"{target.rpartition('_')[2]}: no user {user} on this node",
+                "pass --user; if the lifecycle scripts failed: hyperpod-ft cluster logs; to connect anyway: --ssm",
             )
         case _:
             raise UserError(
-                f"{target.rpartition('_')[2]}: the key could not be put into {user}'s authorized_keys: {said}",
-                "look with --ssm: is /fsx mounted, and is the home directory the user's own?",
+                f"{target.rpartition('_')[2]}: could not add the key to {user}'s authorized_keys: {said}",
+                "connect with --ssm and check that /fsx is mounted and that the user owns the home directory",
             )

@@ -1,9 +1,9 @@
-"""ssh's ProxyCommand: find the node anew, then tunnel to its sshd.
+"""ssh's ProxyCommand: find the node, then tunnel to its sshd.
 
     CLUSTER --group GROUP | --node INSTANCE --region REGION [--profile PROFILE]
 
-A program of its own, not a command of `hyperpod-ft`: it starts with every connection, and nobody types it.
-config.proxy_command says how it is started.
+A separate program, not a command of `hyperpod-ft`: ssh starts it with every connection. config.proxy_command has its
+command line.
 """
 
 import argparse

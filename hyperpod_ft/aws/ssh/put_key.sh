@@ -1,10 +1,10 @@
-# Put a public key into a user's authorized_keys, once. Runs on the node: sh -s -- USER BASE64-OF-THE-KEY
-# Says one line, "hyperpod-ft-key: " and added, present, no-user, or what failed.
+# Add a public key to a user's authorized_keys, once. Runs on the node: sh -s -- USER BASE64-OF-THE-KEY
+# Prints one line: "hyperpod-ft-key: ", then added, present, no-user, or the error.
 # shellcheck shell=sh
 user=$1 key=$2 PATH=$PATH:/usr/sbin:/sbin
 say() { echo "hyperpod-ft-key: $(echo "$*" | tr "\n" " ")"; }
 entry=$(getent passwd "$user") || { say no-user; exit 0; }
-# as the user: then the files are theirs, and no link they made leads anywhere they could not write themselves
+# as the user: the files are then theirs, and their links reach nothing that they could not write themselves
 if [ "$(id -un)" = "$user" ]; then become() { "$@"; }
 elif [ "$(id -u)" = 0 ]; then become() { runuser -u "$user" -- "$@"; }
 else become() { sudo -n -u "$user" "$@"; }

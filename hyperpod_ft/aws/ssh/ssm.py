@@ -1,6 +1,6 @@
-"""Sessions of AWS Systems Manager with HyperPod nodes, by the AWS CLI: nodes have no other way in.
+"""Sessions of AWS Systems Manager with HyperPod nodes, by the AWS CLI: the only access to the nodes.
 
-The CLI hands each session to AWS's session-manager-plugin. Tokens stay between the two: neither passes through here.
+The CLI passes each session to AWS's session-manager-plugin. Its token stays between the two and never passes here.
 """
 
 import json
@@ -32,7 +32,7 @@ _PAGES = {
     ),
     "ssh": ("ssh", "OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"),
 }
-# Programs that start from a desktop, as VS Code does, have a short PATH: where AWS's installers put things
+# Where AWS's installers put programs: those started from a desktop, such as VS Code, have a short PATH
 _USUAL_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/usr/local/sessionmanagerplugin/bin")
 _SECONDS = 90  # for a command on a node; opening the session takes two or three
 _GRACE_SECONDS = 2
@@ -40,7 +40,7 @@ _GRACE_SECONDS = 2
 
 @dataclass(frozen=True)
 class AwsCli:
-    """With which region and profile the AWS CLI is called; no profile: whatever credentials it finds by itself."""
+    """The region and profile for calls of the AWS CLI; without a profile it uses its default credentials."""
 
     region: str
     profile: str | None = None
@@ -50,7 +50,7 @@ class AwsCli:
 
 
 def search_path() -> str:
-    """PATH, and after it where AWS's installers put their programs."""
+    """PATH, followed by the directories of AWS's installers."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *_USUAL_PLACES])
 
 
@@ -66,14 +66,14 @@ def session_command(aws_cli: AwsCli, target: str, document: str = "", **paramete
     """`aws ssm start-session`, ready to run. Without a document: a shell, as the account's preferences have it."""
     command = ["aws", "ssm", "start-session", *aws_cli.arguments(), "--target", target]
     if document:
-        # as JSON: the CLI's short form gives commas and equals signs in values a meaning
+        # as JSON: in the CLI's shorthand syntax, commas and equals signs have a meaning
         values = json.dumps({name: [value] for name, value in parameters.items()})
         command += ["--document-name", document, "--parameters", values]
     return command
 
 
 def shell(aws_cli: AwsCli, target: str) -> int:
-    """A shell on the node in this terminal, without sshd, keys or /fsx. Returns the CLI's exit status."""
+    """Open a shell on the node in this terminal, without sshd, keys or /fsx. Returns the CLI's exit status."""
     require("aws", "session-manager-plugin")
     return subprocess.run(session_command(aws_cli, target), env=environment(), check=False).returncode
 
@@ -81,8 +81,8 @@ def shell(aws_cli: AwsCli, target: str) -> int:
 def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:
     """Run words on the node (no shell, as the document's) and return what follows `answer` in the line that has it.
 
-    The exit status of a session says nothing of the command's, and sessions now and then end at once without any
-    output (`Cannot perform start session: EOF`): so commands are to be such as may run twice, and to say `answer`.
+    A session's exit status is not the command's, and sessions occasionally end at once without any output (`Cannot
+    perform start session: EOF`). So a command must be safe to run twice, and must print `answer`.
     Raises UserError.
     """
     require("aws", "session-manager-plugin")
@@ -97,10 +97,10 @@ def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int =
 
 
 def tunnel(aws_cli: AwsCli, target: str) -> None:
-    """Join stdin and stdout to the node's sshd until either ends. Raises UserError when there is no session."""
+    """Connect stdin and stdout to the node's sshd until either ends. Raises UserError if the session fails."""
     require("aws", "session-manager-plugin")
     command = session_command(aws_cli, target, SSH_DOCUMENT, portNumber="22")
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):  # ssh ends, and hangs up on its ProxyCommand
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):  # ssh sends SIGHUP to its ProxyCommand when it ends
         signal.signal(number, lambda *_: sys.exit(0))
     with _session(command, stderr=subprocess.PIPE) as session:
         try:
@@ -113,15 +113,15 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
 
 
 def _said(command: list[str], target: str) -> str:
-    # without a terminal: given one, the plugin changes its settings, and output gets lost
+    # without a terminal, whose settings the plugin would change, which loses output
     with _session(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as session:
         try:
             said, _ = session.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
             _end(session)
             raise UserError(
-                f"{_node(target)}: no answer within {_SECONDS} s; its /fsx may hang",
-                "look with --ssm, which needs no /fsx",
+                f"{_node(target)}: no answer within {_SECONDS} s; /fsx may hang",
+                "connect with --ssm, which does not need /fsx",
             ) from error
         except BaseException:
             _end(session)
@@ -132,7 +132,7 @@ def _said(command: list[str], target: str) -> str:
 def _session(
     command: list[str], stdin: int | None = None, stdout: int | None = None, stderr: int | None = None
 ) -> "subprocess.Popen[str]":
-    # a process group of its own: the CLI does not take the plugin with it when it ends
+    # in its own process group: the plugin outlives the CLI
     return subprocess.Popen(
         command,
         stdin=stdin,
@@ -146,7 +146,7 @@ def _session(
 
 
 def _end(session: "subprocess.Popen[str]") -> None:
-    """Whatever it takes; gently first: the plugin closes its session with AWS when its input ends, or when asked to."""
+    """End the session: by SIGTERM, on which the plugin closes its session with AWS, then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(subprocess.TimeoutExpired):
             session.wait(_GRACE_SECONDS)
@@ -155,10 +155,10 @@ def _end(session: "subprocess.Popen[str]") -> None:
 
 
 def explained(said: str, target: str) -> UserError:
-    """What the CLI or the agent says of a session that failed, and what to do about it."""
+    """The error for a failed session, from the output of the CLI or the agent."""
     return _known(said, target) or UserError(
-        f"{_node(target)}: no session: {_last_words(said) or 'the AWS CLI said nothing'}",
-        "try again; without ssh: --ssm",
+        f"{_node(target)}: no session: {_last_message(said) or 'the AWS CLI gave no error message'}",
+        "run it again; to connect without ssh: --ssm",
     )
 
 
@@ -170,18 +170,18 @@ def _known(said: str, target: str) -> UserError | None:
     if "TargetNotConnected" in said:
         return UserError(
             f"{node}: its SSM agent is not connected",
-            "a node that has just started needs some minutes; otherwise the subnet may lack a route out (NAT), or the"
-            " node hangs: hyperpod-ft cluster replace-node",
+            "wait some minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
+            " replace the node: hyperpod-ft cluster replace-node",
         )
     if user := re.search(r"RunAs user (\S+) does not exist", said):
         return UserError(
-            f"{node}: your account's Session Manager logs in as {user[1]} (RunAs), a user the node does not have",
-            "clear Run As in Session Manager's preferences, or name a user there that all nodes have",
+            f"{node}: your account's Session Manager logs in as {user[1]} (Run As), a user that the node does not have",
+            "clear Run As in Session Manager's preferences, or set it to a user that all nodes have",
         )
     if "please set the RunAs default user" in said:
         return UserError(
-            f"{node}: your account's Session Manager has Run As switched on without a user",
-            "name one in Session Manager's preferences, or switch it off",
+            f"{node}: Run As is enabled without a user in your account's Session Manager",
+            "set the user in Session Manager's preferences, or disable Run As",
         )
     if re.search(
         r"ExpiredToken|token (included in the request )?is expired|session .*has expired|Error loading SSO", said
@@ -193,20 +193,23 @@ def _known(said: str, target: str) -> UserError | None:
         return UserError(f"no AWS profile {profile[1]}", "see `aws configure list-profiles`")
     if "AccessDenied" in said:
         return UserError(
-            f"{node}: you may not start SSM sessions with it",
-            "have your policy allow ssm:StartSession on the cluster (arn:aws:sagemaker:*:*:cluster/*) and on the"
+            f"{node}: not allowed to start SSM sessions",
+            "allow ssm:StartSession in your policy on the cluster (arn:aws:sagemaker:*:*:cluster/*) and on the"
             f" documents {SSH_DOCUMENT} and {COMMAND_DOCUMENT}",
         )
     if "InvalidDocument" in said:
-        return UserError(f"{node}: SSM lacks a document here: {_last_words(said)}", "use --ssm, which needs none")
+        return UserError(
+            f"{node}: SSM has no such document in this region: {_last_message(said)}",
+            "use --ssm, which needs no document",
+        )
     return None
 
 
-def _last_words(said: str) -> str:
-    """The line that tells most: the CLI's last, without the lines that the plugin writes around every session."""
+def _last_message(said: str) -> str:
+    """The CLI's last line, except for those that the plugin prints around every session."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if not re.match(r"(Starting|Exiting) session with SessionId", line)]
-    return redacted(telling[-1]) if telling else ""
+    messages = [line for line in lines if not re.match(r"(Starting|Exiting) session with SessionId", line)]
+    return redacted(messages[-1]) if messages else ""
 
 
 def _node(target: str) -> str:
@@ -215,5 +218,5 @@ def _node(target: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the PATH that `require` looks at."""
+    """This process's environment, with the PATH that `require` searches."""
     return {**os.environ, "PATH": search_path()}

@@ -1,1 +1,1 @@
-"""The CloudFormation stack that a cluster stands on."""
+"""The CloudFormation stack with a cluster's network, role, bucket and file system."""

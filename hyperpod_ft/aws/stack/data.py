@@ -1,6 +1,6 @@
-"""What outlives a stack unless a user wishes otherwise: its file system and its bucket, measured and deleted.
+"""The data of a stack, its file system and its bucket: measured, and deleted only on request.
 
-CloudFormation deletes neither (DeletionPolicy of the template); deleting either twice, or what is gone, is success."""
+CloudFormation deletes neither (DeletionPolicy of the template). Deleting what no longer exists succeeds."""
 
 import time
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Bucket:
 
 
 def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
-    """None when it is gone, or `fsx_id` is empty."""
+    """None if it no longer exists, or `fsx_id` is empty."""
     found = _describe(session, fsx_id) if fsx_id else None
     if found is None:
         return None
@@ -40,7 +40,7 @@ def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
 
 
 def measure_bucket(session: Session, name: str) -> Bucket | None:
-    """None when it is gone, or `name` is empty. Takes a call for each thousand objects."""
+    """None if it no longer exists, or `name` is empty. Takes one call per thousand objects."""
     if not name:
         return None
     s3 = session.client("s3")
@@ -55,23 +55,23 @@ def measure_bucket(session: Session, name: str) -> Bucket | None:
 
 
 def delete_filesystem(session: Session, fsx_id: str, poll_seconds: float) -> None:
-    """Delete it and wait until it has gone: until then its network interfaces hold the subnet."""
+    """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
     end = time.monotonic() + DEADLINE_SECONDS
     while fsx_id and (found := _describe(session, fsx_id)):
         if found["Lifecycle"] != "DELETING":
             session.client("fsx").delete_file_system(FileSystemId=fsx_id)
         if time.monotonic() > end:
-            raise UserError(f"file system {fsx_id} is still {found['Lifecycle']}", "run the same command again")
+            raise UserError(f"file system {fsx_id} is still {found['Lifecycle']}", "run the command again")
         time.sleep(poll_seconds)
 
 
 def delete_bucket(session: Session, name: str) -> None:
-    """Delete all that it holds, older versions too in case somebody switched versioning on, and the bucket."""
+    """Delete the bucket with all its objects, and their older versions in case versioning was switched on."""
     if not name:
         return
     s3 = session.client("s3")
     try:
-        # always the first thousand: no marker can lead past what somebody wrote meanwhile
+        # always the first thousand: a marker could skip objects that are written meanwhile
         while versions := _first_versions(s3, name):
             _delete_versions(s3, name, versions)
         s3.delete_bucket(Bucket=name)

@@ -1,6 +1,6 @@
-"""What CloudFormation says of a stack while it works on it: its state and its events, newest last.
+"""A stack's state and events while CloudFormation works on it.
 
-`client` is boto3's for cloudformation everywhere.
+`client` is boto3's for cloudformation throughout.
 """
 
 import time
@@ -12,9 +12,9 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 
-DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, seldom more than thirty
+DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, rarely more than thirty
 _DONE = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
-# Consequences of another resource's failure, in CloudFormation's words.
+# CloudFormation's reasons for resources that were cancelled because another one failed.
 _CONSEQUENCES = ("Resource creation cancelled", "Resource update cancelled")
 
 
@@ -34,13 +34,13 @@ class StackEvent:
         return f"{what}: {self.status}" + (f": {self.reason}" if self.reason else "")
 
     @property
-    def worth_telling(self) -> bool:
-        """What became of each resource; that it is begun only of a file system, which takes a quarter of an hour."""
+    def worth_reporting(self) -> bool:
+        """The outcome for each resource; the start only for a file system, which takes a quarter of an hour."""
         return self.of_stack or not self.status.endswith("_IN_PROGRESS") or self.resource_type == "AWS::FSx::FileSystem"
 
     @property
     def of_stack(self) -> bool:
-        """Whether the whole stack changed its state, not one of its resources."""
+        """Whether the event is the stack's own, not a resource's."""
         return self.resource_type == "AWS::CloudFormation::Stack"
 
 
@@ -48,11 +48,11 @@ OnStackEvent = Callable[[StackEvent], None]
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
-    """The stack of this name (or id) as DescribeStacks has it; None when there is none."""
+    """The stack of this name or id, from DescribeStacks; None if there is none."""
     try:
         found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
     except client.exceptions.ClientError as error:
-        # AWS has no error code of its own for this.
+        # There is no error code for this case alone.
         if error_code(error) == "ValidationError" and "does not exist" in error_message(error):
             return None
         raise
@@ -60,7 +60,7 @@ def describe(client: Any, name: str) -> dict[str, Any] | None:
 
 
 def events(client: Any, stack_id: str, after: str = "") -> list[StackEvent]:
-    """What happened since CloudFormation was last asked to do something, or since the event `after`; oldest first."""
+    """The events since the last request to CloudFormation, or since the event `after`; oldest first."""
     found: list[StackEvent] = []
     pages = client.get_paginator("describe_stack_events").paginate(StackName=stack_id)
     for event in (event for page in pages for event in page["StackEvents"]):  # newest first
@@ -88,54 +88,54 @@ def last_event(client: Any, stack_id: str) -> str:
 
 
 def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str, poll_seconds: float) -> str:
-    """Wait until CloudFormation has done what it was asked; each event of that goes to `progress`.
+    """Wait until CloudFormation has finished a request; each of its events goes to `progress`.
 
-    `after` is the newest event before it was asked; empty for what it is already at, and for a new stack. Returns the
-    stack's state then. Raises UserError after an hour; CloudFormation goes on by itself.
+    `after` is the newest event before the request; empty for a request already in progress, and for a new stack.
+    Returns the stack's final state. Raises UserError after an hour; CloudFormation continues.
     """
-    end, told = time.monotonic() + DEADLINE_SECONDS, ""
+    end, reported = time.monotonic() + DEADLINE_SECONDS, ""
     while True:
         stack = describe(client, stack_id)
         status = str(stack["StackStatus"]) if stack else "DELETE_COMPLETE"
         for event in events(client, stack_id, after):
             after = event.id
-            told = event.status if event.of_stack else told
+            reported = event.status if event.of_stack else reported
             progress(event)
-        # Both, because AWS may show the state from before the request for a moment after it has accepted it.
-        if status == told and not status.endswith("_IN_PROGRESS"):
+        # Both, because AWS may briefly report the state from before the request after accepting it.
+        if status == reported and not status.endswith("_IN_PROGRESS"):
             return status
         if time.monotonic() > end:
             raise UserError(
                 f"stack {_name(stack_id)}: still {status} after {DEADLINE_SECONDS / 60:.0f} minutes",
-                "AWS goes on by itself; run the same command again to wait on",
+                "AWS continues; run the command again to keep waiting",
             )
         time.sleep(poll_seconds)
 
 
 def why(client: Any, stack_id: str) -> str:
-    """Of the last thing that CloudFormation was asked to do: the first resource that failed, and AWS's reason."""
+    """The first resource that failed in the last request, and AWS's reason."""
     for event in events(client, stack_id):
         if event.status.endswith("_FAILED") and not event.of_stack and not event.reason.startswith(_CONSEQUENCES):
             return f"{event.logical_id} ({event.resource_type}): {event.reason.removesuffix('.') or event.status}"
-    return "CloudFormation gives no reason"
+    return "CloudFormation gave no reason"
 
 
 def require(client: Any, stack_id: str, status: str) -> None:
-    """Raise UserError unless `status` is that of a stack whose resources are all there."""
+    """Raise UserError unless `status` is that of a complete stack."""
     if status in _DONE:
         return
     name = _name(stack_id)
     if status.endswith("_IN_PROGRESS"):
-        raise UserError(f"stack {name} is {status}", "AWS is at work: run it again when the stack is complete")
+        raise UserError(f"stack {name} is {status}", "wait until the stack is complete, then run the command again")
     problem = f"stack {name} is {status}: {why(client, stack_id)}"
     if status == "UPDATE_ROLLBACK_COMPLETE":
-        raise UserError(problem, "nothing has changed; mend the cause, then run the command again")
+        raise UserError(problem, "nothing has changed; fix the cause, then run the command again")
     if status == "UPDATE_ROLLBACK_FAILED":
         command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
-        raise UserError(problem, f"mend the cause, then {command}, then run the command again")
+        raise UserError(problem, f"fix the cause, run {command}, then run this command again")
     if status == "DELETE_FAILED":
-        raise UserError(problem, "remove what holds it, then run `hyperpod-ft cluster delete --delete-data`")
-    raise UserError(problem, "mend the cause, run `hyperpod-ft cluster delete`, then create it again")
+        raise UserError(problem, "remove what still uses it, then run `hyperpod-ft cluster delete --delete-data`")
+    raise UserError(problem, "fix the cause, run `hyperpod-ft cluster delete`, then create it again")
 
 
 def _name(stack_id: str) -> str:

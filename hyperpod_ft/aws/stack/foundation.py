@@ -1,4 +1,4 @@
-"""What a cluster stands on, be it of the kit's own stack or the cluster file's `existing` resources."""
+"""The resources that a cluster uses: those of the kit's stack, or the cluster file's `existing` ones."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Foundation:
-    """All that a request for a cluster names of the account's resources."""
+    """The account's resources that a request of `CreateCluster` names."""
 
-    subnet_id: str  # private; every node's
+    subnet_id: str  # private; holds every node
     security_group_ids: tuple[str, ...]
     role_arn: str
     bucket: str
@@ -20,7 +20,7 @@ class Foundation:
 
 
 def of_existing(existing: Existing, session: Session) -> Foundation:
-    """The named resources, with what only AWS knows of them. Raises UserError for a file system that is not Lustre."""
+    """The named resources, completed by asking FSx. Raises UserError for a file system that is not Lustre."""
     (volume,) = session.client("fsx").describe_file_systems(FileSystemIds=[existing.fsx_id])["FileSystems"]
     mount_name = volume.get("LustreConfiguration", {}).get("MountName", "")
     if not mount_name:

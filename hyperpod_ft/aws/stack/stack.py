@@ -1,13 +1,13 @@
-"""The CloudFormation stack of a cluster (`templates/cluster/stack.yaml`): deployed, asked, emptied, deleted.
+"""The CloudFormation stack of a cluster (`templates/cluster/stack.yaml`): deploy, measure, reduce to the data, delete.
 
-Every function may be cut short anywhere and called again: CloudFormation goes on by itself, and the next call waits for
-it before it asks for anything.
+Every function may be interrupted anywhere and called again: CloudFormation continues, and the next call waits for it
+before it requests anything.
 
-Deleting. A file system that outlives its stack cannot: its network interfaces keep AWS from deleting the subnet,
-security group and VPC that it lives in, and a later stack could not take it over. So what keeps data keeps the stack:
-`delete` without data is an update that removes the NAT gateway and its address, which is all that costs money besides
-the data; `deploy` under the same name brings them back and finds the data. Only `delete` with data deletes the stack,
-after the file system and the bucket, which CloudFormation itself never deletes (DeletionPolicy of the template).
+Deleting: a file system cannot outlive its stack, because its network interfaces keep AWS from deleting the subnet,
+security group and VPC, and a later stack could not adopt it. So `delete` without the data keeps the stack: it is an
+update that removes the NAT gateway and its address, the only other resources that cost money. `deploy` under the same
+name restores them and finds the data. Only `delete` with the data deletes the stack, after the file system and the
+bucket, which CloudFormation itself never deletes (DeletionPolicy of the template).
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,13 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
 POLL_SECONDS = 5.0
-# A creation that failed: CloudFormation can only delete such a stack. Nobody has stored anything in what may be left.
-_NEVER_WAS = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
+# After a failed creation CloudFormation can only delete the stack; its resources hold no data yet.
+_NEVER_CREATED = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
 
 
 @dataclass(frozen=True)
 class StackParameters:
-    """What differs between stacks. `zone_id`: of an availability zone; `fsx_throughput`: MB/s for each TiB."""
+    """The parameters of a stack. `zone_id`: of an availability zone; `fsx_throughput`: MB/s per TiB."""
 
     name: str
     zone_id: str
@@ -68,7 +68,7 @@ class StackParameters:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is still there and costs money; empty and None for what is not."""
+    """Resources that still exist and cost money; empty or None for those that do not."""
 
     stack: str = ""
     filesystem: FileSystem | None = None
@@ -78,7 +78,7 @@ class Remaining:
 
 
 def template() -> str:
-    """The text of the template, as the wheel and the repository have it."""
+    """The text of the template."""
     return (shipped("templates") / "cluster" / "stack.yaml").read_text()
 
 
@@ -93,9 +93,9 @@ def deploy(
     *,
     poll_seconds: float = POLL_SECONDS,
 ) -> Foundation:
-    """Create the stack, or bring it up to these parameters and this kit's template, and wait; no difference is success.
+    """Create the stack, or update it to these parameters and this template, and wait. Succeeds if nothing changes.
 
-    Raises UserError when AWS refuses, or when a resource fails: with the first one that did, and what to do.
+    Raises UserError if AWS refuses or a resource fails; names the first one that failed, and what to do.
     """
     with explained(f"stack {parameters.name}"):
         client = session.client("cloudformation")
@@ -106,24 +106,24 @@ def deploy(
             require(client, stack_id, status)
         else:
             stack = stack or _settled(client, parameters.name, progress, poll_seconds)
-            assert stack is not None, "CloudFormation has just said that it exists"
+            assert stack is not None, "CreateStack answered AlreadyExists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(client, stack)
             _update(client, stack_id, request, progress, poll_seconds)
         found = describe(client, stack_id)
-        assert found is not None, "a stack that was there is found by its id"
+        assert found is not None, "a stack is found by its id even after deletion"
         volume = measure_filesystem(session, _outputs_by_key(found)["FsxId"])
         if volume is None or volume.lifecycle == "DELETING":
             raise UserError(
-                f"stack {parameters.name}: its file system is gone: deleted by hand, or by a delete that stopped",
-                "finish that with `hyperpod-ft cluster delete --delete-data`, then create it again",
+                f"stack {parameters.name}: its file system was deleted, by hand or by an interrupted delete",
+                "finish deleting with `hyperpod-ft cluster delete --delete-data`, then create it again",
             )
         return _foundation(found)
 
 
 def require_deployable(client: Any, name: str) -> None:
-    """Raise UserError where `deploy` would. `client`: CloudFormation's."""
+    """Raise UserError if `deploy` would. `client`: CloudFormation's."""
     stack = describe(client, name)
     if stack is not None and not _at_work(stack):
         _require_ours(stack)
@@ -131,7 +131,7 @@ def require_deployable(client: Any, name: str) -> None:
 
 
 def subnet_id(config: ClusterConfig, client: Any) -> str:
-    """The nodes' subnet as it is now; empty where the stack has not made it. `client`: CloudFormation's."""
+    """The nodes' subnet; empty if the stack has not created it. `client`: CloudFormation's."""
     if config.existing:
         return config.existing.subnet_id
     return _outputs_by_key(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
@@ -145,10 +145,10 @@ def delete(
     delete_data: bool = False,
     poll_seconds: float = POLL_SECONDS,
 ) -> Remaining:
-    """Remove what costs money; with `delete_data` everything, and the data for ever. Returns what remains.
+    """Remove what costs money except the data; with `delete_data` everything, irrevocably. Returns what remains.
 
-    The caller has deleted the cluster: file system and bucket go first, under whatever still uses them. A creation that
-    failed goes as a whole. No stack is success.
+    The caller has deleted the cluster, so nothing uses the file system and the bucket. A stack whose creation failed is
+    deleted whole. Succeeds if there is no stack.
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
@@ -156,7 +156,7 @@ def delete(
         if stack is None:
             return Remaining()
         _require_ours(stack)
-        if delete_data or stack["StackStatus"] in _NEVER_WAS:
+        if delete_data or stack["StackStatus"] in _NEVER_CREATED:
             resources = _resources(client, stack)
             delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
             delete_bucket(session, resources.get("Bucket", ""))
@@ -184,13 +184,13 @@ def remains(session: Session, name: str) -> Remaining:
 
 
 def _at_work(stack: dict[str, Any]) -> bool:
-    # REVIEW_IN_PROGRESS is a change set's stack before it exists: nothing works on it.
+    # REVIEW_IN_PROGRESS is the stack of a change set that was not executed: no request is in progress.
     status = str(stack["StackStatus"])
     return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
 
 
 def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
-    """The stack when CloudFormation has ended what an earlier command began; None when there is none (any more)."""
+    """The stack, once CloudFormation has finished any earlier request; None if there is none."""
     stack = describe(client, name)
     if stack and _at_work(stack):
         stack_id = str(stack["StackId"])
@@ -212,7 +212,7 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
 
 
 def _create(client: Any, request: dict[str, Any]) -> str:
-    """The id of a new stack; empty when somebody else was quicker, or this request's first answer got lost."""
+    """The id of the new stack; empty if it exists: created meanwhile, or by this request when its answer was lost."""
     try:
         return str(client.create_stack(**request)["StackId"])
     except client.exceptions.AlreadyExistsException:
@@ -220,19 +220,21 @@ def _create(client: Any, request: dict[str, Any]) -> str:
 
 
 def _require_ours(stack: dict[str, Any]) -> None:
-    """Raise UserError for a stack that this template cannot have made: neither changed nor deleted by accident."""
+    """Raise UserError for a stack that is not of this template, so that it is neither changed nor deleted."""
     if not {"NatGateway", "FsxStorageGiB"} <= {parameter["ParameterKey"] for parameter in stack.get("Parameters", [])}:
-        raise UserError(f"stack {stack['StackName']} is not of this kit", "choose another name for the cluster")
+        raise UserError(
+            f"stack {stack['StackName']} was not created by this kit", "choose another name for the cluster"
+        )
 
 
 def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
-    """Raise UserError for a stack that is not whole. One whose last update was rolled back is."""
+    """Raise UserError for an incomplete stack. One whose last update was rolled back is complete."""
     if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
         require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
 def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
-    """Update and wait; nothing to change is success."""
+    """Update and wait. Succeeds if nothing changes."""
     before = last_event(client, stack_id)
     try:
         client.update_stack(**request)
@@ -262,7 +264,7 @@ def _foundation(stack: dict[str, Any]) -> Foundation:
 def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     """Physical ids by logical id, of resources that CloudFormation has not deleted.
 
-    It forgets file system and bucket when somebody deletes the stack past this kit; the outputs still name them.
+    A stack that was deleted without this kit no longer lists its file system and bucket; the outputs still name them.
     """
     pages = client.get_paginator("list_stack_resources")
     outputs = _outputs_by_key(stack)

@@ -1,11 +1,11 @@
-"""What every check of an account works with: the cluster file, who asks, and a client of each service."""
+"""The input of every check of an account: the cluster file, the caller, and a client for each service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.session import told
+from hyperpod_ft.aws.session import explain
 from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.validation.addresses import ec2_type
 from hyperpod_ft.config.cluster_config import ClusterConfig, Existing
@@ -15,7 +15,7 @@ SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation"
 
 @dataclass(frozen=True)
 class Account:
-    """`clients` are boto3's, by service, and safe to be used by several threads."""
+    """`clients` are boto3's, by service; several threads may use them."""
 
     config: ClusterConfig
     clients: Mapping[str, Any]
@@ -33,15 +33,15 @@ class Account:
         return self.config.existing
 
     def cluster(self) -> dict[str, Any] | None:
-        """What DescribeCluster says of a cluster of this name; None where there is none."""
+        """DescribeCluster's answer for the cluster's name; None if there is none."""
         return api.describe(self.clients["sagemaker"], self.config.name)
 
     def stack(self) -> dict[str, Any] | None:
-        """What CloudFormation says of the cluster's stack; None where there is none."""
+        """The cluster's stack, from DescribeStacks; None if there is none."""
         return events.describe(self.clients["cloudformation"], self.config.stack_name)
 
     def instance_types(self) -> dict[str, dict[str, Any]]:
-        """What EC2 says of the cluster's instance types, by SageMaker's name; those that it knows in this region."""
+        """EC2's descriptions of the cluster's instance types, by SageMaker's name, if offered in this region."""
         names = sorted({group.instance_type for group in self.config.groups})
         pages = (
             self.clients["ec2"]
@@ -51,14 +51,14 @@ class Account:
         return {f"ml.{found['InstanceType']}": found for page in pages for found in page["InstanceTypes"]}
 
     def subnet(self) -> dict[str, Any] | None:
-        """The existing subnet; None where there is none."""
+        """The existing subnet; None if there is none."""
         found = self.clients["ec2"].describe_subnets(
             Filters=[{"Name": "subnet-id", "Values": [self.existing.subnet_id]}]
         )["Subnets"]
         return found[0] if found else None
 
     def security_groups(self, ids: list[str]) -> list[dict[str, Any]]:
-        """Those of `ids` that there are."""
+        """The security groups among `ids` that exist."""
         pages = (
             self.clients["ec2"]
             .get_paginator("describe_security_groups")
@@ -68,11 +68,11 @@ class Account:
 
 
 def why_not_checked(error: Exception, clients: Mapping[str, Any]) -> tuple[str, str]:
-    """What kept a check from its answer, and what to do about it, for any error of botocore."""
-    problem, remedy = told(error, {})
+    """Why a check could not run, and what to do about it, for any error of botocore."""
+    problem, remedy = explain(error, {})
     operation = getattr(error, "operation_name", "")
     models = [client.meta.service_model for client in clients.values()]
     service = next((model.signing_name for model in models if operation in model.operation_names), "")
-    if f"allow {operation} " in remedy and service:  # AWS did not say whose operation it is
+    if f"allow {operation} " in remedy and service:  # AWS's message does not name the service
         remedy = remedy.replace(operation, f"{service}:{operation}")
-    return problem, remedy or "validate again later"
+    return problem, remedy or "run validate again later"

@@ -1,4 +1,4 @@
-"""How many IP addresses of its subnet a cluster takes.
+"""The number of IP addresses that a cluster takes in its subnet.
 
 A node of a Slurm cluster takes one for each network card: 32 for a P5 ("Prerequisites for using SageMaker HyperPod" in
 the SageMaker developer guide, which gives 81 for the other orchestrator, EKS).
@@ -24,7 +24,7 @@ def network_cards(instance_type: str) -> int:
 
 
 def wanted(config: ClusterConfig, cards: dict[str, int] | None = None) -> int:
-    """Addresses of all nodes. `cards` is what EC2 says of the instance types (`ml.` and all), where it was asked."""
+    """Addresses of all nodes. `cards`: network cards by instance type (with `ml.`), as reported by EC2."""
     counted = cards or {}
     return sum(
         group.count * counted.get(group.instance_type, network_cards(group.instance_type)) for group in config.groups
@@ -32,12 +32,12 @@ def wanted(config: ClusterConfig, cards: dict[str, int] | None = None) -> int:
 
 
 def usable(cidr: str) -> int:
-    """Addresses of a subnet that AWS gives out."""
+    """The addresses of a subnet that AWS assigns."""
     return ipaddress.ip_network(cidr).num_addresses - RESERVED_BY_AWS
 
 
 def breakdown(config: ClusterConfig, cards: dict[str, int] | None = None) -> str:
-    """`2 x ml.trn1.32xlarge with 8 each`, for the groups that take most."""
+    """`2 x ml.trn1.32xlarge with 8 each`, for every group."""
     counted = cards or {}
     parts = [
         f"{group.count} x {group.instance_type} with "

@@ -1,4 +1,4 @@
-"""What AWS offers: instance types in the zone, their threads, training plans. Capacity itself nobody tells."""
+"""What AWS offers: instance types in the zone, their threads, training plans. AWS does not publish spare capacity."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ def zone(account: Account) -> list[Finding]:
         offered = _zones_with(account, group.instance_type)
         if config.availability_zone_id not in offered:
             planned = isinstance(group, Workers) and group.training_plan_arn
-            where = f"EC2 offers it in {', '.join(offered)}" if offered else f"EC2 offers it nowhere in {config.region}"
+            where = f"EC2 offers it in {', '.join(offered)}" if offered else f"EC2 does not offer it in {config.region}"
             findings.append(
                 (warning if planned else error)(
                     f"{key}.instance_type",
@@ -49,19 +49,19 @@ def _zones_with(account: Account, instance_type: str) -> list[str]:
 
 
 def threads(account: Account) -> list[Finding]:
-    """Not every instance type has hyper-threading."""
+    """The instance types support the threads per core: not all have hyper-threading."""
     described = account.instance_types()
     findings = []
     for key, group in keyed_groups(account.config):
         valid = described.get(group.instance_type, {}).get("VCpuInfo", {}).get("ValidThreadsPerCore", [])
         if valid and group.threads_per_core not in valid:
-            problem = f"{group.instance_type} takes {' or '.join(map(str, valid))}, not {group.threads_per_core}"
+            problem = f"{group.instance_type} supports {' or '.join(map(str, valid))}, not {group.threads_per_core}"
             findings.append(error(f"{key}.threads_per_core", problem, f"set {valid[0]}"))
     return findings
 
 
 def training_plans(account: Account) -> list[Finding]:
-    """Each plan is there, paid for, and of the groups' instance type, zone and number."""
+    """Each plan exists, is paid for, and matches the groups' instance type, zone and count."""
     groups: dict[str, list[tuple[str, Workers]]] = {}
     for key, group in keyed_groups(account.config):
         if isinstance(group, Workers) and group.training_plan_arn:
@@ -81,7 +81,9 @@ def _plan(account: Account, arn: str, users: list[tuple[str, Workers]]) -> Itera
         return
     if plan["Status"] == "Scheduled":
         start = f"{plan['StartTime']:%Y-%m-%d %H:%M} UTC" if "StartTime" in plan else "a later day"
-        yield warning(field, f"training plan {name} starts on {start}", "create the cluster then: nodes come with it")
+        yield warning(
+            field, f"training plan {name} starts on {start}", "create the cluster then: its nodes start with the plan"
+        )
     elif plan["Status"] != "Active":
         yield error(field, f"training plan {name} is {plan['Status']}", "name a plan that is Active or Scheduled")
     targets = plan.get("TargetResources", [])
@@ -104,5 +106,5 @@ def _reserved(account: Account, plan: dict[str, Any], users: list[tuple[str, Wor
     wanted = sum(group.count for _, group in users)
     free = plan.get("AvailableInstanceCount", plan.get("TotalInstanceCount", wanted))
     if wanted > free and account.cluster() is None:
-        problem = f"training plan {name} has {free} instances left; {wanted} are asked for"
-        yield error(f"{users[0][0]}.count", problem, f"ask for {free}, or extend the plan")
+        problem = f"training plan {name} has {free} instances left; {wanted} are requested"
+        yield error(f"{users[0][0]}.count", problem, f"request {free}, or extend the plan")

@@ -13,7 +13,7 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 def file_system(account: Account) -> list[Finding]:
-    """It is Lustre, available, in the subnet's VPC and zone, and lets the nodes in."""
+    """It is Lustre, available, in the subnet's VPC and zone, and reachable from the nodes."""
     fsx, fsx_id = account.clients["fsx"], account.existing.fsx_id
     try:
         (found,) = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"]
@@ -25,14 +25,14 @@ def file_system(account: Account) -> list[Finding]:
         return [error(FSX, f"{fsx_id} is {found['FileSystemType']}, not LUSTRE", "name an FSx for Lustre file system")]
     findings = []
     if found["Lifecycle"] not in ("AVAILABLE", "UPDATING"):
-        wait = "wait for it" if found["Lifecycle"] == "CREATING" else "name another one"
+        wait = "wait for it" if found["Lifecycle"] == "CREATING" else "name another file system"
         findings.append(error(FSX, f"{fsx_id} is {found['Lifecycle']}, not AVAILABLE", wait))
     if not found.get("LustreConfiguration", {}).get("MountName"):
-        findings.append(error(FSX, f"FSx tells no mount name of {fsx_id}", "name another file system"))
-    return findings + _fsx_place(account, found) + _fsx_doors(account, found)
+        findings.append(error(FSX, f"FSx reports no mount name for {fsx_id}", "name another file system"))
+    return findings + _location(account, found) + _access(account, found)
 
 
-def _fsx_place(account: Account, found: dict[str, Any]) -> list[Finding]:
+def _location(account: Account, found: dict[str, Any]) -> list[Finding]:
     fsx_id, network = found["FileSystemId"], account.subnet()
     findings = []
     if network and found.get("VpcId") not in (None, network["VpcId"]):
@@ -54,15 +54,15 @@ def _fsx_place(account: Account, found: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def _fsx_doors(account: Account, found: dict[str, Any]) -> list[Finding]:
-    """Whether the file system's security groups let the nodes' Lustre clients in."""
+def _access(account: Account, found: dict[str, Any]) -> list[Finding]:
+    """Whether the file system's security groups allow the nodes' Lustre clients."""
     fsx_id, network = found["FileSystemId"], account.subnet()
     if network is None:
         return []
     ids = _groups_of(account, found.get("NetworkInterfaceIds", []))
     if not ids:
-        problem = f"could not check who reaches {fsx_id}: EC2 tells no network interfaces of it"
-        return [warning(FSX, problem, "look at its security groups: ports 988 and 1018-1023 from the nodes")]
+        problem = f"could not check whether nodes reach {fsx_id}: EC2 reports no network interfaces for it"
+        return [warning(FSX, problem, "check that its security groups allow TCP 988 and 1018-1023 from the nodes")]
     rules = [rule for group in account.security_groups(ids) for rule in group["IpPermissions"]]
     closed = [
         f"{first}-{last}" if first < last else str(first)
@@ -77,7 +77,7 @@ def _fsx_doors(account: Account, found: dict[str, Any]) -> list[Finding]:
     return [
         error(
             FSX,
-            f"the security groups of {fsx_id} ({', '.join(ids)}) keep the nodes out at port {' and '.join(closed)}",
+            f"the security groups of {fsx_id} ({', '.join(ids)}) block TCP {' and '.join(closed)} from the nodes",
             f"allow TCP 988 and 1018-1023 from {account.existing.security_group_ids[0]}",
         )
     ]
@@ -101,7 +101,7 @@ def _covers(rule: dict[str, Any], first: int, last: int) -> bool:
 def _from_nodes(rule: dict[str, Any], groups: tuple[str, ...], cidr: str) -> bool:
     nodes = ipaddress.IPv4Network(cidr)
     if rule.get("PrefixListIds"):
-        return True  # somebody's list of networks, kept for such a purpose
+        return True  # a managed list of networks: assumed to contain the nodes
     return any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", [])) or any(
         nodes.subnet_of(ipaddress.IPv4Network(block["CidrIp"])) for block in rule.get("IpRanges", [])
     )

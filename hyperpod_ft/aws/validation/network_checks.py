@@ -1,4 +1,4 @@
-"""The network that a cluster file names under `existing`: the subnet, its way out, the security groups."""
+"""The network that a cluster file names under `existing`: subnet, routes, DNS, security groups."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ EVERYWHERE = "0.0.0.0/0"
 
 
 def subnet(account: Account) -> list[Finding]:
-    """It is there, in the cluster's zone, and has addresses for all nodes."""
+    """It exists, is in the cluster's zone, and has addresses for all nodes."""
     found = account.subnet()
     if found is None:
         return [error(SUBNET, f"no subnet {account.existing.subnet_id} in {account.config.region}", "correct the id")]
@@ -34,7 +34,7 @@ def _zone(account: Account, found: dict[str, Any]) -> list[Finding]:
 
 def _addresses(account: Account, found: dict[str, Any]) -> list[Finding]:
     if account.cluster():
-        return []  # its nodes have their addresses already
+        return []  # its nodes already have their addresses
     cards = {
         name: described.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)
         for name, described in account.instance_types().items()
@@ -45,18 +45,18 @@ def _addresses(account: Account, found: dict[str, Any]) -> list[Finding]:
     return [
         error(
             SUBNET,
-            f"{found['SubnetId']} has {free} free IP addresses; the nodes take {wanted}"
+            f"{found['SubnetId']} has {free} free IP addresses; the nodes need {wanted}"
             f" ({addresses.breakdown(account.config, cards)})",
-            "ask for fewer nodes, or name a larger subnet",
+            "reduce the number of nodes, or name a larger subnet",
         )
     ]
 
 
 def routes(account: Account) -> list[Finding]:
-    """The subnet is private, and its nodes reach S3 and what they install from."""
+    """The subnet is private, and its nodes reach S3 and package repositories."""
     found = account.subnet()
     if found is None:
-        return []  # `subnet` says so
+        return []  # reported by `subnet`
     table = _route_table(account, found)
     active = [route for route in table["Routes"] if route.get("State") != "blackhole"]
     if gateway := next((r["GatewayId"] for r in active if r.get("GatewayId", "").startswith("igw-")), None):
@@ -74,25 +74,25 @@ def routes(account: Account) -> list[Finding]:
         return [
             warning(
                 SUBNET,
-                f"{found['SubnetId']} reaches S3 alone: {table['RouteTableId']} has no route to {EVERYWHERE}",
-                "add a NAT gateway, or give jobs a package repository and models in S3",
+                f"{found['SubnetId']} reaches only S3: {table['RouteTableId']} has no route to {EVERYWHERE}",
+                "add a NAT gateway, or provide packages and models in S3",
             )
         ]
     return [
         error(
             SUBNET,
-            f"{found['SubnetId']} has no way out: {table['RouteTableId']} has neither a route to {EVERYWHERE} nor an S3"
-            " endpoint, so no node gets its lifecycle scripts",
+            f"{found['SubnetId']} has no outbound route: {table['RouteTableId']} has no route to {EVERYWHERE} and"
+            " no S3 endpoint, so nodes cannot download their lifecycle scripts",
             "add a NAT gateway, or a gateway endpoint for S3",
         )
     ]
 
 
 def names(account: Account) -> list[Finding]:
-    """The VPC resolves names: nodes mount FSx by its name."""
+    """The VPC resolves DNS names: nodes mount FSx by its name."""
     found = account.subnet()
     if found is None:
-        return []  # `subnet` says so
+        return []  # reported by `subnet`
     off = []
     for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
         answer = account.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
@@ -105,11 +105,17 @@ def names(account: Account) -> list[Finding]:
         for option in ("enable-dns-support", "enable-dns-hostnames")
         if option.replace("-", "") in [attribute.lower() for attribute in off]
     )
-    return [error(SUBNET, f"{found['VpcId']} has {' and '.join(off)} off, so nodes find no file system", remedy)]
+    return [
+        error(
+            SUBNET,
+            f"{found['VpcId']} has {' and '.join(off)} off, so nodes cannot resolve the file system's name",
+            remedy,
+        )
+    ]
 
 
 def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
-    """The subnet's own, or its VPC's main one."""
+    """The subnet's own route table, or its VPC's main one."""
     ec2 = account.clients["ec2"]
     own = [{"Name": "association.subnet-id", "Values": [found["SubnetId"]]}]
     main = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "association.main", "Values": ["true"]}]
@@ -133,7 +139,7 @@ def _reaches_s3(account: Account, vpc_id: str, table_id: str) -> bool:
 
 
 def security_groups(account: Account) -> list[Finding]:
-    """They are there, of the subnet's VPC, and one lets its members reach each other both ways, as EFA and Slurm need.
+    """They exist, are in the subnet's VPC, and one allows all traffic among its members, as EFA and Slurm require.
 
     "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself.
     """
@@ -150,8 +156,8 @@ def security_groups(account: Account) -> list[Finding]:
         findings += [
             error(
                 GROUPS,
-                f"{group['GroupId']} is of {group['VpcId']}, the subnet of {network['VpcId']}",
-                "name groups and subnet of one VPC",
+                f"{group['GroupId']} is in {group['VpcId']}, the subnet in {network['VpcId']}",
+                "name groups and a subnet of one VPC",
             )
             for group in found
             if group["VpcId"] != network["VpcId"]
@@ -174,8 +180,8 @@ def _self_rules(account: Account, groups: list[dict[str, Any]]) -> list[Finding]
     return [
         error(
             GROUPS,
-            f"{group_id} has no {way} rule for all traffic {'from' if way == 'inbound' else 'to'} itself, so nodes do"
-            " not reach each other" + (" over EFA" if efa else ""),
+            f"{group_id} has no {way} rule for all traffic {'from' if way == 'inbound' else 'to'} itself, so nodes"
+            " cannot reach each other" + (" over EFA" if efa else ""),
             f"aws ec2 authorize-security-group-{'ingress' if way == 'inbound' else 'egress'} --region"
             f" {account.config.region} --group-id {group_id} --ip-permissions"
             f" 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group_id}}}]'",

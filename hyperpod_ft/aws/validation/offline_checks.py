@@ -1,4 +1,4 @@
-"""What can be said of a cluster file without an account: no client, no credentials, no network."""
+"""The checks of a cluster file that need no account, credentials or network."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ _ACCELERATED = ("g", "p", "trn", "inf")
 
 
 def placeholder(config: ClusterConfig) -> Foundation:
-    """A foundation of the right form, made of what the cluster file names and of invented ids."""
+    """A foundation with the cluster file's existing resources, or else with made-up ids."""
     existing = config.existing
     fsx_id = existing.fsx_id if existing else "fs-0123456789abcdef0"
     return Foundation(
@@ -63,7 +63,13 @@ def region(config: ClusterConfig) -> list[Finding]:
     if config.region in offered:
         return []
     hint = did_you_mean(config.region, offered).removeprefix("; ")
-    return [error("region", f"no region with SageMaker: {config.region}", hint or "set one, as us-west-2")]
+    return [
+        error(
+            "region",
+            f"SageMaker is not offered in {config.region}",
+            hint or "set another region, for example us-west-2",
+        )
+    ]
 
 
 def zone(config: ClusterConfig) -> list[Finding]:
@@ -72,8 +78,8 @@ def zone(config: ClusterConfig) -> list[Finding]:
         return [
             warning(
                 "availability_zone_id",
-                f"could not check that {config.availability_zone_id} is of {config.region}",
-                "look: aws ec2 describe-availability-zones",
+                f"could not check whether {config.availability_zone_id} is in {config.region}",
+                f"list the zones: aws ec2 describe-availability-zones --region {config.region}",
             )
         ]
     if config.availability_zone_id.rpartition("-az")[0] == prefix:
@@ -81,7 +87,7 @@ def zone(config: ClusterConfig) -> list[Finding]:
     return [
         error(
             "availability_zone_id",
-            f"{config.availability_zone_id} is no zone of {config.region}, whose zones are {prefix}-az1 and so on",
+            f"{config.availability_zone_id} is not in {config.region}, whose zones are {prefix}-az1 and so on",
             f"list them: aws ec2 describe-availability-zones --region {config.region}",
         )
     ]
@@ -93,28 +99,28 @@ def bucket(config: ClusterConfig) -> list[Finding]:
     return [
         error(
             "existing.bucket",
-            f"HyperPod takes lifecycle scripts only from buckets named {BUCKET_START}..., not from"
+            f"HyperPod reads lifecycle scripts only from buckets named {BUCKET_START}..., not from"
             f" {config.existing.bucket}",
-            "make a bucket of such a name",
+            f"name a bucket whose name begins with {BUCKET_START}",
         )
     ]
 
 
 def lifecycle(config: ClusterConfig) -> list[Finding]:
-    """The files that would be uploaded."""
+    """The lifecycle files to be uploaded."""
     return lifecycle_files.check(lifecycle_files.files(config, placeholder(config)))
 
 
 def address_space(config: ClusterConfig) -> list[Finding]:
-    """Whether the nodes fit into the private subnet of the kit's stack. The account tells of existing ones."""
+    """Whether the nodes fit into the private subnet of the kit's stack. An existing one is checked in the account."""
     if config.existing or (wanted := addresses.wanted(config)) <= (usable := addresses.usable(PRIVATE_SUBNET)):
         return []
     return [
         error(
             "workers",
-            f"the nodes take {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
+            f"the nodes need {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
             f" {PRIVATE_SUBNET} has {usable}",
-            "ask for fewer nodes, or make a larger subnet and name it under `existing`",
+            "reduce the number of nodes, or create a larger subnet and name it under `existing`",
         )
     ]
 
@@ -126,11 +132,11 @@ def deep_health_checks(config: ClusterConfig) -> list[Finding]:
             continue
         family = addresses.ec2_type(group.instance_type)
         if not family.startswith(_ACCELERATED):
-            problem = f"{group.instance_type} has no accelerators, which is what deep health checks check"
-            found.append(error(f"{key}.deep_health_checks", problem, "leave it out"))
+            problem = f"{group.instance_type} has no accelerators, which deep health checks test"
+            found.append(error(f"{key}.deep_health_checks", problem, "remove the key"))
         elif (instance := CATALOGUE.get(family)) and instance.device == "neuron":
             problem = "AWS documents these checks on Slurm clusters for GPUs only (on EKS for Trainium too)"
-            remedy = "expect that nothing is checked, or leave it out"
+            remedy = "remove the key, or expect that nothing is checked"
             found.append(warning(f"{key}.deep_health_checks", problem, remedy))
     return found
 
@@ -140,8 +146,8 @@ def training_plans(config: ClusterConfig) -> list[Finding]:
     for key, group in zip(_worker_keys(config), config.workers, strict=True):
         planned = group.training_plan_arn.split(":")[3] if group.training_plan_arn else config.region
         if planned != config.region:
-            problem = f"the training plan is of {planned}, the cluster of {config.region}"
-            found.append(error(f"{key}.training_plan_arn", problem, f"name a plan of {config.region}"))
+            problem = f"the training plan is in {planned}, the cluster in {config.region}"
+            found.append(error(f"{key}.training_plan_arn", problem, f"name a plan in {config.region}"))
     return found
 
 

@@ -1,6 +1,6 @@
-"""Whether the nodes' role and the caller may do what they will have to: IAM is asked to simulate it.
+"""Whether the nodes' role and the caller have the permissions they need, by IAM's policy simulator.
 
-Where the simulation is not allowed, the role's policies are read, and only what no statement of theirs allows is told.
+Without permission to simulate, the role's policies are read, and only actions that no statement allows are reported.
 """
 
 import fnmatch
@@ -18,7 +18,7 @@ _SERVICE = "sagemaker.amazonaws.com"
 
 @dataclass(frozen=True)
 class Need:
-    """Actions on one resource. `context` is what conditions of policies may ask of the request."""
+    """Actions on one resource. `context`: the request's context keys, for conditions of policies."""
 
     actions: tuple[str, ...]
     resource: str = "*"
@@ -26,15 +26,15 @@ class Need:
 
 
 def role_needs(account: Account) -> list[Need]:
-    """What AmazonSageMakerClusterInstanceRolePolicy allows, and what AWS adds to it for a VPC of one's own
-    ("IAM role for SageMaker HyperPod")."""
+    """The permissions of AmazonSageMakerClusterInstanceRolePolicy, and those that AWS adds for a customer's VPC ("IAM
+    role for SageMaker HyperPod")."""
     where = f"{account.partition}:{{}}:{account.config.region}:{account.number}"
     logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{account.config.name}/0123456789ab"
     bucket = f"arn:{account.partition}:s3:::{account.existing.bucket}"
     interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
     network = [f"arn:{where.format('ec2')}:subnet/{account.existing.subnet_id}"]
     network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in account.existing.security_group_ids]
-    # the managed policy's condition on S3: buckets of one's own account
+    # the managed policy's condition on S3: buckets of the same account
     own = {"aws:ResourceAccount": account.number, "aws:PrincipalAccount": account.number}
     vpc_id = (account.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
     return [
@@ -51,7 +51,7 @@ def role_needs(account: Account) -> list[Need]:
                 "ssmmessages:OpenDataChannel",
             )
         ),
-        # on each resource that the action touches: policies may name them one by one
+        # on each resource that the action uses: policies may name them one by one
         *(Need(("ec2:CreateNetworkInterface",), touched) for touched in (interface, *network)),
         Need(
             (
@@ -77,7 +77,7 @@ def role_needs(account: Account) -> list[Need]:
 
 
 def caller_needs(account: Account) -> list[Need]:
-    """What `cluster create` asks AWS for, in order of asking."""
+    """The permissions that `cluster create` needs, in order of use."""
     config = account.config
     where = f"arn:{account.partition}:{{}}:{config.region}:{account.number}"
     cluster = f"{where.format('sagemaker')}:cluster/0123456789ab"
@@ -108,10 +108,14 @@ def caller_needs(account: Account) -> list[Need]:
 
 
 def role(account: Account) -> list[Finding]:
-    """It is there, of this account, and SageMaker may take it on."""
+    """It exists, is in this account, and SageMaker may assume it."""
     iam, arn = account.clients["iam"], account.existing.execution_role_arn
     if (of := arn.split(":")[4]) != account.number:
-        return [error(ROLE, f"{arn} is of account {of}, you are in {account.number}", "name a role of your account")]
+        return [
+            error(
+                ROLE, f"{arn} is in account {of}, your credentials in {account.number}", "name a role of your account"
+            )
+        ]
     try:
         found = iam.get_role(RoleName=_name(arn))["Role"]
     except iam.exceptions.NoSuchEntityException:
@@ -131,14 +135,14 @@ def role(account: Account) -> list[Finding]:
 
 
 def role_permissions(account: Account) -> list[Finding]:
-    """The role may do what HyperPod's nodes do in its name."""
+    """The role has the permissions that HyperPod's nodes need."""
     arn = account.existing.execution_role_arn
     iam, needs = account.clients["iam"], role_needs(account)
-    remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and what AWS adds to it for a VPC, or allow these actions"
+    remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and AWS's additions for a VPC, or allow these actions"
     try:
         return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
     except iam.exceptions.NoSuchEntityException:
-        return []  # `role` says so
+        return []  # reported by `role`
     except iam.exceptions.ClientError as problem:
         if error_code(problem) not in DENIED:
             raise
@@ -146,12 +150,12 @@ def role_permissions(account: Account) -> list[Finding]:
         lacking = [a for need in needs for a in need.actions if not any(_matches(a, pattern) for pattern in allowed)]
         if lacking := list(dict.fromkeys(lacking)):
             return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
-        unseen = f"could not check on what resources {_name(arn)} may act: AWS answers {error_code(problem)}"
+        unseen = f"could not check on which resources {_name(arn)} may act: AWS answered {error_code(problem)}"
         return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
 
 
 def caller_permissions(account: Account) -> list[Finding]:
-    """The caller may do what `cluster create` does."""
+    """The caller has the permissions that `cluster create` needs."""
     iam, caller = account.clients["iam"], account.caller
     kind, _, name = caller.split(":", 5)[5].partition("/")
     if kind == "root":
@@ -159,28 +163,30 @@ def caller_permissions(account: Account) -> list[Finding]:
     if kind == "assumed-role":
         caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
     elif kind != "user":
-        return [warning(CALLER, f"could not check what {account.caller} may do", "be sure that it may create clusters")]
+        return [
+            warning(CALLER, f"could not check what {account.caller} may do", "make sure that it may create clusters")
+        ]
     denied = _denied(iam, caller, caller_needs(account))
     return _findings(CALLER, account.caller, denied, "ask for these permissions, or use other credentials")
 
 
 def _findings(field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str) -> list[Finding]:
-    """An error for what is denied, a warning for what depends on more than the simulation knows."""
+    """An error for denied actions, a warning for those that depend on context keys unknown to the simulation."""
     lacking: list[str] = []
     depends: list[str] = []
     for action, unknown in denied:
-        told, text = (depends, f"{action} ({', '.join(unknown)})") if unknown else (lacking, action)
-        if text not in told:
-            told.append(text)
+        found, text = (depends, f"{action} ({', '.join(unknown)})") if unknown else (lacking, action)
+        if text not in found:
+            found.append(text)
     findings = [error(field, f"{who} may not {', '.join(lacking)}", remedy)] if lacking else []
     if depends:
-        problem = f"could not check whether {who} may {', '.join(depends)}: it depends on what is in brackets"
-        findings.append(warning(field, problem, "look at the conditions of its policies"))
+        problem = f"could not check {who} for {', '.join(depends)}: that depends on the context keys in brackets"
+        findings.append(warning(field, problem, "check the conditions of its policies"))
     return findings
 
 
 def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, list[str]]]:
-    """The actions that IAM's simulator does not allow, and what policies ask of a request beyond `Need.context`.
+    """The actions that IAM's simulator denies, with the context keys that policies require beyond `Need.context`.
 
     Raises ClientError.
     """
@@ -201,7 +207,7 @@ def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, li
 
 
 def _allowed_actions(iam: Any, role_name: str) -> Iterator[str]:
-    """The Action patterns of every Allow statement of a role, whatever its resources and conditions."""
+    """The Action patterns of every Allow statement of a role, regardless of resources and conditions."""
     for page in iam.get_paginator("list_attached_role_policies").paginate(RoleName=role_name):
         for attached in page["AttachedPolicies"]:
             version = iam.get_policy(PolicyArn=attached["PolicyArn"])["Policy"]["DefaultVersionId"]

@@ -1,6 +1,6 @@
-"""Quotas: of clusters and their instances (Service Quotas of SageMaker), and of the networks that they are in.
+"""Service quotas: of SageMaker for clusters and their instances, of EC2 and VPC for their networks.
 
-Codes of quotas are looked up by name: AWS documents the names ("Prerequisites for using SageMaker HyperPod").
+Quotas are looked up by name: AWS documents the names ("Prerequisites for using SageMaker HyperPod").
 """
 
 import re
@@ -13,7 +13,7 @@ from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.account import Account
 
-# The words vary between pages of the documentation.
+# The wording varies between pages of the documentation.
 _PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
 _ALL_CLUSTERS = re.compile(r"Total number of instances allowed across SageMaker HyperPod clusters")
 _VOLUME = re.compile(r"Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance")
@@ -21,7 +21,7 @@ _VOLUME = re.compile(r"Maximum size of EBS volume in GB for a SageMaker HyperPod
 
 @dataclass(frozen=True)
 class _Network:
-    """A quota of EC2's, and the operation that lists what it limits."""
+    """A quota of a network resource, and the EC2 operation that lists these resources."""
 
     service: str
     quota: str
@@ -35,7 +35,7 @@ class _Network:
 
 
 _INTERFACES = _Network("vpc", "Network interfaces per Region", "describe_network_interfaces", "NetworkInterfaces")
-_MADE_BY_THE_STACK = (
+_OF_THE_STACK = (
     _Network("vpc", "VPCs per Region", "describe_vpcs", "Vpcs"),
     _Network("vpc", "Internet gateways per Region", "describe_internet_gateways", "InternetGateways"),
     _Network("ec2", "EC2-VPC Elastic IPs", "describe_addresses", "Addresses"),
@@ -43,7 +43,7 @@ _MADE_BY_THE_STACK = (
 
 
 def quotas(account: Account) -> list[Finding]:
-    """The quotas for cluster usage, of which other clusters may have taken a part."""
+    """The quotas for cluster usage, of which other clusters may use a part."""
     config = account.config
     limits = _limits(account, "sagemaker")
     used = _used_by_others(account)
@@ -54,12 +54,14 @@ def quotas(account: Account) -> list[Finding]:
     for instance_type, count in wanted.items():
         name = f"{instance_type} for cluster usage"
         key = next(k for k, g in keyed_groups(account.config) if g.instance_type == instance_type)
-        # reserved capacity has quotas of its own, and AWS does not document which of them count
+        # reserved capacity has its own quotas, and AWS does not document which of them apply
         planned = any(g.training_plan_arn for g in config.workers if g.instance_type == instance_type)
         if name not in limits:
-            remedy = "look in the Service Quotas console, service Amazon SageMaker"
+            remedy = "check the Service Quotas console, service Amazon SageMaker"
             findings.append(
-                warning(f"{key}.instance_type", f"could not check its quota: AWS names none of `{name}`", remedy)
+                warning(
+                    f"{key}.instance_type", f"could not check its quota: Service Quotas does not list `{name}`", remedy
+                )
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             severity = warning if planned else error
@@ -78,20 +80,20 @@ def quotas(account: Account) -> list[Finding]:
 
 
 def network_quotas(account: Account) -> list[Finding]:
-    """The quotas of the region's networks: what the stack makes, and an interface for each network card of a node."""
+    """The region's network quotas: the stack's resources, and an interface for each network card of a node."""
     if account.cluster():
-        return []  # it has all this already
+        return []  # it already has these resources
     wanted = [(_INTERFACES, addresses.wanted(account.config))]
     if account.config.existing is None and account.stack() is None:
-        wanted += [(made, 1) for made in _MADE_BY_THE_STACK]
+        wanted += [(made, 1) for made in _OF_THE_STACK]
     limits = {service: _limits(account, service) for service in sorted({network.service for network, _ in wanted})}
     findings = []
     for network, more in wanted:
-        key = "name" if network in _MADE_BY_THE_STACK else "workers"
+        key = "name" if network in _OF_THE_STACK else "workers"
         limit = limits[network.service].get(network.quota)
         if limit is None:
-            problem = f"could not check the quota `{network.quota}`: Service Quotas does not tell it"
-            findings.append(warning(key, problem, f"look in the Service Quotas console, service {network.service}"))
+            problem = f"could not check the quota `{network.quota}`: Service Quotas does not list it"
+            findings.append(warning(key, problem, f"check the Service Quotas console, service {network.service}"))
             continue
         taken = network.count(account.clients["ec2"])
         if taken + more > limit["Value"]:
@@ -100,18 +102,18 @@ def network_quotas(account: Account) -> list[Finding]:
 
 
 def _short(
-    account: Account, limit: dict[str, Any], needed: int, taken: int, by: str = "taken by other clusters"
+    account: Account, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
 ) -> tuple[str, str]:
     others = f", {taken} of them {by}" if taken else ""
     return (
         f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
-        f"ask AWS: aws service-quotas request-service-quota-increase --region {account.config.region} --service-code"
-        f" {limit['ServiceCode']} --quota-code {limit['QuotaCode']} --desired-value {needed}",
+        f"request more: aws service-quotas request-service-quota-increase --region {account.config.region}"
+        f" --service-code {limit['ServiceCode']} --quota-code {limit['QuotaCode']} --desired-value {needed}",
     )
 
 
 def _limits(account: Account, service: str) -> dict[str, dict[str, Any]]:
-    """Quotas by name: the account's own values where there are any, AWS's defaults elsewhere."""
+    """Quotas by name: the account's values, or else AWS's defaults."""
     client = account.clients["service-quotas"]
     found = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
@@ -121,7 +123,7 @@ def _limits(account: Account, service: str) -> dict[str, dict[str, Any]]:
 
 
 def _used_by_others(account: Account) -> Counter[str]:
-    """Instances of every other cluster of the region, by type: those that it has or is about to have."""
+    """Instances of all other clusters in the region, by type: the larger of current and target counts."""
     client = account.clients["sagemaker"]
     used: Counter[str] = Counter()
     for page in client.get_paginator("list_clusters").paginate():

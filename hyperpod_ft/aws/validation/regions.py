@@ -1,11 +1,11 @@
-"""AWS's regions as botocore lists them, without client or credentials, and how the ids of their zones begin."""
+"""AWS's regions, as listed by botocore without client or credentials, and the prefixes of their zone ids."""
 
 import functools
 import re
 
 from hyperpod_ft.aws.validation.service_model import model
 
-# `us-west-2`, `ap-southeast-1`, `us-gov-east-1`; the isolated and the sovereign partitions name theirs otherwise
+# `us-west-2`, `ap-southeast-1`, `us-gov-east-1`; the isolated and sovereign partitions use other forms
 _REGION = re.compile(r"([a-z]{2})(-gov)?-((?:north|south)?(?:east|west)?|central)-(\d)")
 
 
@@ -16,7 +16,7 @@ def known(service: str) -> dict[str, str]:
     from botocore.regions import EndpointResolver  # noqa: PLC0415
 
     resolver = EndpointResolver(Loader().load_data("endpoints"))
-    prefix = model(service).endpoint_prefix  # api.sagemaker, say
+    prefix = model(service).endpoint_prefix  # for example api.sagemaker
     return {
         region: partition
         for partition in resolver.get_available_partitions()
@@ -25,10 +25,10 @@ def known(service: str) -> dict[str, str]:
 
 
 def zone_prefix(region: str) -> str | None:
-    """How the ids of a region's availability zones begin: usw2 for us-west-2, usgw1 for us-gov-west-1.
+    """The prefix of the ids of a region's availability zones: usw2 for us-west-2, usgw1 for us-gov-west-1.
 
-    The area, `g` for GovCloud, the initials of the direction, the number: so for every region whose zones AWS
-    documents ("Regions and Zones"). None where a region's name is of another form.
+    It is the area, `g` for GovCloud, the initials of the direction, and the number, for every region whose zones AWS
+    documents ("Regions and Zones"). None for a region name of another form.
     """
     found = _REGION.fullmatch(region)
     if not found or not found[3]:

@@ -1,7 +1,7 @@
-"""Whether AWS would take a request, as far as the service's own model says: no client, no credentials, no network.
+"""Whether a request satisfies the service's own model, without a client, credentials or network.
 
-botocore ships the models but checks only names, types and minimal lengths; patterns, enums and ranges it leaves to the
-service, which answers one of them at a time, and minutes late. Here all of them at once.
+botocore ships the models but checks only names, types and minimal lengths; it leaves patterns, enums and ranges to the
+service, which reports one violation at a time, and minutes later. This module reports all of them at once.
 """
 
 import functools
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from hyperpod_ft.errors import did_you_mean
 
 _TYPES: dict[str, tuple[Any, str]] = {
-    "string": (str, "a text"),
-    "character": (str, "a text"),
-    "integer": (int, "a whole number"),
-    "long": (int, "a whole number"),
+    "string": (str, "a string"),
+    "character": (str, "a string"),
+    "integer": (int, "an integer"),
+    "long": (int, "an integer"),
     "float": ((int, float), "a number"),
     "double": ((int, float), "a number"),
     "boolean": (bool, "true or false"),
@@ -30,14 +30,14 @@ _CATEGORIES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": " \u00a0\u1680\u2000-
 
 
 class Violation(NamedTuple):
-    """`path` is as in `InstanceGroups[1].InstanceType`; empty for the request itself."""
+    """`path`: for example `InstanceGroups[1].InstanceType`; empty for the request itself."""
 
     path: str
     problem: str
 
 
 def check_request(service: str, operation: str, request: dict[str, Any]) -> list[Violation]:
-    """What the model of `service` (botocore's name, as `sagemaker`) does not allow in a request of `operation`.
+    """The violations of the model of `service` (botocore's name, for example `sagemaker`) in a request of `operation`.
 
     Raises botocore's UnknownServiceError or OperationNotFoundError.
     """
@@ -46,7 +46,7 @@ def check_request(service: str, operation: str, request: dict[str, Any]) -> list
 
 
 def enum(service: str, shape: str) -> list[str]:
-    """The values of an enumeration, as `ClusterInstanceType` of sagemaker."""
+    """The values of an enumeration, for example `ClusterInstanceType` of sagemaker."""
     return list(model(service).shape_for(shape).enum)
 
 
@@ -61,10 +61,10 @@ def model(service: str) -> Any:
 
 def _check(value: Any, shape: Any, path: str) -> Iterator[Violation]:
     if shape.type_name not in _TYPES or getattr(shape, "is_document_type", False):
-        return  # timestamps, blobs and free documents: botocore converts whatever it can
+        return  # timestamps, blobs and free documents: botocore converts many types
     expected, words = _TYPES[shape.type_name]
     if value is None:
-        yield Violation(path, "is null; leave it out")
+        yield Violation(path, "is null; omit it")
         return
     if not isinstance(value, expected) or (isinstance(value, bool) and shape.type_name != "boolean"):
         yield Violation(path, f"is {_shown(value)}, not {words}")
@@ -83,12 +83,12 @@ def _check(value: Any, shape: Any, path: str) -> Iterator[Violation]:
 
 def _structure(value: dict[str, Any], shape: Any, path: str) -> Iterator[Violation]:
     for name in shape.required_members:
-        # botocore fills idempotency tokens in itself
+        # botocore fills in idempotency tokens
         if name not in value and not shape.members[name].metadata.get("idempotencyToken"):
             yield Violation(_join(path, name), "is missing")
     if getattr(shape, "is_tagged_union", False) and len(value) != 1:
         given = ", ".join(sorted(value)) or "none"
-        yield Violation(path, f"must hold exactly one of {', '.join(shape.members)}; it holds {given}")
+        yield Violation(path, f"must have exactly one of {', '.join(shape.members)}; it has {given}")
     for name, member in value.items():
         if name in shape.members:
             yield from _check(member, shape.members[name], _join(path, name))
@@ -98,13 +98,13 @@ def _structure(value: dict[str, Any], shape: Any, path: str) -> Iterator[Violati
 
 
 def _list(value: list[Any], shape: Any, path: str) -> Iterator[Violation]:
-    yield from _bounds(len(value), shape, path, "holds", " elements")
+    yield from _bounds(len(value), shape, path, "has", " elements")
     for index, member in enumerate(value):
         yield from _check(member, shape.member, f"{path}[{index}]")
 
 
 def _map(value: dict[str, Any], shape: Any, path: str) -> Iterator[Violation]:
-    yield from _bounds(len(value), shape, path, "holds", " keys")
+    yield from _bounds(len(value), shape, path, "has", " keys")
     for key, member in value.items():
         yield from _check(key, shape.key, _join(path, str(key)))
         yield from _check(member, shape.value, _join(path, str(key)))
@@ -115,8 +115,8 @@ def _string(value: str, shape: Any, path: str) -> Iterator[Violation]:
     if known:
         if value not in known:
             few = f"; known: {', '.join(known)}" if len(known) <= 8 else ""
-            hint = did_you_mean(value, known) or few or f"; AWS knows {len(known)}, none of them close"
-            yield Violation(path, f"{_shown(value)} is no value that AWS knows{hint}")
+            hint = did_you_mean(value, known) or few or f"; none of AWS's {len(known)} values is similar"
+            yield Violation(path, f"{_shown(value)} is not a value that AWS accepts{hint}")
         return
     yield from _bounds(len(value), shape, path, f"{_shown(value)} has", " characters")
     pattern = shape.metadata.get("pattern")

@@ -1,4 +1,4 @@
-"""What the account holds already: a cluster or a stack of this name, the bucket, the scripts of a cluster."""
+"""What the account already has: a cluster or a stack of this name, the bucket, a cluster's scripts."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ BUCKET = "existing.bucket"
 
 
 def name(account: Account) -> list[Finding]:
-    """No cluster has the name, or this cluster file's: then `cluster create` goes on with it."""
+    """No cluster has the name, or only this cluster file's own, with which `cluster create` continues."""
     cluster = account.cluster()
     if cluster is None:
         return []
     subnet = subnet_id(account.config, account.clients["cloudformation"])
     if problem := api.not_ours(api.of_description(cluster), subnet):
-        return [error("name", problem, "take another name")]
+        return [error("name", problem, "choose another name")]
     called, status = account.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):
-        return [error("name", f"there is a cluster {called}, {status}", "delete it first, or take another name")]
-    problem = f"there is a cluster {called} already, {status}: `cluster create` would go on with it"
-    return [warning("name", problem, "take another name for another cluster")]
+        return [error("name", f"cluster {called} already exists, {status}", "delete it first, or choose another name")]
+    problem = f"cluster {called} already exists, {status}: `cluster create` would continue with it"
+    return [warning("name", problem, "for a new cluster choose another name")]
 
 
 def lifecycle_scripts(account: Account) -> list[Finding]:
-    """A cluster of this name finds its lifecycle scripts in S3: nodes that it replaces or adds run them."""
+    """The lifecycle scripts of an existing cluster are in S3: its replaced and new nodes run them."""
     cluster = account.cluster()
     findings = []
     for group in cluster.get("InstanceGroups", []) if cluster else []:
@@ -39,8 +39,8 @@ def lifecycle_scripts(account: Account) -> list[Finding]:
             bucket, _, prefix = lifecycle["SourceS3Uri"].partition("://")[2].partition("/")
             key = f"{prefix.rstrip('/')}/{script}".lstrip("/")
             if not _object_exists(account, bucket, key):
-                problem = f"group {group['InstanceGroupName']} has lost its lifecycle script s3://{bucket}/{key}"
-                findings.append(error("name", problem, "upload it again, or no node can be replaced"))
+                problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: s3://{bucket}/{key}"
+                findings.append(error("name", problem, "upload it again; without it no node can be replaced"))
     return findings
 
 
@@ -56,7 +56,7 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
 
 
 def stack(account: Account) -> list[Finding]:
-    """The stack of this cluster, if there is one, can be gone on with."""
+    """The cluster's stack, if there is one, can be deployed again."""
     try:
         require_deployable(account.clients["cloudformation"], account.config.stack_name)
     except UserError as refusal:
@@ -65,27 +65,27 @@ def stack(account: Account) -> list[Finding]:
 
 
 def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
-    """What the cluster file asks of the file system that it cannot become: CloudFormation would make another one."""
+    """Changes of the file system that are impossible: CloudFormation would replace it."""
     parameters = {one["ParameterKey"]: one["ParameterValue"] for one in stack.get("Parameters", [])}
     zone, gib = parameters.get("AvailabilityZoneId", ""), int(parameters.get("FsxStorageGiB", 0))
     findings = []
     if zone and zone != config.availability_zone_id:
         problem = f"the stack {config.stack_name} is in {zone}, with a file system that cannot move"
-        findings.append(error("availability_zone_id", problem, f"set {zone}, or take another name"))
+        findings.append(error("availability_zone_id", problem, f"set {zone}, or choose another name"))
     if gib > config.fsx.size_gib:
-        problem = f"the file system of {config.stack_name} has {gib} GiB, and cannot shrink"
-        findings.append(error("fsx.size_gib", problem, f"set {gib}, or take another name"))
+        problem = f"the file system of {config.stack_name} has {gib} GiB and cannot shrink"
+        findings.append(error("fsx.size_gib", problem, f"set {gib}, or choose another name"))
     return findings
 
 
 def bucket(account: Account) -> list[Finding]:
-    """It is there, and in the cluster's region."""
+    """It exists, and is in the cluster's region."""
     s3, called = account.clients["s3"], account.existing.bucket
     try:
         answer = s3.head_bucket(Bucket=called)
     except s3.exceptions.ClientError as problem:
         if error_code(problem) in ("404", "NoSuchBucket"):
-            return [error(BUCKET, f"no bucket {called}", f"make it: aws s3 mb s3://{called}")]
+            return [error(BUCKET, f"no bucket {called}", f"create it: aws s3 mb s3://{called}")]
         if error_code(problem) == "301":
             return [_elsewhere(account, _region(problem.response))]
         raise
@@ -95,7 +95,7 @@ def bucket(account: Account) -> list[Finding]:
 
 def _elsewhere(account: Account, region: str) -> Finding:
     problem = f"{account.existing.bucket} is in {region or 'another region'}, the cluster in {account.config.region}"
-    return error(BUCKET, problem, "name a bucket of the cluster's region")
+    return error(BUCKET, problem, "name a bucket in the cluster's region")
 
 
 def _region(answer: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""`cluster validate`: everything that can be checked before money is spent, offline first, then in the account.
+"""`cluster validate`: the checks before money is spent, offline first, then in the account.
 
-A check of the account that could not be made (denied, throttled, no network) is a warning and never passes silently.
-One that makes no sense after an error that was found offline is skipped, and said so.
+A check of the account that could not run (denied, throttled, no network) is a warning and never passes silently. One
+that is pointless after an offline error is skipped, and listed as skipped.
 """
 
 import fnmatch
@@ -40,24 +40,24 @@ _OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
 
 @dataclass(frozen=True)
 class Check:
-    """`field` is where a warning points when the check could not be made; an offline error in a key that matches one of
-    `senseless_after` skips it."""
+    """`field`: the key of the warning if the check could not run. An offline error in a key that matches one of
+    `pointless_after` skips it."""
 
     name: str
     field: str
     run: Callable[[Account], list[Finding]]
-    senseless_after: tuple[str, ...] = ()
+    pointless_after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What was found, and what was looked at to find it."""
+    """The findings, and the checks that were made."""
 
     findings: tuple[Finding, ...] = ()
     done: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()  # `NAME: because of what`
+    skipped: tuple[str, ...] = ()  # `NAME: the reason`
     seconds: float = 0.0
-    account: str = ""  # its number, empty when it was not asked
+    account: str = ""  # its number; empty if offline
     caller: str = ""  # ARN
 
     @property
@@ -76,7 +76,7 @@ class ValidationResult:
 
 
 def account_checks(config: ClusterConfig) -> list[Check]:
-    """The checks that this cluster file calls for."""
+    """The checks that apply to this cluster file."""
     checks = [
         Check("name", "name", state_checks.name, ("name",)),
         Check("lifecycle scripts in S3", "name", state_checks.lifecycle_scripts, ("name",)),
@@ -116,7 +116,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
 
 
 def validate_offline(config: ClusterConfig) -> ValidationResult:
-    """Every check that needs no account, no credentials and no network. Raises UserError where botocore is missing."""
+    """Every check that needs no account, no credentials and no network. Raises UserError if botocore is missing."""
     began = time.monotonic()
     with explained(f"validation of {config.name}"):
         findings = tuple(finding for _, check in _OFFLINE for finding in check(config))
@@ -128,25 +128,25 @@ def validate_account(
     client: Callable[[str], object],
     offline: Iterable[Finding] = (),
 ) -> ValidationResult:
-    """Every check of the account, of which nothing is changed.
+    """Every check of the account; changes nothing.
 
-    `client` gives boto3's client of a service, in the cluster's region; `offline` is what `validate_offline` found.
-    Raises UserError where no client can be made: no boto3, an unknown profile.
+    `client` returns boto3's client for a service, in the cluster's region; `offline`: the findings of
+    `validate_offline`. Raises UserError if no client can be made: no boto3, an unknown profile.
     """
     began = time.monotonic()
     checks = account_checks(config)
     wrong = {finding.field for finding in offline if finding.severity == "error"}
     if "region" in wrong:
-        return ValidationResult(skipped=tuple(f"{check.name}: region is wrong" for check in checks))
-    # boto3 makes clients in one thread only, and they are used in many
+        return ValidationResult(skipped=tuple(f"{check.name}: region is invalid" for check in checks))
+    # boto3 can create clients in one thread only; several threads may then use them
     with explained(f"validation of {config.name}"):
         clients = {service: client(service) for service in SERVICES}
     account, refusal = _identify(config, clients)
     if account is None:
-        skipped = tuple(f"{check.name}: AWS does not know who asks" for check in checks)
+        skipped = tuple(f"{check.name}: the credentials do not work" for check in checks)
         return ValidationResult(refusal, (), skipped, time.monotonic() - began)
-    skipped = tuple(f"{check.name}: {field} is wrong" for check in checks if (field := _senseless(check, wrong)))
-    sensible = [check for check in checks if not _senseless(check, wrong)]
+    skipped = tuple(f"{check.name}: {field} is invalid" for check in checks if (field := _blocking_key(check, wrong)))
+    sensible = [check for check in checks if not _blocking_key(check, wrong)]
     with ThreadPoolExecutor(_PARALLEL) as pool:
         answers = list(pool.map(lambda check: _run(check, account), sensible))
     done = tuple(check.name for check, (_, made) in zip(sensible, answers, strict=True) if made)
@@ -155,7 +155,7 @@ def validate_account(
 
 
 def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Account | None, tuple[Finding, ...]]:
-    from botocore.exceptions import (  # noqa: PLC0415 - AWS is asked
+    from botocore.exceptions import (  # noqa: PLC0415 - only in the account
         BotoCoreError,
         ClientError,
     )
@@ -164,12 +164,12 @@ def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Accoun
         identity = clients["sts"].get_caller_identity()  # type: ignore[attr-defined]
     except (BotoCoreError, ClientError) as problem:
         what, _ = why_not_checked(problem, clients)
-        return None, (error("credentials", what, "log in: aws sts get-caller-identity has to work"),)
+        return None, (error("credentials", what, "log in, so that `aws sts get-caller-identity` works"),)
     return Account(config, clients, identity["Account"], identity["Arn"]), ()
 
 
 def _run(check: Check, account: Account) -> tuple[list[Finding], bool]:
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - AWS is asked
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only in the account
 
     try:
         return check.run(account), True
@@ -178,8 +178,8 @@ def _run(check: Check, account: Account) -> tuple[list[Finding], bool]:
         return [warning(check.field, f"could not check {check.name}: {what}", remedy)], False
 
 
-def _senseless(check: Check, wrong: set[str]) -> str:
-    """The key that was wrong already, or nothing."""
+def _blocking_key(check: Check, wrong: set[str]) -> str:
+    """The invalid key that makes a check pointless; empty if none."""
     return next(
-        (key for key in sorted(wrong) for pattern in check.senseless_after if fnmatch.fnmatchcase(key, pattern)), ""
+        (key for key in sorted(wrong) for pattern in check.pointless_after if fnmatch.fnmatchcase(key, pattern)), ""
     )

@@ -1,8 +1,8 @@
-"""Slurm's accounting in a MariaDB on the first controller: `sacct` and what jobs cost (optional, legacy path).
+"""Slurm's accounting in a MariaDB on the first controller, for `sacct` (optional, legacy path).
 
-Done before slurmctld first starts: one that has started without it numbers its cluster otherwise and refuses the
-database later. The password is made here and is nowhere but in slurmdbd.conf, which only slurmdbd's user can read; it
-reaches MariaDB through the socket that root may use without one.
+Runs before slurmctld first starts: started without accounting, it chooses another cluster id and later refuses the
+database. The password is generated here and stored only in slurmdbd.conf, which only slurmdbd's user can read; it is
+set in MariaDB through the socket, which root may use without a password.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Accounting(Step):
 
 
 def _owner(node: Node) -> pwd.struct_passwd:
-    """The user of Slurm's daemons, as slurm.conf has it."""
+    """The user of Slurm's daemons, from slurm.conf."""
     name = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "SlurmUser") or "root"
     try:
         return pwd.getpwnam(name)
@@ -86,12 +86,12 @@ def _write_configuration(node: Node) -> None:
 
 
 def _sql(node: Node, statements: str) -> None:
-    # MariaDB's messages quote what they do not understand, and that may hold the password.
+    # MariaDB's messages quote statements that they do not understand, which may contain the password.
     done = node.run("mysql", "--user=root", "--batch", stdin=statements, check=False)
     if done.returncode != 0:
         number = done.stderr.partition(":")[0].strip()[:40]
         raise PassingError(
-            f"MariaDB refuses to make the database {slurm_conf.DATABASE}: {number}", "see journalctl -u mariadb"
+            f"MariaDB failed to create the database {slurm_conf.DATABASE}: {number}", "see journalctl -u mariadb"
         )
 
 
@@ -105,7 +105,7 @@ def _wait_until_ready(node: Node) -> None:
 
 
 def _unknown(node: Node) -> list[tuple[str, list[str]]]:
-    """What slurmdbd does not know yet, and the words for sacctmgr that tell it, in order."""
+    """What slurmdbd does not know yet, with the arguments of sacctmgr that add it, in order."""
     cluster = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "ClusterName").lower()
 
     def listed(*words: str) -> set[str]:

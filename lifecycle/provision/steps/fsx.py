@@ -1,10 +1,10 @@
-"""FSx for Lustre at its mount point: the right one, mounted again at boot, and written to once after each mount.
+"""FSx for Lustre at its mount point: the right one, mounted at boot, and tested by a write once after each mount.
 
-On the legacy path this step mounts it; on the API-driven path HyperPod does, and this step looks and tries it out.
+On the legacy path this step mounts it; on the API-driven path HyperPod does, and this step checks and tests it.
 
 Options: `flock`, because torch, pip and this kit lock files there across nodes; `noatime`, because with the `relatime`
 of AWS's guide reading a dataset still writes access times to the metadata server once a day; `nofail`, so that a node
-whose file system is away boots and can be looked at (its slurmd does not start: step `slurm`).
+without its file system still boots for inspection (its slurmd does not start: step `slurm`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from provision.step import Step
 
 OPTIONS = "noatime,flock"
 _FSTAB_OPTIONS = f"{OPTIONS},_netdev,nofail"
-# In /run, which a boot empties: says which mount was written to.
-_TRIED = "/run/provision/fsx"
+# In /run, which a boot empties: records the mount that was tested.
+_TESTED = "/run/provision/fsx"
 
 
 class Fsx(Step):
@@ -36,14 +36,14 @@ class Fsx(Step):
         return node.live
 
     def missing(self, node: Node) -> Sequence[str]:
-        """Raises NodeError when something else is mounted there."""
+        """Raises NodeError if something else is mounted there."""
         mount = _mounted(node)
         lines = difference(node, _fstab(node)) if node.settings.provisioning == "legacy" else []
         if mount is None:
             return [*lines, f"{node.settings.fsx.source} is not mounted at {node.settings.fsx.mount_path}"]
-        if difference(node, _tried(mount)):
-            return [*lines, f"{node.settings.fsx.mount_path} has not been written to since it was mounted"]
-        return [*lines, *(f"{path} of a run that was killed" for path in shared.leftovers(node))]
+        if difference(node, _tested(mount)):
+            return [*lines, f"{node.settings.fsx.mount_path} has not been tested since it was mounted"]
+        return [*lines, *(f"{path} left by a killed run" for path in shared.leftovers(node))]
 
     def do(self, node: Node) -> None:
         if node.settings.provisioning == "legacy":
@@ -55,18 +55,18 @@ class Fsx(Step):
             _mount(node)
         mount = _mounted(node)
         if mount is None:
-            raise PassingError(f"mount ended without an error and {node.settings.fsx.mount_path} is not mounted")
+            raise PassingError(f"mount succeeded, but {node.settings.fsx.mount_path} is not mounted")
         for path in shared.leftovers(node):
             shared.remove(path)
-        _try_out(node)
-        write(node, _tried(mount))
+        _test_write(node)
+        write(node, _tested(mount))
 
 
 def _mounted(node: Node) -> Mount | None:
-    """The file system, if it is mounted. Raises NodeError when something else is."""
+    """The file system, if it is mounted. Raises NodeError if something else is."""
     fsx = node.settings.fsx
     if node.fsx.is_dir():
-        # Where HyperPod or an administrator has it automounted, looking mounts it.
+        # If it is automounted, reading the directory mounts it.
         next(node.fsx.iterdir(), None)
     mount = mount_at(fsx.mount_path, node.path("/proc/self/mountinfo").read_text().splitlines())
     if mount is None:
@@ -81,7 +81,7 @@ def _mounted(node: Node) -> Mount | None:
 
 
 def _same_host(shown: str, dns_name: str) -> bool:
-    """Lustre shows the address that the name had. When the name has none now, the mount name has to do."""
+    """Lustre shows the address that the name resolved to. If it does not resolve now, the mount name must suffice."""
     if shown == dns_name:
         return True
     try:
@@ -96,7 +96,7 @@ def _mount(node: Node) -> None:
     hidden = next(node.fsx.iterdir(), None)
     if hidden is not None:
         what = f"{fsx.mount_path} is not mounted and holds {hidden.name!r}, which mounting would hide"
-        raise NodeError(what, "move what is in it away")
+        raise NodeError(what, "move its content away")
     modules = node.path(f"/lib/modules/{os.uname().release}")
     if modules.is_dir() and "lustre" not in node.path("/proc/filesystems").read_text().split():
         node.run("modprobe", "lustre")
@@ -104,7 +104,7 @@ def _mount(node: Node) -> None:
 
 
 def _fstab(node: Node) -> File:
-    """/etc/fstab with one line for the mount point. Raises NodeError when another kind of file system has one."""
+    """/etc/fstab with one line for the mount point. Raises NodeError if it has another kind of file system."""
     fsx = node.settings.fsx
     ours = f"{fsx.source} {fsx.mount_path} lustre {_FSTAB_OPTIONS} 0 0"
     path = node.path("/etc/fstab")
@@ -114,25 +114,29 @@ def _fstab(node: Node) -> File:
         if len(fields) < 3 or fields[1] != fsx.mount_path:
             lines.append(line)
         elif fields[2] != "lustre":
-            raise NodeError(f"/etc/fstab: {fields[0]} ({fields[2]}) is to be mounted at {fsx.mount_path}", "remove it")
+            raise NodeError(
+                f"/etc/fstab: {fields[0]} ({fields[2]}) is configured for {fsx.mount_path}", "remove that line"
+            )
     at = next((number for number, line in enumerate(lines) if line == ours), len(lines))
     return File("/etc/fstab", "\n".join([*lines[:at], ours, *lines[at:]]) + "\n")
 
 
-def _try_out(node: Node) -> None:
-    """Write, read and remove a file. Raises PassingError when that does not go well."""
+def _test_write(node: Node) -> None:
+    """Write, read and remove a file. Raises PassingError on failure."""
     text = f"{node.identity.instance_id}\n"
     file = shared.folder(node) / f"written-by-{node.identity.instance_id}"
     try:
         shared.publish_text(node, file, text)
         if file.read_text() != text:
-            raise PassingError(f"{file}: reads otherwise than it was written")
+            raise PassingError(f"{file}: read back different content than written")
     except OSError as error:
         where = node.settings.fsx.mount_path
-        raise PassingError(f"{where} cannot be written to: {error}", "look at the file system in the console") from None
+        raise PassingError(
+            f"{where} cannot be written to: {error}", "check the file system in the FSx console"
+        ) from None
     finally:
         shared.remove(file)
 
 
-def _tried(mount: Mount) -> File:
-    return File(_TRIED, f"{mount.identity} {mount.source}\n")
+def _tested(mount: Mount) -> File:
+    return File(_TESTED, f"{mount.identity} {mount.source}\n")

@@ -1,7 +1,7 @@
-"""Homes on the shared file system, at /fsx/<name>: the default user's and the cluster's users'.
+"""Home directories on the shared file system, at /fsx/<name>, for the default user and the cluster's users.
 
-The first node fills a home with what the AMI put in the default user's old one (/etc/skel for others) and publishes it
-by renaming; whatever home is there already, with anything in it, stays as it is. The old home stays on the node.
+The first node fills a home from the default user's old one in the AMI (/etc/skel for others) and publishes it by
+renaming. An existing home that is not empty is kept unchanged. The old home stays on the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Home(Step):
         return node.live
 
     def missing(self, node: Node) -> Sequence[str]:
-        """Raises NodeError when a home is another's, or no directory."""
+        """Raises NodeError if a home belongs to another user or is not a directory."""
         known = {each.name for each in accounts(node)}
         lines = [f"no user {name}" for name in names(node) if name not in known]
         for name in (each for each in names(node) if each in known):
@@ -50,13 +50,13 @@ class Home(Step):
             if not _made(home, user):
                 _make(node, home, user, old if old != home and old.is_dir() else node.path("/etc/skel"))
             if user.home != str(home):
-                # Only with a prefix does usermod not refuse while the user runs something: what runs keeps the old
-                # home, and where HyperPod starts slurmd before these scripts a job may run for days.
+                # Without a prefix, usermod refuses while the user has processes. They keep the old home, and where
+                # HyperPod starts slurmd before these scripts, a job may run for days.
                 change(node, "usermod", "--prefix", "/proc/self/root", "-d", str(home), name)
 
 
 def names(node: Node) -> list[str]:
-    """Everybody whose home is on the shared file system."""
+    """The users whose home is on the shared file system."""
     return list(dict.fromkeys([node.settings.default_user, *(user.name for user in node.settings.users)]))
 
 
@@ -70,13 +70,13 @@ def _made(home: Path, user: PasswdEntry) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(status.st_mode):
-        raise NodeError(f"{home} is no directory", "move it away")
+        raise NodeError(f"{home} is not a directory", "move it away")
     if status.st_uid == user.uid:
         return True
     if not any(home.iterdir()):
         return False
     raise NodeError(
-        f"{home} belongs to uid {status.st_uid}, and {user.name} has uid {user.uid} on this node",
+        f"{home} belongs to uid {status.st_uid}, but {user.name} has uid {user.uid} on this node",
         "give the user that uid in the cluster file, or chown the directory",
     )
 
@@ -89,7 +89,7 @@ def _make(node: Node, home: Path, user: PasswdEntry, template: Path) -> None:
     os.chown(partial, user.uid, user.gid)
     partial.chmod(_MODE)
     try:
-        # Takes the place of an empty directory too, such as one that root made.
+        # Also replaces an empty directory, such as one created by root.
         partial.rename(home)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -98,7 +98,7 @@ def _make(node: Node, home: Path, user: PasswdEntry, template: Path) -> None:
 
 
 def _copy(source: Path, target: Path, user: PasswdEntry) -> None:
-    """Files, links and directories, with their modes and times, for the user. `target` is there and is root's alone."""
+    """Copy files, links and directories with modes and times, owned by the user. Only root can access `target`."""
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
         to = target / entry.name
         if entry.is_symlink():
@@ -112,5 +112,5 @@ def _copy(source: Path, target: Path, user: PasswdEntry) -> None:
             with to.open("rb") as stream:
                 os.fsync(stream.fileno())
         else:
-            continue  # sockets and pipes belong to programs that run here
+            continue  # sockets and pipes belong to running programs
         os.chown(to, user.uid, user.gid, follow_symlinks=False)

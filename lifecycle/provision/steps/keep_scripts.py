@@ -1,4 +1,4 @@
-"""A copy of these scripts at /opt/hyperpod-ft/lifecycle, to run a step by hand: /tmp does not outlive a reboot."""
+"""A copy of these scripts at /opt/hyperpod-ft/lifecycle, for running a step by hand: /tmp is lost at a reboot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeepScripts(FilesStep):
 
     def missing(self, node: Node) -> Sequence[str]:
         different = super().missing(node)
-        return [f"{len(different)} files of {FOLDER} are not these"] if different else []
+        return [f"{len(different)} files of {FOLDER} differ from these scripts"] if different else []
 
     def files(self, node: Node) -> Sequence[File]:
         return [

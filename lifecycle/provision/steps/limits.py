@@ -1,10 +1,10 @@
-"""Limits that EFA and the Neuron runtime need: locked memory, huge pages, ports that nobody else is given.
+"""Limits that EFA and the Neuron runtime need: locked memory, huge pages, reserved ports.
 
-- EFA registers memory, so it may not be limited: for logins, and for slurmd, whose limits jobs inherit.
+- EFA registers memory, so locked memory must be unlimited for logins, and for slurmd, whose limits jobs inherit.
 - Huge pages: AWS's EFA software reserves 5128 of 2 MiB (EKS user guide, "Run machine learning training on Amazon EKS
-  with Elastic Fabric Adapter"; libfabric's efa-check.sh). What is more already stays.
+  with Elastic Fabric Adapter"; libfabric's efa-check.sh). A higher number is kept.
 - Ports: 48620 is the Neuron runtime's NEURON_RT_ROOT_COMM_ID, 41000 and 44000 are master ports of AWS's Neuron
-  tutorials, 29500 is torchrun's, 10000 to 19999 are this kit's. No connection is given one of them by chance.
+  tutorials, 29500 is torchrun's, 10000 to 19999 are this kit's. The kernel then never assigns them to others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from provision.step import Step
 
 PORTS = "10000-19999,29500,41000,44000,48620"
 HUGE_PAGES = 5128
-# Read last, so that it is what counts.
+# Read last, so that it takes precedence.
 _SYSCTL = "/etc/sysctl.d/zz-hyperpod-ft.conf"
 _SYSCTL_FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
 _LIMITS = "/etc/security/limits.d/99-hyperpod-ft.conf"
@@ -46,7 +46,7 @@ class Limits(Step):
 
     def do(self, node: Node) -> None:
         if node.live and _has_efa(node):
-            # Before the files, whose presence says that it was tried.
+            # Before the files, whose presence shows that this was attempted.
             _reserve_pages(node)
         for file in _files(node):
             write(node, file)
@@ -58,14 +58,14 @@ class Limits(Step):
             node.run("systemctl", "daemon-reload")
         for pid in _limited_slurmds(node):
             if not _may_raise(node):
-                node.say(f"slurmd ({pid}) keeps its limit of locked memory: root has no CAP_SYS_RESOURCE here")
+                node.say(f"slurmd ({pid}) keeps its limit on locked memory: root has no CAP_SYS_RESOURCE here")
                 continue
-            # Instead of a restart: what slurmd starts from now on inherits it.
+            # Instead of a restart: processes that slurmd starts from now on inherit it.
             resource.prlimit(pid, resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def merged_ports(*lists: str) -> str:
-    """Ports and ranges of comma-separated lists as the kernel writes them: ascending, neighbours joined.
+    """Merge comma-separated lists of ports and ranges into the kernel's form: ascending, adjacent ranges joined.
 
     >>> merged_ports("80,90-92", "91-95,81")
     '80-81,90-95'
@@ -85,7 +85,7 @@ def merged_ports(*lists: str) -> str:
 
 
 def _files(node: Node) -> list[File]:
-    """What a boot and a login find."""
+    """The files that take effect at boot and at login."""
     ports = merged_ports(*_configured(node, "net.ipv4.ip_local_reserved_ports"), PORTS)
     sysctl = f"net.ipv4.ip_local_reserved_ports = {ports}\n"
     if _has_efa(node):
@@ -102,7 +102,7 @@ def _files(node: Node) -> list[File]:
 
 
 def _configured(node: Node, key: str) -> list[str]:
-    """The values that other files of sysctl.d(5) give to the key."""
+    """The key's values in other files of sysctl.d(5)."""
     paths = [node.path("/etc/sysctl.conf")]
     for folder in _SYSCTL_FOLDERS:
         paths += sorted(node.path(folder).glob("*.conf"))
@@ -123,16 +123,16 @@ def _has_efa(node: Node) -> bool:
 
 
 def _reserve_pages(node: Node) -> None:
-    """As many as there is memory in one piece for: EFA works with fewer, and slower, so no node is refused for it."""
+    """Reserve as many pages as there is contiguous memory for: with fewer EFA is slower, which is not an error."""
     pages = node.path(_RESERVED_PAGES)
     if int(pages.read_text()) < HUGE_PAGES:
         pages.write_text(f"{HUGE_PAGES}\n")
         if int(pages.read_text()) < HUGE_PAGES:
-            node.say(f"{pages.read_text().strip()} huge pages, not {HUGE_PAGES}: memory is in pieces; a reboot helps")
+            node.say(f"{pages.read_text().strip()} huge pages, not {HUGE_PAGES}: memory is fragmented; a reboot helps")
 
 
 def _may_raise(node: Node) -> bool:
-    """Whether root may raise limits, as it may but in some containers (capabilities(7), CAP_SYS_RESOURCE)."""
+    """Whether root may raise limits, unlike in some containers (capabilities(7), CAP_SYS_RESOURCE)."""
     status = node.path("/proc/self/status").read_text()
     capabilities = int(re.findall(r"^CapEff:\s*(\S+)$", status, re.MULTILINE)[0], 16)
     return bool(capabilities >> 24 & 1)

@@ -1,6 +1,6 @@
-"""Logs of Slurm and of these scripts do not fill the root volume.
+"""Rotate the logs of Slurm and of these scripts, so that they do not fill the root volume.
 
-copytruncate would lose lines that are written between the copy and the cut; Slurm's daemons open their logs anew on
+copytruncate would lose lines that are written between copying and truncating; Slurm's daemons reopen their logs on
 SIGUSR2 (slurm.conf(5), LOGGING).
 """
 

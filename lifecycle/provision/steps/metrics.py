@@ -1,4 +1,4 @@
-"""Figures of the node for Prometheus, from what is installed (optional): nothing is downloaded here.
+"""Metrics of the node for Prometheus, from installed programs (optional); downloads nothing.
 
 node_exporter on port 9100; on nodes with Neuron devices neuron-monitor, which AWS's AMI has, on port 8000.
 """
@@ -45,7 +45,7 @@ class Metrics(Step):
         ):
             wanted = program == "node_exporter" or any(node.path("/dev").glob("neuron[0-9]*"))
             if wanted and not _find(node, program):
-                node.say(f"no {program} on this node, so no figures of it; {remedy} and run provision.sh again")
+                node.say(f"no {program} on this node, so its metrics are missing; {remedy} and run provision.sh again")
         return bool(_services(node))
 
     def missing(self, node: Node) -> Sequence[str]:
@@ -69,20 +69,20 @@ def _find(node: Node, program: str) -> str:
 
 
 def _services(node: Node) -> dict[str, File]:
-    """The unit files of what is installed, by unit."""
+    """The unit files of the installed programs, by unit."""
     found = {}
     if exporter := _find(node, "node_exporter"):
         found["hyperpod-ft-node-exporter"] = _UNIT.format(
-            description="figures of the machine for Prometheus",
+            description="metrics of the machine for Prometheus",
             command=f"{exporter} --web.listen-address=:9100",
             identity="DynamicUser=yes\n",
         )
     monitor, translator = _find(node, "neuron-monitor"), _find(node, "neuron-monitor-prometheus.py")
     if monitor and translator and any(node.path("/dev").glob("neuron[0-9]*")):
-        # As AWS documents it: the one writes lines of JSON, the other serves them.
+        # As AWS documents it: the first writes lines of JSON, the second serves them.
         pipe = f"{shlex.quote(monitor)} | {shlex.quote(translator)} --port 8000"
         found["hyperpod-ft-neuron-monitor"] = _UNIT.format(
-            description="figures of Neuron devices for Prometheus",
+            description="metrics of Neuron devices for Prometheus",
             command=f"/bin/bash -o pipefail -c {shlex.quote(pipe)}",
             identity="",
         )

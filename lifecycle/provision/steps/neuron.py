@@ -1,4 +1,4 @@
-"""The Neuron devices of a Trainium node are all there and its driver answers; a node that lacks one is replaced."""
+"""Check that all Neuron devices of a Trainium node are present and that its driver answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Neuron(Step):
         return node.live and node.identity.role == "compute" and node.identity.instance_type in DEVICES
 
     def missing(self, node: Node) -> Sequence[str]:
-        """Raises NodeError when a device is missing, PassingError when the driver does not answer."""
+        """Raises NodeError if a device is missing, PassingError if the driver does not answer."""
         kind = node.identity.instance_type
         found = count_devices(_listing(node))
         if found < DEVICES[kind]:
@@ -36,11 +36,11 @@ class Neuron(Step):
         return []
 
     def do(self, node: Node) -> None:
-        """There is nothing to do: `missing` finds nothing or raises."""
+        """Nothing to do: `missing` either returns nothing or raises."""
 
 
 def count_devices(listing: Any) -> int:
-    """Devices in what `neuron-ls` writes as JSON: a list of them, or an object that holds that list."""
+    """The number of devices in the JSON of `neuron-ls`: a list of devices, or an object with that list."""
     if isinstance(listing, dict):
         return max((count_devices(value) for value in listing.values() if isinstance(value, list)), default=0)
     return sum(isinstance(entry, dict) for entry in listing)
@@ -55,4 +55,4 @@ def _listing(node: Node) -> Any:
             except ValueError:
                 continue
     said = (done.stderr + done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-    raise PassingError(f"neuron-ls: {said[-1]}", "if it stays so, replace the node")
+    raise PassingError(f"neuron-ls: {said[-1]}", "if this persists, replace the node")

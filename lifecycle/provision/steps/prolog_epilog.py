@@ -1,6 +1,6 @@
-"""What Slurm runs as root around each job: `slurm/prolog.sh` and `slurm/epilog.sh` of these scripts, where they stay.
+"""Slurm's prolog and epilog, run as root around each job: `slurm/prolog.sh` and `slurm/epilog.sh` of these scripts.
 
-slurmctld looks at them when it starts and slurmd runs them, so every node has them. slurm.conf names them with
+slurmctld checks them when it starts and slurmd runs them, so every node has them. slurm.conf names them with
 `Prolog=` and `Epilog=`.
 """
 
@@ -18,7 +18,7 @@ class PrologEpilog(FilesStep):
     name = "prolog_epilog"
 
     def files(self, node: Node) -> Sequence[File]:
-        # /tmp, where these scripts lie, does not outlive a reboot.
+        # These scripts are in /tmp, which is lost at a reboot.
         return [
             File(f"{FOLDER}/{name}", (node.scripts / "slurm" / name).read_text(), 0o755)
             for name in ("prolog.sh", "epilog.sh")

@@ -1,11 +1,11 @@
-"""Slurm's daemons, each where it belongs, and this node taking jobs.
+"""Start Slurm's daemons, each on its nodes, and check that this node accepts jobs.
 
 On the legacy path HyperPod's OnCreate starts nothing, so this step does: slurmctld on controllers, slurmd elsewhere,
 with its configuration from the controllers (`--conf-server`). slurmd is masked on a controller and never touched there:
-its unit deletes slurm.conf before it starts. On the API-driven path HyperPod has started them; this step only looks.
+its unit deletes slurm.conf before it starts. On the API-driven path HyperPod has started them; this step only checks.
 
-slurmd's options come in a drop-in. AWS's sample runs envsubst over the unit instead, which also empties `$MAINPID`, can
-be done once only, and is lost with the next unit file.
+slurmd's options are in a drop-in. AWS's sample runs envsubst on the unit instead, which also empties `$MAINPID`, works
+only once, and is lost with the next unit file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from provision.steps.slurm_configuration import read
 
 _OPTIONS = "/etc/default/hyperpod-ft-slurmd"
 _DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
-# A node without its file system would take every job and fail it: an order of units alone does not keep slurmd away.
-# The last EnvironmentFile wins over the unit's own and over any Environment=. Failed starts are those before a
-# controller answers, after a reboot of the whole cluster too: there is no number of them after which to give up.
+# RequiresMountsFor: a node without its file system would accept every job and fail it; ordering alone does not prevent
+# slurmd from starting. The last EnvironmentFile overrides the unit's own and any Environment=. StartLimitIntervalSec:
+# starts fail until a controller answers, also after a reboot of the whole cluster, so they are never limited.
 _DROP_IN_TEXT = f"""\
 {slurm_conf.MARK}
 [Unit]
@@ -36,13 +36,13 @@ EnvironmentFile={_OPTIONS}
 Restart=on-failure
 RestartSec=3
 """
-# The controller may have a database to set up first.
+# The controller may have to set up a database first.
 _SECONDS = 900.0
 
 
 class Slurm(Step):
     name = "slurm"
-    # A node takes jobs when all that jobs rely on is there.
+    # A node accepts jobs only once everything that they rely on is in place.
     needs = ("limits", "neuron", "fsx", "users", "home", "prolog_epilog", "slurm_configuration", "accounting")
     deadline = 1000.0
 
@@ -63,7 +63,7 @@ class Slurm(Step):
                 _start_slurmd(node)
         self._wait(node)
         if renewed:
-            # Every slurmd fetches what is new.
+            # Every slurmd fetches the new configuration.
             slurm_state.reconfigure(node)
 
     def _wait(self, node: Node) -> None:
@@ -74,9 +74,9 @@ class Slurm(Step):
                 resumed = _resume_if_rebooted(node)
             if time.monotonic() >= end:
                 unit = "slurmctld" if node.identity.role == "controller" else "slurmd"
-                told = systemd.journal(node, unit)
+                message = systemd.journal(node, unit)
                 raise NodeError(
-                    f"after {_SECONDS:.0f} s: {'; '.join(found)}{f' ({unit} says: {told})' if told else ''}",
+                    f"after {_SECONDS:.0f} s: {'; '.join(found)}{f' ({unit}: {message})' if message else ''}",
                     f"see /var/log/slurm/{unit}.log",
                 )
             time.sleep(0.5)
@@ -93,7 +93,7 @@ def _controller_missing(node: Node) -> list[str]:
 
 
 def _not_in_effect(node: Node) -> list[str]:
-    """What slurmctld does not run with because it was written after it started."""
+    """Settings that slurmctld does not use because they were written after it started."""
     running = slurm_state.running_configuration(node)
     conf = slurm_conf.with_included(read(node, slurm_conf.SLURM_CONF), read(node, slurm_conf.INCLUDED_CONF))
     wanted = {key: slurm_conf.value(conf, key) for key in ("Prolog", "Epilog", "AccountingStorageType")}
@@ -108,20 +108,22 @@ def _not_in_effect(node: Node) -> list[str]:
 
 
 def _start_slurmctld(node: Node) -> bool:
-    """Whether it ran before and runs with another configuration now."""
+    """Start slurmctld. Returns whether it was running and was restarted with a new configuration."""
     if systemd.not_masked(node, "slurmd"):
         systemd.mask(node, "slurmd")
     systemd.keep_running(node, "slurmctld")
     if not _not_in_effect(node):
         return False
-    # Jobs go on while slurmctld restarts; not all that was written can be changed without.
+    # Jobs continue while slurmctld restarts; some settings cannot be changed without a restart.
     node.run("systemctl", "restart", "slurmctld")
     return True
 
 
 def _files(node: Node) -> list[File]:
     if not node.identity.controllers:
-        raise PassingError("resource_config.json names no controller yet", "is its group in the cluster file?")
+        raise PassingError(
+            "resource_config.json names no controller yet", "check that its group is in the cluster file"
+        )
     return [
         File(_OPTIONS, f'{slurm_conf.MARK}\nSLURMD_OPTIONS="{" ".join(_options(node))}"\n'),
         File(_DROP_IN, _DROP_IN_TEXT.format(mount_path=node.settings.fsx.mount_path)),
@@ -132,8 +134,8 @@ def _options(node: Node) -> tuple[str, str]:
     return "--conf-server", ",".join(node.identity.controllers)
 
 
-def _runs_otherwise(node: Node) -> bool:
-    """Whether slurmd runs with other options than today's."""
+def _has_other_options(node: Node) -> bool:
+    """Whether slurmd is running with other options than the current ones."""
     command = systemd.main_process(node, "slurmd")
     option, controllers = _options(node)
     return bool(command) and not (option in command and controllers in command)
@@ -146,15 +148,15 @@ def _slurmd_missing(node: Node) -> list[str]:
         found += [line for file in _files(node) for line in difference(node, file)]
         found += systemd.stale(node, "slurmd")
         found += systemd.not_masked(node, "slurmctld")
-        if _runs_otherwise(node):
+        if _has_other_options(node):
             found.append(f"slurmd runs without {' '.join(_options(node))}")
     if not slurm_state.answers(node):
         return [*found, "no slurmctld answers"]
     known = slurm_state.ask_nodes(node).get(node.identity.address)
     if known is None:
-        # Where slurm.conf does not name the node, slurmd ends and systemd starts it again, until it does. HyperPod's
-        # agent may name a new node only after these scripts have ended well, and login nodes never.
-        return [line for line in found if not line.endswith("does not run")]
+        # If slurm.conf lacks the node, slurmd exits and systemd restarts it until it is added. HyperPod's agent may add
+        # a new node only after these scripts have succeeded, and never adds login nodes.
+        return [line for line in found if not line.endswith("is not running")]
     return [*found, known.problem] if known.problem and node.identity.role == "compute" else found
 
 
@@ -166,13 +168,13 @@ def _start_slurmd(node: Node) -> None:
     if systemd.show(node, "slurmd", "LoadState") != "loaded":
         raise NodeError("no slurmd.service on this node", "use HyperPod's AMI for Slurm")
     systemd.keep_running(node, "slurmd")
-    if _runs_otherwise(node):
-        # Tasks go on without slurmd: the unit kills no process but its own.
+    if _has_other_options(node):
+        # Tasks continue without slurmd: the unit kills only its own process.
         node.run("systemctl", "restart", "slurmd")
 
 
 def _resume_if_rebooted(node: Node) -> bool:
-    """A node that was replaced has rebooted for slurmctld, which then keeps it down until it is told."""
+    """slurmctld treats a replaced node as rebooted and keeps it down until it is resumed."""
     known = slurm_state.ask_nodes(node).get(node.identity.address)
     if known is None or "DOWN" not in known.states or not known.reason.startswith(slurm_state.REBOOTED):
         return False
@@ -188,4 +190,4 @@ def _say_why_without_jobs(node: Node) -> None:
             f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
         )
     elif known.set_aside:
-        node.say(f"takes no jobs until somebody resumes it: {known.set_aside}")
+        node.say(f"accepts no jobs until it is resumed: {known.set_aside}")

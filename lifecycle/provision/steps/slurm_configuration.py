@@ -1,7 +1,7 @@
-"""What slurmctld reads, before its first start (legacy path, controller).
+"""slurmctld's configuration before its first start (legacy path, controller).
 
-slurm.conf is HyperPod's: its agent writes it, and anew when nodes come and go. So nothing is written there but, where
-it is missing, the line that includes accounting.conf; that file is empty on HyperPod's AMI and is ours.
+HyperPod's agent owns slurm.conf and rewrites it when nodes are added or removed. So only one line is added there, if
+missing: the include of accounting.conf, a file that is empty on HyperPod's AMI and is ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlurmConfiguration(Step):
     def missing(self, node: Node) -> Sequence[str]:
         conf = read(node, slurm_conf.SLURM_CONF)
         if not slurm_conf.names_controller(conf, node.identity.controllers):
-            return [f"no {slurm_conf.SLURM_CONF} that names {' or '.join(node.identity.controllers)}"]
+            return [f"no {slurm_conf.SLURM_CONF} with {' or '.join(node.identity.controllers)}"]
         found = [line for file in _files(node, conf) for line in difference(node, file)]
         if not slurm_conf.includes(conf):
             found.append(f"{slurm_conf.SLURM_CONF} does not include {slurm_conf.INCLUDED}")
@@ -47,7 +47,7 @@ class SlurmConfiguration(Step):
 
 
 def read(node: Node, path: str) -> str:
-    """The text of a file of the node, "" when there is none."""
+    """The text of a file on the node, "" if it is missing."""
     try:
         return node.path(path).read_text()
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def read(node: Node, path: str) -> str:
 
 
 def accounting_host(node: Node) -> str:
-    """Where slurmdbd is: the first controller; "" without accounting."""
+    """The host of slurmdbd: the first controller; "" without accounting."""
     return node.identity.controllers[0] if node.settings.accounting and node.identity.controllers else ""
 
 
@@ -70,13 +70,13 @@ def _wait_for_agent(node: Node) -> str:
     end = time.monotonic() + _AGENT_SECONDS
     while True:
         conf = read(node, slurm_conf.SLURM_CONF)
-        # Nodes and partitions come last: with them it is whole.
+        # Nodes and partitions come last: with them it is complete.
         if slurm_conf.names_controller(conf, node.identity.controllers) and "PartitionName" in conf:
             return conf
         if time.monotonic() >= end:
             raise PassingError(
-                f"{slurm_conf.SLURM_CONF}: after {_AGENT_SECONDS:.0f} s it names none of the controllers "
-                f"{', '.join(node.identity.controllers) or '(none is known)'}",
+                f"{slurm_conf.SLURM_CONF}: after {_AGENT_SECONDS:.0f} s it does not have the controllers "
+                f"{', '.join(node.identity.controllers) or '(none known)'}",
                 f"HyperPod's agent writes it; see {_AGENT_LOG}",
             )
         time.sleep(1)

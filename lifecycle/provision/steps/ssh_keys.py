@@ -1,11 +1,11 @@
-"""One ed25519 key pair for each user, by which that user goes from node to node; host keys that need no prompt.
+"""An ed25519 key pair for each user, for ssh between nodes, and host keys known in advance.
 
-What this gives, and what not: private keys lie without a passphrase in homes on /fsx, so whoever can read a user's home
-is that user on every node. Nodes are recognized by the host keys that root of each node put on /fsx, so nobody on the
-network can pose as one; whoever is root on any node can.
+Security: private keys are without a passphrase in homes on /fsx, so whoever can read a user's home can act as that user
+on every node. Nodes are verified by the host keys that each node's root writes to /fsx, so a stranger on the network
+cannot impersonate a node, but root on any node can.
 
-A pair is made once for the cluster. The private key appears by link(2), in which only the first node succeeds; the
-public key is derived from it, so that every node writes the same one.
+A pair is created once for the cluster. The private key is published by link(2), in which only the first node succeeds;
+the public key is derived from it, so that every node writes the same one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CLIENT = "/etc/ssh/ssh_config.d/hyperpod-ft.conf"
 class SshKeys(Step):
     name = "ssh_keys"
     needs = ("home",)
-    # Each node reads what each other one wrote, three times or more: a small file system serves 100 nodes in minutes.
+    # Each node reads every other node's file three times or more: with 100 nodes, a small file system takes minutes.
     deadline = 600.0
 
     def __init__(self) -> None:
-        self._left_alone: set[str] = set()
-        """Users whose files this attempt, a process of its own, could do nothing about."""
+        self._skipped: set[str] = set()
+        """Users whose files this attempt (a separate process) could not fix."""
 
     def needed(self, node: Node) -> bool:
         return node.live
@@ -58,8 +58,8 @@ class SshKeys(Step):
             self._for_user(node, name, _make)
 
     def _for_user(self, node: Node, name: str, action: Callable[[Node, PasswdEntry], list[str]]) -> list[str]:
-        """What users did to their files, or to their quota, keeps no node out; the default user's have to be right."""
-        if name in self._left_alone:
+        """Broken files or quotas of users do not fail a node; only those of the default user do."""
+        if name in self._skipped:
             return []
         user = account(node, name)
         try:
@@ -67,8 +67,8 @@ class SshKeys(Step):
         except NodeError as error:
             if name == node.settings.default_user:
                 raise
-            node.say(f"left alone: {error}")
-            self._left_alone.add(name)
+            node.say(f"skipped: {error}")
+            self._skipped.add(name)
             return []
 
 
@@ -79,10 +79,10 @@ def _lacking(node: Node, user: PasswdEntry) -> list[str]:
     if not key.exists():
         return [f"no {key}"]
     line = _public_line(node, user, key)
-    # of a run that was killed here; meanwhile another node has made the rest
-    lines = [f"{left} was left half made" for left in _left(node, folder)]
+    # left by a killed run here; another node has since created the rest
+    lines = [f"{left} was left unfinished" for left in _left(node, folder)]
     if _text(public) != line:
-        lines.append(f"{public} is not the key's")
+        lines.append(f"{public} does not match {key}")
     if _with_once(_text(authorized), line) != _text(authorized):
         lines.append(f"{authorized} has the key {'not' if line.split()[1] not in _text(authorized) else 'twice'}")
     for path, mode in ((folder, 0o700), (key, 0o600), (authorized, 0o600)):
@@ -102,7 +102,7 @@ def _make(node: Node, user: PasswdEntry) -> list[str]:
         made.unlink(missing_ok=True)
         node.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", _comment(node, user), "-f", str(made))
         _sync(made)
-        with suppress(FileExistsError):  # another node was first
+        with suppress(FileExistsError):  # another node has created it
             os.link(made, key)
         files.sync_directory(folder)
     for left in _left(node, folder):
@@ -111,7 +111,7 @@ def _make(node: Node, user: PasswdEntry) -> list[str]:
         path.chmod(stat.S_IMODE(path.stat().st_mode) & mode)
     line = _public_line(node, user, key)
     _replace(folder, f"{KEY}.pub", own, line, 0o644)
-    # Nodes that do this at once write the same; only a line that someone adds in that instant would be lost.
+    # Nodes that do this at once write the same text; only a line added by someone at that moment would be lost.
     _replace(folder, "authorized_keys", own, _with_once(_text(folder / "authorized_keys"), line), 0o600)
     return []
 
@@ -121,13 +121,13 @@ def _left(node: Node, folder: Path) -> list[Path]:
 
 
 def _folder(user: PasswdEntry) -> Path:
-    """Raises NodeError when something that is not to be followed or read lies where keys should."""
+    """Raises NodeError if one of the paths is not a directory or file, which must not be followed or read."""
     folder = Path(user.home) / ".ssh"
     if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
-        raise NodeError(f"{folder} is no directory", "move it away")
+        raise NodeError(f"{folder} is not a directory", "move it away")
     for path in (folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"):
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise NodeError(f"{path} is no regular file", "move it away")
+            raise NodeError(f"{path} is not a regular file", "move it away")
     return folder
 
 
@@ -135,7 +135,7 @@ def _public_line(node: Node, user: PasswdEntry, key: Path) -> str:
     done = node.run("ssh-keygen", "-y", "-P", "", "-f", str(key), check=False)
     fields = done.stdout.split()
     if done.returncode != 0 or len(fields) < 2:
-        raise NodeError(f"{key} is no private key without a passphrase", "move it away and run this again")
+        raise NodeError(f"{key} is not a private key without a passphrase", "move it away and run provision.sh again")
     return f"{fields[0]} {fields[1]} {_comment(node, user)}\n"
 
 
@@ -144,7 +144,7 @@ def _comment(node: Node, user: PasswdEntry) -> str:
 
 
 def _with_once(text: str, line: str) -> str:
-    """`text` with the key of `line` in one line: the first that has it, for that one may restrict it."""
+    """`text` with the key of `line` exactly once: in its first line with that key, which may restrict it."""
     kind, blob = line.split()[:2]
     kept: list[str] = []
     found = False
@@ -157,7 +157,7 @@ def _with_once(text: str, line: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """Comments of keys may be of any bytes."""
+    """Read the file; comments of keys may contain any bytes."""
     return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
 
 
@@ -206,9 +206,9 @@ def _listed(node: Node) -> bool:
 
 
 def _list_host_keys(node: Node) -> None:
-    """Each node has a file, named by its address, which a node that replaces it takes over; one list is made of all.
+    """Each node writes a file named by its address, which its replacement reuses; one list combines all files.
 
-    Whoever writes the list looks again afterwards, so the last to write it has seen every node's file.
+    Each writer of the list checks it again afterwards, so the last one to write it has seen every node's file.
     """
     folder = shared.folder(node) / "hosts"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""The cluster file's users and their groups, with the same ids on every node: files on /fsx belong to ids, not names.
+"""The cluster file's users and groups, with the same ids on every node: files on /fsx belong to ids, not names.
 
-A name or id that is another's is an error that names both. Nothing is renumbered: the files would stay behind.
+A name or id that is already in use is an error that names both. Ids are never changed: existing files would keep the
+old ones.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from provision.step import Step
 
 class Users(Step):
     name = "users"
-    # useradd gives up at once while another one is at work.
+    # useradd fails at once while another one is running.
     attempts = 5
 
     def needed(self, node: Node) -> bool:
         return bool(node.settings.users)
 
     def missing(self, node: Node) -> Sequence[str]:
-        """Raises NodeError for all that contradicts the cluster file, in one go."""
+        """Raises NodeError with every contradiction to the cluster file at once."""
         contradictions = _contradictions(node)
         if contradictions:
             raise NodeError("; ".join(contradictions), "give other names or ids in the cluster file")
@@ -44,7 +45,7 @@ class Users(Step):
         known_groups = {name for name, _ in groups(node)}
         users = {account.name for account in accounts(node)}
         wanted = [user.name for user in node.settings.users]
-        # What one that was killed left half done.
+        # Complete what a killed run left unfinished.
         if any(name in known_groups for name in without_shadow(node, wanted, "gshadow")):
             change(node, "grpconv")
         if any(name in users for name in without_shadow(node, wanted, "shadow")):

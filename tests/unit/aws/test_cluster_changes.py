@@ -39,7 +39,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
     [
         (
             {"workers": [{**WORKER, "count": 5}]},
-            "workers.0.count: workers-1 is to have 2 instances, not 5",
+            "workers.0.count: workers-1 has 2 instances, not 5",
         ),
         (
             {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge"}]},
@@ -60,7 +60,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
         ({"workers": [{**WORKER, "name": "w"}]}, "instance group workers-1 is not in the cluster file"),
     ],
 )
-def test_every_key_that_stays_as_it_was_made_is_told(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
+def test_every_key_that_stays_is_reported(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
     (line,) = told(tmp_path, **edited)
     assert line.startswith(said)
 

@@ -1,4 +1,4 @@
-"""The cluster file: what it refuses whatever an account holds, and what HyperPod is asked for because of it."""
+"""The cluster file: values that no account allows, and the requests to HyperPod made from the others."""
 
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "problem"),
     [
-        ({"name": "ml--"}, "name: must be letters, digits and single hyphens"),
+        ({"name": "ml--"}, "name: must be "),
         ({"region": "us-west-2a"}, "region: must be an AWS region"),
         ({"availability_zone_id": "us-west-2a"}, "availability_zone_id: must be the id of an availability zone"),
         ({"controller": {"count": 2}}, "controller.count: must be 1"),
@@ -66,7 +66,7 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
             {"workers": [{"name": "controller-machine", "instance_type": "ml.trn1.32xlarge"}]},
             "used twice: controller-machine",
         ),
-        ({"fsx": {"size_gib": 3000}}, "multiples of 2400; set 4800"),
+        ({"fsx": {"size_gib": 3000}}, "fsx.size_gib: must be 1200 or a multiple of 2400 (FSx for Lustre); set 4800"),
         ({"fsx": {"mount_path": "fsx"}}, "fsx.mount_path: must be an absolute path"),
         ({"users": [{"name": "a", "uid": 2001}, {"name": "a", "uid": 2002}]}, "user names used twice: a"),
         ({"users": [{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}]}, "uid used twice: 2001"),
@@ -77,13 +77,13 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
     ],
 )
-def test_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     text = refused(tmp_path, **changes)
-    assert told in text
+    assert problem in text
     assert str(tmp_path / "cluster.yaml") in text
 
 
-def test_api_driven_each_group_says_its_role_and_storage(tmp_path: Path) -> None:
+def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
     config = load(tmp_path, login={"count": 2}, tags={"team": "a"})
     request = requests.create_cluster(config, FOUNDATION, URI)
     groups = {group["InstanceGroupName"]: group for group in request["InstanceGroups"]}
@@ -119,21 +119,21 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
     }
 
 
-def test_the_nodes_are_told_who_is_who(tmp_path: Path) -> None:
+def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
     settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), FOUNDATION)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
     assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
 
 
-def test_a_group_as_described_can_be_asked_for_again(tmp_path: Path) -> None:
+def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
     asked = requests.create_cluster(load(tmp_path), FOUNDATION, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
     assert requests.group_specification(described) == asked
 
 
-def test_the_nodes_take_what_the_cluster_file_takes() -> None:
-    """The scripts of a node are a program of their own; what they refuse must not get as far as a billed node."""
+def test_nodes_accept_what_the_cluster_file_accepts() -> None:
+    """The scripts of the nodes are a separate program: a billed node must not fail on values accepted here."""
     from provision import settings
 
     assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
@@ -141,5 +141,5 @@ def test_the_nodes_take_what_the_cluster_file_takes() -> None:
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])
-def test_mount_paths_that_a_node_would_refuse(tmp_path: Path, path: str) -> None:
+def test_mount_paths_that_a_node_would_reject(tmp_path: Path, path: str) -> None:
     assert "fsx.mount_path" in refused(tmp_path, fsx={"mount_path": path})

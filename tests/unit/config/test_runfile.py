@@ -1,4 +1,4 @@
-"""The run file: what is accepted, what is refused, and in which words."""
+"""The run file: valid and invalid values, and what the errors say."""
 
 import sys
 from collections.abc import Callable
@@ -312,8 +312,8 @@ def test_environment_names_and_values_are_plain(tmp_path: Path, values: dict[str
 
 
 def test_templates_belong_to_their_format(tmp_path: Path) -> None:
-    assert "needs completion_template" in refused(tmp_path, dataset__format="template")
-    assert "belong to format template" in refused(tmp_path, dataset__prompt_template="x")
+    assert "completion_template" in refused(tmp_path, dataset__format="template")
+    assert "format template, not dolly" in refused(tmp_path, dataset__prompt_template="x")
 
 
 def test_engines_and_instances_fit(tmp_path: Path) -> None:
@@ -326,6 +326,8 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
 
 
 def test_find_suggests_a_recipe() -> None:
+    with pytest.raises(UserError, match="no such run file"):
+        run_file.find("x" * 5000)
     with pytest.raises(UserError, match="did you mean quickstart"):
         run_file.find("quickstrat")
 

@@ -14,7 +14,7 @@ TEXTS = ["".join(letters) for length in range(1, 9) for letters in itertools.pro
 
 
 def joined_by(priority: dict[tuple[str, str], int], text: str) -> list[str]:
-    """Again and again the pair of the lowest priority that stands first."""
+    """Repeatedly merge the first pair of the lowest priority."""
     pieces = list(text)
     while found := [(priority[pair], place) for place, pair in enumerate(pairwise(pieces)) if pair in priority]:
         _, place = min(found)
@@ -35,7 +35,7 @@ def cuts(token: str) -> list[tuple[str, str]]:
 
 
 def a_list_of_merges(seed: int) -> tuple[dict[str, int], Merges]:
-    """Each token made once, of two that were there; no text decides which, so not every token is ever reached."""
+    """Each token is merged once, from two earlier ones chosen at random, so that some are never reached."""
     generator = np.random.default_rng(seed)
     vocabulary = {letter: number for number, letter in enumerate(ALPHABET)}
     merges: Merges = []

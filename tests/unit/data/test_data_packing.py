@@ -115,7 +115,7 @@ def test_best_fit_leaves_next_to_nothing_unfilled(count: int, max_length: int) -
     lengths = short_examples(count)
     rows = int(best_fit(lengths, max_length).max()) + 1
     least = lower_bound(lengths, max_length)
-    # the last row is partly filled whatever one does
+    # the last row is always partly filled
     assert rows <= least + 0.002 * rows, f"{rows} rows, {least} at least"
 
 

@@ -96,11 +96,11 @@ def test_invalid_utf8_in_parquet(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.json", b'[{"t": 1}, {"t": ', r"a\.json:1: invalid JSON"),
-        ("a.json", b'[{"t": 1}\n{"t": 2}]', r"a\.json:1: the array is cut off or lacks a comma"),
-        ("a.json", b'[{"t": 1}', r"a\.json:1: the array is cut off"),
-        ("a.json", b'{\n "data": []\n}', r"a\.json: is neither an array of rows nor one row a line"),
-        ("a.csv", b"a,b", r"a\.csv: no reader for \.csv files"),
-        ("a.parquet", b"not parquet", r"a\.parquet: no parquet file"),
+        ("a.json", b'[{"t": 1}\n{"t": 2}]', r"a\.json:1: .* lacks a comma after this row"),
+        ("a.json", b'[{"t": 1}', r"a\.json:1: the array ends early"),
+        ("a.json", b'{\n "data": []\n}', r"a\.json: .*array.*; .*JSON Lines"),
+        ("a.csv", b"a,b", r"a\.csv: .*; correct dataset\.files"),
+        ("a.parquet", b"not parquet", r"a\.parquet: not a parquet file: .*dataset\.files"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -111,5 +111,5 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no data files in it; correct dataset\.files"):
+    with pytest.raises(UserError, match=r"no data files; correct dataset\.files"):
         rows(tmp_path)

@@ -73,7 +73,7 @@ def test_bos_is_not_doubled_when_the_text_has_it() -> None:
 
 
 def test_loss_on_all_and_text_train_everything_but_the_first_token() -> None:
-    # nothing in the document predicts its first token, and in a packed row what stands before it is another document
+    # nothing in the document predicts its first token: the tokens before it in a packed row are another document's
     made = one(dataset(format="prompt-completion", loss_on="all"), {"prompt": "the", "completion": "fox"})
     assert made.trained == [False] + [True] * (len(made.ids) - 1)
     text = one(dataset(format="text"), {"text": "the fox"}, PLAIN)

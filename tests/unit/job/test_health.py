@@ -1,5 +1,5 @@
-"""Nodes are looked at before they train. neuron-ls, modinfo, fi_info and nvidia-smi are stand-ins on PATH that print
-what the documentation of each shows; no accelerator exists here."""
+"""Nodes are checked before they train. neuron-ls, modinfo, fi_info and nvidia-smi are stand-ins on PATH that print
+what the documentation of each shows; there is no accelerator here."""
 
 import errno
 import json
@@ -17,7 +17,8 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, neuron_devices
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, endings
-from hyperpod_ft.job.health import Report, observe, problems, replacement
+from hyperpod_ft.job.health import problems, replacement
+from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -28,8 +29,8 @@ def replace_words(node: str) -> str:
     return f"replace {node}"
 
 
-def fit(node: str, **values: Any) -> Report:
-    report = Report(node, 16, (2,) * 16, 16, 8, 1000.0, 100.0, {"python": "3.10.12", "torch": "2.8.0"})
+def fit(node: str, **values: Any) -> NodeReport:
+    report = NodeReport(node, 16, (2,) * 16, 16, 8, 1000.0, 100.0, {"python": "3.10.12", "torch": "2.8.0"})
     return replace(report, **values)
 
 
@@ -38,7 +39,7 @@ def test_a_fit_node_has_no_problem() -> None:
     trn2 = fit("node1", device_cores=(8,) * 16, efa=16)
     assert problems([trn2], TRN2, replace_words) == []
     assert problems([replace(trn2, device_cores=(4,) * 16)], TRN2, replace_words) == [], "logical cores at LNC=2"
-    assert problems([Report("here")], CATALOGUE["local"], replace_words) == []
+    assert problems([NodeReport("here")], CATALOGUE["local"], replace_words) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_full_disk_is_no_reason_to_replace_a_node() -> None:
     assert found == ["node2: 0.5 GiB free for temporary files, less than 5; free some"]
 
 
-def test_a_full_volume_is_nobodys_fault() -> None:
+def test_a_full_volume_is_not_a_fault_of_a_node() -> None:
     found = problems([fit("node1", volume_gib=2.0), fit("node2", volume_gib=2.1)], TRN1, replace_words)
     assert found == ["2.0 GiB free on the shared volume, less than 10; free some"]
 
@@ -75,7 +76,7 @@ def test_versions_are_those_of_most_nodes() -> None:
     assert "4 more" in problems([fit("node1"), fit("node2", versions={**fit("").versions, **many})], TRN1, str)[0]  # type: ignore[dict-item]
 
 
-def test_what_has_a_node_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_replacement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(health, "HYPERPOD", tmp_path / "absent")
     assert "scontrol update nodename=node3 state=drain reason=" in replacement("node3")
     monkeypatch.setattr(health, "HYPERPOD", tmp_path)
@@ -122,7 +123,7 @@ def test_a_trainium_node_is_read(stand_in: Callable[[str, str], None], tmp_path:
     assert observe(TRN1, 1, tmp_path).efa is None, "a node alone needs none"
 
 
-def test_what_cannot_be_asked_is_told_and_condemns_no_node(
+def test_a_program_that_fails_is_reported_without_replacing_the_node(
     stand_in: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = observe(TRN1, 2, tmp_path)
@@ -150,7 +151,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_the_first_node_tells_for_all(
+def test_the_first_node_reports_for_all(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(cluster__nodes=2)

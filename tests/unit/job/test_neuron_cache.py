@@ -49,9 +49,9 @@ def test_only_what_is_whole_and_marked_as_done_is_finished(tmp_path: Path) -> No
     assert reasons == {
         "extracted": "not compiled",
         "unmarked": "not compiled",
-        "lost": "marked as done, without a NEFF",
+        "lost": "marked as done, but has no NEFF",
         "cut": "its NEFF has 1123 of 1124 bytes",
-        "empty": "marked as done, without a NEFF",
+        "empty": "marked as done, but has no NEFF",
         "failed": "Failed compilation with ['neuronx-cc']: too many instructions",
     }
 
@@ -75,7 +75,7 @@ def test_who_is_alone_removes_all_that_is_not_finished_and_every_lock(tmp_path: 
 USE = """
 import sys
 from pathlib import Path
-from hyperpod_ft import neuron_cache
+from hyperpod_ft.job import neuron_cache
 with neuron_cache.using(Path(sys.argv[1])):
     print("using it", flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""The estimate of accelerator memory: beside published sizes and what autograd really keeps; what it refuses."""
+"""The estimate of accelerator memory, compared with published sizes and with autograd; models that do not fit."""
 
 import json
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def test_other_families_have_no_shape() -> None:
     assert model_shape({}) is None
 
 
-# Activations, beside what autograd keeps
+# Activations, compared with those that autograd keeps
 
 
 def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str, rows: int, length: int) -> int:
@@ -243,7 +243,7 @@ def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> N
     assert memory is not None and memory.total / GIB == pytest.approx(gib, abs=0.05)
 
 
-# What is refused
+# Models that do not fit
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             check(config, values)
-    assert check(make_run().config, {"model_type": "gpt2"}) is None, "engine torch knows its attributes"
+    assert check(make_run().config, {"model_type": "gpt2"}) is None, "left to engine torch"
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
 
 
 def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model came here before it was refused, as when another run fetched it. One process stands for all ranks."""
+    """The model is already there, as if another run had fetched it. One process stands in for all ranks."""
     too_large.base_model.mkdir(parents=True)
     (too_large.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
     monkeypatch.setattr(train, "engine", lambda _: None)
@@ -358,4 +358,4 @@ def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monke
     store = HashStore()
     with pytest.raises(UserError, match="this would fit"):
         train._lead(Processes(0, 32, 0, store))
-    assert store.get("hyperpod_ft/train/verdict") == b"leave", "the other ranks are told"
+    assert store.get("hyperpod_ft/train/verdict") == b"leave", "the other ranks leave too"

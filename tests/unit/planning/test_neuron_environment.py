@@ -83,7 +83,7 @@ def test_optimum_neuron_reads_the_whole_path_of_the_cache(make_run: MakeRun) -> 
 
 @pytest.mark.parametrize("root", ["/fsx/v1.2", "/fsx/a:b", "/fsx/two words", "/fsx/größe"])
 def test_a_root_that_would_be_cut_off_is_refused(make_run: MakeRun, root: str) -> None:
-    with pytest.raises(UserError, match=r"cluster\.root: compiled graphs are kept below"):
+    with pytest.raises(UserError, match=r"cluster\.root: .*; choose another root"):
         neuron(make_run, cluster__root=root)
     make_run(cluster__root=root)
 
@@ -99,5 +99,5 @@ def test_the_cache_is_the_kits_to_choose(make_run: MakeRun, environment: dict[st
 
 def test_how_cores_are_grouped_is_the_kits(make_run: MakeRun) -> None:
     for given in ({"NEURON_LOGICAL_NC_CONFIG": "1"}, {"NEURON_CC_FLAGS": "-O1 --lnc=1"}):
-        with pytest.raises(ConfigError, match="how cores are grouped"):
+        with pytest.raises(ConfigError, match=r"cluster\.environment: .* \(LNC\)"):
             neuron(make_run, cluster__environment=given)

@@ -51,9 +51,12 @@ def test_tensor_parallelism_when_nothing_is_said(make_run: MakeRun, overrides: d
         ({"dataset__max_length": 2044}, "8 does not divide dataset.max_length 2044"),
         ({"dataset__max_length": 2044, "neuron__sequence_parallel": False, "training__precision": "fp32"}, None),
         ({"dataset__max_length": 2044, "parallelism": {"tensor_parallel": 1}}, None),
-        ({"neuron__sequence_parallel": False}, "loses gradients of bf16 over"),
+        ({"neuron__sequence_parallel": False}, "neuron.sequence_parallel: .* 8 tensor-parallel ranks; set it to true"),
         ({"neuron__sequence_parallel": False, "training__precision": "fp32"}, None),
-        ({"neuron__sequence_parallel": False, "training__method": "full"}, "loses gradients of bf16 over"),
+        (
+            {"neuron__sequence_parallel": False, "training__method": "full"},
+            "neuron.sequence_parallel: .* 8 tensor-parallel ranks; set it to true",
+        ),
         ({"neuron__sequence_parallel": False, "parallelism": {"tensor_parallel": 1}}, None),
     ],
 )

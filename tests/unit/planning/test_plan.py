@@ -51,7 +51,7 @@ def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun)
     assert changed(make_run, lora__r=4) == from_train
     assert changed(make_run, dataset__max_length=64) == ["dataset", *from_train]
     assert changed(make_run, model__revision="other") == ["download", "dataset", *from_train]
-    assert changed(make_run, env__python="/opt/python") == ["env"], "where an interpreter lies makes no other run"
+    assert changed(make_run, env__python="/opt/python") == ["env"], "the path of an interpreter does not change the run"
     assert changed(make_run, seed=1) == ["dataset", *from_train]
 
 
@@ -148,6 +148,8 @@ def test_resources(make_run: MakeRun) -> None:
     train, merge = run.plan["train"].resources, run.plan["merge"].resources
     assert (train.nodes, train.exclusive, train.partition) == (4, True, "dev")
     assert (merge.nodes, merge.exclusive, merge.partition) == (1, False, "cpu")
+    asked = {stage.name: stage.resources.cpus for stage in run.plan.stages if not stage.resources.exclusive}
+    assert asked == {"env": 1, "download": 2, "dataset": 8, "consolidate": 2, "merge": 2, "generate": 8}
     assert run.plan.degrees == Degrees(4, 32, 8, 1)
     assert run.plan.degrees.data_parallel == 16
 
@@ -160,7 +162,7 @@ def test_resources(make_run: MakeRun) -> None:
         ({"cluster__nodes": 2, "parallelism": {"ranks_per_node": 2, "tensor_parallel": 4}}, "would span nodes"),
         (
             {"cluster__instance_type": "p5.48xlarge", "parallelism": {"ranks_per_node": 64}},
-            "64 ranks on p5.48xlarge, which has 8",
+            "ranks_per_node: 64 .* 8 ranks of p5.48xlarge; set it to 8",
         ),
     ],
 )

@@ -153,7 +153,7 @@ def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) ->
     assert message.startswith("6 of 16 rows cannot be used and dataset.max_bad_rows is 5: rows.jsonl:11 (missing field")
     assert re.findall(r"rows\.jsonl:(\d+)", message) == ["11", "12", "13", "14", "15"]
     assert "and 1 more; correct them, or set dataset.max_bad_rows to 6 or more" in message
-    assert "dataset.overlong: truncate" in message
+    assert "dataset.overlong to truncate" in message
     assert not list(run.dataset.parent.glob("*/report.json"))
     assert not run.dataset.exists()
     assert run.record("dataset") is None
@@ -172,7 +172,7 @@ def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest
         "longer than max_length": 1,
     }
     assert (report["bad_rows"], report["rows_used"], report["dropped"]) == (6, 10, 1)
-    assert report["bad_listed"][0].startswith("rows.jsonl:11 (missing field 'response': it has instruction, context")
+    assert report["bad_listed"][0].startswith("rows.jsonl:11 (missing field 'response': ")
     printed = capsys.readouterr().out
     assert "rows: 16 read, 10 used, 6 bad" in printed
     assert "rows.jsonl:16 (longer than max_length: " in printed

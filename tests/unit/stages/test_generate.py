@@ -1,4 +1,4 @@
-"""Stage generate: both models' answers and losses, and the failure that says that nothing was learned."""
+"""Stage generate: both models' answers and losses, and the failure when the training changed nothing."""
 
 import json
 import shutil
@@ -137,7 +137,7 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_equal_answers_mean_that_nothing_was_learned(base: Path, tmp_path: Path) -> None:
     run = prepared_run(tmp_path, base, base, prompts=["plain text"])
-    with pytest.raises(UserError, match="answers all 17 prompts exactly as the base model does; nothing was learned"):
+    with pytest.raises(UserError, match=r"all 17 prompts .*training\.learning_rate"):
         generate.work(run)
     assert not run.samples.exists()
 
@@ -147,7 +147,7 @@ def test_without_questions_only_losses_are_compared(
 ) -> None:
     run = prepared_run(tmp_path, base, other, train_samples=0, validation_samples=0)
     generate.work(run)
-    assert "only the losses are compared" in capsys.readouterr().out
+    assert "comparing only the losses" in capsys.readouterr().out
     assert json.loads(run.samples.read_text())["validation_loss"] is not None
 
 

@@ -116,7 +116,7 @@ def test_placeholders_from_pypi_are_noticed(python: Path, indexes: str, pins: Pa
 
 
 def test_a_torch_for_cuda_is_refused_before_the_rest_is_installed(python: Path, indexes: str, pins: Path) -> None:
-    with pytest.raises(UserError, match=r"gave a torch for CUDA 12\.8.*index of CPU builds in env\.package_repos"):
+    with pytest.raises(UserError, match=r"CUDA 12\.8.*index of CPU builds in env\.package_repos"):
         installation.install_neuron(python, pins, (f"{indexes}/aws", f"{indexes}/cuda"))
     with pytest.raises(UserError, match="cannot import others"):
         probe(python, ("others",), "")
@@ -130,9 +130,9 @@ def test_a_package_that_is_not_there_and_a_repository_that_is_not_reached(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
-        with pytest.raises(UserError, match=rf"{url} not reached: .*connection broken by"):
+        with pytest.raises(UserError, match=rf"cannot reach {url}: .*connection broken by"):
             installation.install_neuron(python, pins, (url,))
-    with pytest.raises(UserError, match=r"/no/such/wheels not reached: .*Location"):
+    with pytest.raises(UserError, match=r"/no/such/wheels: .*Location"):
         installation.install_neuron(python, pins, ("/no/such/wheels",))
 
 
@@ -144,7 +144,7 @@ def test_a_full_disk_is_named() -> None:
 def test_too_little_disk_is_seen_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(interpreters.shutil, "disk_usage", lambda _: usage(int(1e12), 0, int(9e9)))
-    with pytest.raises(UserError, match=r"9\.0 GB are free, and building a Neuron environment takes 10 GB"):
+    with pytest.raises(UserError, match=r"9\.0 GB free; .* 10 GB"):
         interpreters.create_environment(tmp_path / "venv", tmp_path)
     assert not (tmp_path / "venv").exists()
 
@@ -168,7 +168,7 @@ def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_python_that_fits(tmp_path: Path, old_python: Path) -> None:
-    with pytest.raises(UserError, match=r"no Python 3\.11 or 3\.10 that can make environments here, and no uv"):
+    with pytest.raises(UserError, match=r"no Python 3\.11 or 3\.10 .*no uv"):
         interpreters.create_environment(tmp_path / "venv", tmp_path, disk_gb=0)
 
 

@@ -265,7 +265,7 @@ def test_a_run_waits_while_another_compiles_the_graphs_that_it_needs_too(
     ("marker", "log", "state"),
     [("143\n", True, "failed"), ("0\n", True, "not run"), (None, True, "failed"), (None, False, "not run")],
 )
-def test_when_slurm_has_forgotten_a_job_its_exit_status_tells(
+def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
     make_run: MakeRun, marker: str | None, log: bool, state: str
 ) -> None:
     class Forgetful(Slurm):

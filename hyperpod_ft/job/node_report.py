@@ -1,0 +1,111 @@
+"""What one node of a training job has: devices, network interfaces, free space and versions."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.job.attempts import node_name
+
+_PROGRAM_SECONDS = 30
+# Directories of AWS's images that may not be on PATH.
+_PROGRAM_DIRECTORIES = ("/opt/amazon/efa/bin",)
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node has. A count is None when it was not looked up, or its program is missing."""
+
+    node: str
+    devices: int | None = None  # accelerators that the driver's own program lists
+    device_cores: tuple[int, ...] = ()  # NeuronCores of each, physical or logical
+    device_files: int | None = None  # /dev/neuron*
+    efa: int | None = None
+    volume_gib: float | None = None  # free on the shared volume
+    temporary_gib: float | None = None  # free in /tmp
+    versions: Mapping[str, str] | None = None  # of the driver and of every package of the interpreter
+    faults: tuple[str, ...] = ()  # errors of the programs, with remedies
+
+
+def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
+    """Look at this node: without accelerators only at versions; at EFA and packages only among several nodes."""
+    versions = _package_versions() if nodes > 1 else {}
+    if not instance.has_accelerators:
+        return NodeReport(node_name(), versions=versions)
+    devices: int | None = None
+    device_cores: tuple[int, ...] = ()
+    device_files: int | None = None
+    faults: list[str] = []
+    if instance.device == "neuron":
+        try:
+            program = neuron_devices.neuron_ls()
+            listing = None if program is None else neuron_devices.devices(program)
+        except UserError as error:
+            listing = None
+            faults.append(str(error))
+        if listing is not None:
+            devices = len(listing)
+            counts = [entry.get("nc_count") for entry in listing]
+            device_cores = tuple(count for count in counts if isinstance(count, int))
+        device_files = sum(bool(re.fullmatch(r"neuron\d+", path.name)) for path in Path("/dev").iterdir())
+        versions["neuron driver"] = (_output("modinfo", "-F", "version", "neuron") or "").strip()
+    else:
+        drivers = (_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "").split()
+        devices = len(drivers)
+        versions["nvidia driver"] = drivers[0] if drivers else ""
+    return NodeReport(
+        node=node_name(),
+        devices=devices,
+        device_cores=device_cores,
+        device_files=device_files,
+        efa=_efa_interfaces(_output("fi_info", "-p", "efa")) if nodes > 1 else None,
+        faults=tuple(faults),
+        volume_gib=shutil.disk_usage(volume).free / 2**30,
+        temporary_gib=shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
+        versions=versions,
+    )
+
+
+def _output(*command: str) -> str | None:
+    """A program's output; empty when it fails or hangs, as on a broken node; None when it is not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PROGRAM_DIRECTORIES])
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        return None
+    try:
+        return subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_PROGRAM_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _efa_interfaces(text: str | None) -> int | None:
+    """Interfaces in the output of `fi_info -p efa`, which lists each once for every endpoint type it offers."""
+    if text is None:
+        return None
+    domains = re.findall(r"^\s*domain:\s*(\S+)", text, re.MULTILINE)
+    return len({re.sub(r"-(rdm|dgrm|direct)$", "", domain) for domain in domains})
+
+
+def _package_versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for distribution in metadata.distributions():
+        found.setdefault(distribution.name, distribution.version)  # the first on the path, as for an import
+    return found
