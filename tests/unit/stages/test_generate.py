@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Split
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import Compared, Report
+from hyperpod_ft.evaluation.comparison import Compared, Comparison
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import mean_loss
 from hyperpod_ft.runs.run import Run
@@ -181,6 +181,6 @@ def test_exact_answers_and_control_characters_in_the_log() -> None:
         Compared("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
         Compared("train", "p", "wrong", "right", same=False, expected="right "),
     ]
-    report = Report(rows, None)
-    assert (report.exact("train").base, report.exact("train").tuned) == (1, 1)
-    assert "\x1b" not in report.as_text() and "?[2Jright" in report.as_text()
+    comparison = Comparison(rows, None)
+    assert (comparison.exact("train").base, comparison.exact("train").tuned) == (1, 1)
+    assert "\x1b" not in comparison.as_text() and "?[2Jright" in comparison.as_text()
