@@ -95,6 +95,8 @@ def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: Make
     Process().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
     wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    # the chain runner records the script's process after it has started it
+    wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     script = int(pid_file.read_text())
     supervisor = int(Path(f"/proc/{script}/stat").read_text().split()[3])
     os.kill(supervisor, signal.SIGKILL)
