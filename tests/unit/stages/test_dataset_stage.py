@@ -316,7 +316,7 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not GSM8K.is_file(), reason="a whole real dataset was not prepared: HYPERPOD_FT_GSM8K names no file"
+    not GSM8K.is_file(), reason="no real dataset to prepare: HYPERPOD_FT_GSM8K names no file"
 )
 @pytest.mark.parametrize("packing", ["bfd", "wrapped"])
 def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]) -> None:
