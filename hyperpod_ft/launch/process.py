@@ -22,6 +22,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -113,7 +114,7 @@ class Process:
         for state_file, chain in _chains(run):
             if not any(job.job_id in wanted for job in chain.jobs) or not _is_alive(state_file):
                 continue
-            if chain.pid is not None and _works(chain.pid):
+            if chain.pid is not None and is_running(chain.pid):
                 os.kill(chain.pid, signal.SIGTERM)
             else:
                 for job in chain.jobs:
@@ -197,35 +198,14 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 def stop_tree(root: int) -> None:
     """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
     # torchrun's workers lead sessions of their own, so that a process group would not reach them
-    tree = [root, *_descendants(root)]
+    tree = [root, *descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_works(pid) for pid in tree):
+        while time.monotonic() < deadline and any(is_running(pid) for pid in tree):
             time.sleep(0.05)
-
-
-def _descendants(root: int) -> list[int]:
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        pid, parent = map(int, line.split())
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
-
-
-def _works(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout.strip()[:1] not in ("", "Z")
 
 
 def _raise_interrupt(*_: object) -> None:

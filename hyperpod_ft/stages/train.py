@@ -17,7 +17,7 @@ import sys
 if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
     import signal
 
-    from hyperpod_ft.localcluster.processes import die_with_parent
+    from hyperpod_ft.processes import die_with_parent
 
     # A rank that outlives its torchrun, when that is killed, must not join the next attempt. Before the imports, which
     # take seconds.

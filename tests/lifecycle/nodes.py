@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyperpod_ft.localcluster.processes import descendants
+from hyperpod_ft.processes import descendants
 from tests.lifecycle.image import Instance, write_image, write_instance
 
 HERE = Path(__file__).parent

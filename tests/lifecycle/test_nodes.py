@@ -259,7 +259,7 @@ def test_the_file_system_is_mounted_again_at_boot(node: Node) -> None:
             "mkdir /fsx && mount -t tmpfs 10.9.9.9@tcp:/4owupbev /fsx",
             "/fsx: 10.9.9.9@tcp:/4owupbev (tmpfs) is mounted there, not fs-",
         ),
-        ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs) is to be mounted at /fsx"),
+        ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs)"),
     ],
 )
 def test_what_is_in_the_way_of_the_file_system_is_named(node: Node, before: str, says: str) -> None:

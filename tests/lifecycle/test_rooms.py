@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.localcluster.processes import ProcessIdentity, descendants
+from hyperpod_ft.processes import ProcessIdentity, descendants
 from tests.lifecycle.cluster import CONTROLLER, WORKERS
 from tests.lifecycle.image import FSX_SOURCE
 from tests.lifecycle.nodes import room

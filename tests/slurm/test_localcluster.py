@@ -21,8 +21,8 @@ from hyperpod_ft.cli import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster, default_directory, programs
 from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
-from hyperpod_ft.localcluster.processes import ProcessIdentity, descendants
 from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.processes import ProcessIdentity, descendants
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 

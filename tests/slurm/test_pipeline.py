@@ -236,7 +236,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     resumed = head("resume")
     assert "env, download" in resumed, "are named as skipped"
     submitted = json.loads(Path(status["directory"], "jobs.json").read_text())
-    assert [job["stage"] for job in submitted] == [*STAGES, *STAGES[2:]]
+    assert [job["stage"] for job in submitted][-5:] == STAGES[2:]
     run = Run.open(Path(status["directory"]))
     head.wait(lambda: run.is_done("dataset"))
     head("cancel")  # other tests run the rest of a chain
@@ -354,12 +354,12 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
 
 
 def launchers_of(directory: str) -> list[int]:
-    """What starts the ranks of a run: the supervisor of its job, srun, torchrun on each node."""
+    """What starts the ranks of a run: the supervisor of its job, srun, and torchrun on each node."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            if b"hyperpod_ft.stages.train" in command and directory.encode() in command:
+            if (b"hyperpod_ft.job." in command or b"stages.train" in command) and directory.encode() in command:
                 found.append(int(process.name))
     return found
 

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import xxhash
 
 from hyperpod_ft.checkpoint.tensors.elements import Stored
-from hyperpod_ft.system import usable_cpus
+from hyperpod_ft.processes import usable_cpus
 
 # More than the CPUs of this job: some threads wait for the disk while others compute.
 THREADS = min(8, 2 + usable_cpus())
