@@ -95,7 +95,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         outcome = _attempt(run, stage, command, signals, begun_at, job_id)
         decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
         if decision.action == "retry":
-            attempts.remember(run, stage, job_id, outcome, decision)
+            restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
             pause = attempts.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
@@ -107,7 +107,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
-        attempts.remember(run, stage, job_id, outcome, decision)
+        restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
         _requeue(slurm_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))

@@ -112,7 +112,7 @@ def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
-    progress = [run.checkpoints, run.metrics, run.attempts, run.restarts("train")] if training else []
+    progress = [run.checkpoints, run.metrics, run.usage, run.restarts("train")] if training else []
     moment = _moment()
     try:
         for path in [*records, *progress]:

@@ -113,9 +113,9 @@ class Run:
         return self.directory / "metrics.jsonl"
 
     @property
-    def attempts(self) -> Path:
+    def usage(self) -> Path:
         """How long each attempt at training has held its nodes, a file each."""
-        return self.directory / "attempts"
+        return self.directory / "attempts" / "usage"
 
     @property
     def adapter(self) -> Path:
@@ -163,12 +163,12 @@ class Run:
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
     def restarts(self, stage: str) -> Path:
-        """The attempts at a stage that trains which another followed, oldest first."""
-        return self.directory / "restarts" / f"{stage}.json"
+        """The attempts at a stage that were followed by another, oldest first."""
+        return self.directory / "attempts" / f"{stage}.json"
 
     def attempt_directory(self, stage: str, job_id: str) -> Path:
-        """What the nodes report about the latest attempt of a job at a stage that trains."""
-        return self.directory / "restarts" / f"{stage}-{job_id}.attempt"
+        """What the nodes report about a job's latest attempt at a stage."""
+        return self.directory / "attempts" / f"{stage}-{job_id}"
 
     @property
     def origin(self) -> Path:

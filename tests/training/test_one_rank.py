@@ -161,7 +161,7 @@ def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, j
     assert not run.checkpoints.exists() and run.record("train") is None
     # the curve that led there is, and so is the bill
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
-    assert len(usage.attempts(run)) == 1
+    assert len(usage.read(run)) == 1
 
 
 def test_the_base_models_loss_survives_a_restart(make_run: MakeRun) -> None:

@@ -102,7 +102,7 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
     attempt = attempts.Outcome(1, False, (), 0, 0, 0, 0)
     for _ in range(3):
-        attempts.remember(run, "train", "6", attempt, attempts.Decision("retry"))
+        restarts.add(run, "train", attempts.restart_of("6", attempt, attempts.Decision("retry")))
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 
