@@ -159,7 +159,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     """Show the state of each stage of a run; exit code 1 when a stage has failed."""
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.launch.monitor import status
+    from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
     found = references.find(run, overrides or ())
@@ -178,12 +178,12 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the stage ends.")] = False,
 ) -> None:
     """Print the log of a stage."""
-    from hyperpod_ft.launch import watch
+    from hyperpod_ft.launch.follow import log
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
     found = references.find(run)
-    for text in watch.log(found, Launchers.of(found), stage, until_it_ends=follow):
+    for text in log(found, Launchers.of(found), stage, until_it_ends=follow):
         print(text, end="", flush=True)
 
 
@@ -212,8 +212,9 @@ def list_command(
     """List the runs below a root, newest first."""
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.launch.monitor import all_runs, status
+    from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.references import all_runs
 
     chosen = root or references.last_run().root
     statuses = [status(run, Launchers.of(run)) for run in all_runs(chosen)]

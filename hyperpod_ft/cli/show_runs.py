@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from hyperpod_ft.cli.tables import clock, console, printable, shown, table
+from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import RunStatus
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.watch import follow, last_lines
+from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.figures import Figures

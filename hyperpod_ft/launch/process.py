@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.records import Job, utc_now

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run

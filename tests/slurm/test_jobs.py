@@ -12,8 +12,8 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import cancel, submit
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run

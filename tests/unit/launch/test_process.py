@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection

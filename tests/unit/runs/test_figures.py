@@ -15,8 +15,8 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
