@@ -80,17 +80,23 @@ class Process:
         for job in jobs:
             submitted(job)
         ready, notify = os.pipe()
-        with os.fdopen(ready) as runner_is_ready:
-            subprocess.Popen(
+        with os.fdopen(ready) as runner_is_ready, state_file.with_suffix(".out").open("a") as output:
+            runner = subprocess.Popen(
                 [sys.executable, "-m", "hyperpod_ft.launch.process", run.directory, state_file, str(notify)],
                 stdin=subprocess.DEVNULL,
-                stdout=(state_file.with_suffix(".out")).open("a"),
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[notify],
             )
-            os.close(notify)
-            runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            try:
+                os.close(notify)
+                runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            except BaseException:
+                # an interrupted submission leaves no jobs; the terminal's signal does not reach the chain runner
+                runner.terminate()
+                runner.wait()
+                raise
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
