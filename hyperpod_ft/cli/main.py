@@ -13,7 +13,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
 from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, file_of
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -290,9 +290,9 @@ def main() -> None:
     except OSError as error:
         import errno
 
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if not file_of(error) and error.errno != errno.ENOSPC:
             raise
-        where = error.filename or "standard output, or a file"
+        where = file_of(error) or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
 

@@ -81,17 +81,23 @@ class Process:
         for job in jobs:
             submitted(job)
         ready, notify = os.pipe()
-        with os.fdopen(ready) as runner_is_ready:
-            subprocess.Popen(
+        with os.fdopen(ready) as runner_is_ready, state_file.with_suffix(".out").open("a") as output:
+            runner = subprocess.Popen(
                 [sys.executable, "-m", "hyperpod_ft.launch.process", run.directory, state_file, str(notify)],
                 stdin=subprocess.DEVNULL,
-                stdout=(state_file.with_suffix(".out")).open("a"),
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[notify],
             )
-            os.close(notify)
-            runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            try:
+                os.close(notify)
+                runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            except BaseException:
+                # an interrupted submission leaves no jobs; the terminal's signal does not reach the chain runner
+                runner.terminate()
+                runner.wait()
+                raise
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -114,14 +120,17 @@ class Process:
         for state_file, chain in _chains(run):
             if not any(job.job_id in wanted for job in chain.jobs) or not _is_alive(state_file):
                 continue
-            if chain.pid is not None and is_running(chain.pid):
-                os.kill(chain.pid, signal.SIGTERM)
-            else:
-                for job in chain.jobs:
-                    if job.state == "RUNNING" and job.pid is not None:
-                        stop_tree(job.pid)
+            signalled = False
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
+            # asked each time: a runner that was killed may take a moment to die, and its script keeps the lock
             while _is_alive(state_file) and time.monotonic() < deadline:
+                if chain.pid is None or not is_running(chain.pid):
+                    for job in chain.jobs:
+                        if job.state == "RUNNING" and job.pid is not None:
+                            stop_tree(job.pid)
+                elif not signalled:
+                    os.kill(chain.pid, signal.SIGTERM)
+                    signalled = True
                 time.sleep(0.05)
 
 

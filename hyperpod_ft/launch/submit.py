@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check
@@ -70,6 +71,7 @@ def _alone(run: Run, launchers: Launchers, also: str = "") -> Iterator[None]:
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """
     _make(run)
+    _refuse_another_path(run)
     with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run"):
         # a job whose stage has left its record is about to end
         if active := [job for job in launchers.active(run, also) if not run.is_done(job.stage)]:
@@ -101,6 +103,20 @@ def _make(run: Run) -> None:
             f"cluster.root: cannot make {run.directory}: {error.strerror}",
             "set it to a directory on the shared volume that you may write to",
         ) from error
+
+
+def _refuse_another_path(run: Run) -> None:
+    """Jobs are recognized by the path of their run directory, and find the run by it: a volume has one name."""
+    try:
+        root = run_file.open_frozen(run.config_path).root
+    except UserError:  # of another version, or damaged: it is written anew
+        return
+    frozen = root / run.config_path.relative_to(run.root)
+    if root != run.root and frozen.exists() and frozen.samefile(run.config_path):
+        raise UserError(
+            f"cluster.root: {run.root}: this run was submitted below {root}, the same directory",
+            f"set cluster.root to {root}",
+        )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, file_of
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -58,7 +58,7 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except OSError as error:
         if error.errno not in _VOLUME_ERRORS:
             raise
-        _end(name, f"{error.filename or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
+        _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
 
 def print_error(name: str, message: str) -> None:

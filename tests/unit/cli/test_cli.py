@@ -12,6 +12,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
+from tests.unit.small_volume import small_volume
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
@@ -74,7 +75,11 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, facts in (
         (("plan", "nothing.yaml"), ("nothing.yaml", "hyperpod-ft init", "quickstart")),
         (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
+<<<<<<< HEAD
         (("plan", "quickstart", *degrees), ("tensor_parallel: 8", "4 attention heads")),
+=======
+        (("plan", "quickstart", *degrees), ("tensor_parallel", "4 attention heads")),
+>>>>>>> adv
         (("init", "x"), ("'x'", "quickstart")),
         (("status",), ("no run", "run directory")),
         (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
@@ -113,6 +118,14 @@ def test_every_command_says_what_to_do_without_slurm(tmp_path: Path) -> None:
     for command in ("status", run), ("logs", "-r", run), ("list", "--root", str(Path(run).parents[2])):
         done = call(*command, cwd=tmp_path, **environment)
         assert names_both(done.stdout), (command, done.stdout, done.stderr)
+
+
+def test_a_full_volume_is_named_not_the_file_that_was_copied(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "small", 200 << 10):
+        root = tmp_path / "small" / "root"
+        error = refused("render", "quickstart", "--set", f"cluster.root={root}", cwd=tmp_path)
+        assert str(root) in error and "No space left on device" in error
+        assert not [path for path in root.glob("code/*") if path.is_dir()]
 
 
 def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:
