@@ -76,9 +76,9 @@ class Node:
         except FileNotFoundError:
             raise PassingError(f"command {argv[0]} not found on this node", "use HyperPod's AMI") from None
         if check and done.returncode != 0:
-            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
             raise PassingError(
-                f"{' '.join(command)}: exit status {done.returncode}: {said[-1] if said else 'no error message'}"
+                f"{' '.join(command)}: exit status {done.returncode}: {lines[-1] if lines else 'no error message'}"
             )
         return done
 

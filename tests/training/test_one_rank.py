@@ -226,7 +226,7 @@ def test_a_model_of_another_family_trains_without_tensor_parallelism(make_run: M
 )
 def test_tensor_parallelism_refuses_what_it_would_get_wrong(config: PretrainedConfig, named: str) -> None:
     layers = decoder_layers(AutoModelForCausalLM.from_config(config))
-    with pytest.raises(UserError, match=f"cannot divide {named}"):
+    with pytest.raises(UserError, match=named):
         tensor_parallel.parallelize(layers, mesh=None)  # type: ignore[arg-type] - refused before it is looked at
 
 
