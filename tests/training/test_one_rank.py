@@ -54,7 +54,7 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     written = {Path(output.path).name for output in record.outputs}
     assert written == {"checkpoint.json", ".metadata", "__0_0.distcp", "metrics.jsonl"}
     final = json.loads((run.checkpoints / "step-00000007" / "checkpoint.json").read_text())
-    assert final["lora"]["r"] == 4 and final["method"] == "lora" and final["layout"]["tensor_parallel"] == 1
+    assert final["lora"]["r"] == 4 and final["method"] == "lora" and final["degrees"]["tensor_parallel"] == 1
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -159,7 +159,10 @@ class Attempt:
         xm.set_rng_state(seed)
 
     def _forward_backward(self, number: int) -> torch.Tensor:
-        """Compute the gradients of the step's mean loss. Returns this rank's loss, fp32 []; its mean over dp is that."""
+        """Compute the gradients of the step's mean loss.
+
+        Returns this rank's loss, fp32 []; its mean over dp is the step's.
+        """
         rows_of_step = self.order.step(number)
         tokens = self.rows.label_tokens(rows_of_step)
         # a pipeline averages each row separately

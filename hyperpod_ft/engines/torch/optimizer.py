@@ -14,7 +14,8 @@ class ShardedAdamW:
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, have no weight decay.
 
     The update is elementwise, so each rank computes it on its plain local shards. The result is the same as with
-    DTensors, whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for checkpoints.
+    DTensors, whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for
+    checkpoints.
     """
 
     def __init__(self, trainable: Mapping[str, nn.Parameter], training: Training) -> None:
