@@ -53,7 +53,7 @@ def groups(node: Node) -> list[tuple[str, int]]:
 
 
 def without_shadow(node: Node, names: Sequence[str], kind: str) -> list[str]:
-    """Those of `names` without a line in /etc/shadow (`kind` "shadow") or /etc/gshadow, if that file exists.
+    """The `names` without a line in /etc/shadow (`kind` "shadow") or /etc/gshadow, if that file exists.
 
     A killed useradd leaves such users; PAM does not let them log in.
     """

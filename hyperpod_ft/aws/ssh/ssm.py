@@ -79,7 +79,7 @@ def shell(aws_cli: AwsCli, target: str) -> int:
 
 
 def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:
-    """Run words on the node (no shell, as the document's) and return what follows `answer` in the line that has it.
+    """Run a command on the node (words, without a shell) and return what follows `answer` in the line that has it.
 
     A session's exit status is not the command's, and sessions occasionally end at once without any output (`Cannot
     perform start session: EOF`). So a command must be safe to run twice, and must print `answer`.

@@ -78,7 +78,7 @@ def _difference(reader: Reader, tensor: LogicalTensor, replica: Piece) -> float:
 
 
 def _box(tensor: LogicalTensor, box: Piece) -> LogicalTensor:
-    """The part of a tensor that `box` covers, as a tensor of its own."""
+    """The part of a tensor that `box` covers, as a separate tensor."""
     width = STORED[tensor.dtype].itemsize
     pieces = []
     for piece in tensor.pieces:
