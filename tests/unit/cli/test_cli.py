@@ -74,7 +74,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, facts in (
         (("plan", "nothing.yaml"), ("nothing.yaml", "hyperpod-ft init", "quickstart")),
         (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
-        (("plan", "quickstart", *degrees), ("tensor_parallel", "4 key/value heads")),
+        (("plan", "quickstart", *degrees), ("tensor_parallel", "4 attention heads")),
         (("init", "x"), ("'x'", "quickstart")),
         (("status",), ("no run", "run directory")),
         (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
