@@ -192,7 +192,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(_find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
+    for line in _commands(_find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -232,7 +232,11 @@ def ssh_command(
     elif print_config:
         print(ssh.write_config(route, request), end="")
     else:
-        raise typer.Exit(ssh.shell(route, show_cluster.tell) if ssm else ssh.connect(route, request, show_cluster.tell))
+        raise typer.Exit(
+            ssh.shell(route, show_cluster.print_to_stderr)
+            if ssm
+            else ssh.connect(route, request, show_cluster.print_to_stderr)
+        )
 
 
 @app.command()
@@ -295,7 +299,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_cluster.tell(
+        show_cluster.print_to_stderr(
             "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
             " or `hyperpod-ft cluster delete` to delete them"
         )

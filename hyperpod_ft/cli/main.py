@@ -126,7 +126,7 @@ def submit(
     ] = "slurm",
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
-    """Submit the stages that have to run, as a chain of jobs. Stages that are done are skipped."""
+    """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
     from hyperpod_ft.runs.selection import Selection
@@ -298,7 +298,7 @@ def main() -> None:
 
 
 def _flush_output() -> None:
-    """Raises OSError when the output cannot be written, as on a full disk; a closed pipe is no error."""
+    """Raises OSError when the output cannot be written, as on a full disk; a closed pipe is not an error."""
     import os
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands print about runs: plain lines, and on a terminal a table that follows a run."""
+"""Output of the commands about runs: plain lines, and on a terminal a table that follows a run."""
 
 import json
 import sys
@@ -109,7 +109,7 @@ def _progress(current: RunStatus) -> str:
 
 
 def _advice(current: RunStatus) -> None:
-    """What a failed stage said, and in any case what to do next."""
+    """A failed stage's error message, and in any case what to do next."""
     directory = shown(current.directory)
     if current.note:
         print(current.note)

@@ -28,7 +28,7 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in (*_SCALARS, "str", "seq", "map"
 
 
 class _Size(NamedTuple):
-    """Of a node with its aliases expanded."""
+    """The size of a node with its aliases expanded."""
 
     nodes: int
     characters: int
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
         if is_alias:
             size = self._sizes.get(id(node))
             if size is None:
-                raise _Refused("an alias inside the value it stands for", mark, "write the value out")
+                raise _Refused("an alias inside the value it refers to", mark, "write the value out")
             self._nodes, self._characters = nodes + size.nodes, characters + size.characters
             self._deepest += size.height
         else:

@@ -70,7 +70,7 @@ def _end_with_parent() -> None:
     import multiprocessing  # noqa: PLC0415
     from multiprocessing.connection import wait  # noqa: PLC0415
 
-    # After a kill -9 of the stage, the workers would otherwise wait for ever.
+    # After a kill -9 of the stage, the workers would otherwise wait forever.
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Layout, Lora
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -150,7 +150,7 @@ def describe(run: Run, progress: Progress, directory: Path, digests: Mapping[str
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
         lora=Lora(**config.lora.model_dump()) if lora else None,
-        layout=Layout(
+        degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,
             pipeline_parallel=degrees.pipeline_parallel,

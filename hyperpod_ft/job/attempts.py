@@ -107,7 +107,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the supervisor does after an attempt."""
+    """The supervisor's action after an attempt."""
 
     action: Literal["end", "retry", "requeue"]
     status: int = 0  # exit status of the job, for `end`

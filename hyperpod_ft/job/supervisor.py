@@ -210,7 +210,7 @@ def main() -> int:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
         status = EXIT_USER_ERROR
     except BaseException:
-        # this process is the script: nothing else would end the ranks, or leave the exit status
+        # this process replaced the script: only it can end the ranks and record the exit status
         if signals.child is not None and signals.child.poll() is None:
             signals.child.terminate()
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Launchers:
-    """Slurm, and the plain processes of this machine. Each is asked only about jobs of its own."""
+    """Slurm, and the plain processes of this machine. Each is asked only about its own jobs."""
 
     slurm: Launcher = field(default_factory=Slurm)
     process: Launcher = field(default_factory=Process)

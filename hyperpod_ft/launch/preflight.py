@@ -1,4 +1,4 @@
-"""What a submission would do, and what it refuses: found out before any job is submitted."""
+"""Checks before any job is submitted: what a submission would do, and what it refuses."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Launcher `process`: the same rendered scripts as plain processes, in dependency order, where there is no Slurm.
+"""Launcher `process`: the same rendered scripts as plain processes, in dependency order, without Slurm.
 
 A chain runner, a process detached from the terminal, runs the scripts of one submission one after the other. It keeps
-their states in one file, and holds a lock as long as it runs: a lock that is held shows others that it does.
+their states in one file, and holds a lock while it runs, so that others can see that it does.
 """
 
 import fcntl
@@ -206,7 +206,7 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 
 def stop_tree(root: int) -> None:
     """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
-    # torchrun's workers lead sessions of their own, so that a process group would not reach them
+    # torchrun's workers lead separate sessions, so that a process group would not reach them
     tree = [root, *descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:

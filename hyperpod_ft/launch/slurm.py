@@ -222,7 +222,7 @@ class Slurm:
 
 
 def _failure(program: str, stderr: str, remedy: str) -> UserError:
-    """What a program of Slurm said when it failed, without its own name."""
+    """A failed Slurm program's error message, without the program's name."""
     message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
     return UserError(f"{program}: {message}", _NO_SLURM if _NO_CONFIGURATION in stderr else remedy)
 

@@ -1,4 +1,4 @@
-"""What a run is doing now: from its records, then the launchers' answers, then what the scripts left behind."""
+"""The current state of a run: from its records, then the launchers, then the files that its scripts left."""
 
 import math
 import time
@@ -21,7 +21,7 @@ State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training at work has come: the newest row of metrics.jsonl, and the number of steps ahead."""
+    """The progress of a running training: the newest row of metrics.jsonl, and the number of remaining steps."""
 
     step: int
     total_steps: int | None

@@ -1,4 +1,4 @@
-"""Submit a run: choose the stages that have to run, write the run directory, hand the chain to a launcher."""
+"""Submit a run: choose the stages that must run, write the run directory, hand the chain to a launcher."""
 
 import contextlib
 import getpass
@@ -23,7 +23,7 @@ from hyperpod_ft.runs.selection import Selection, choose
 
 
 def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str = "slurm") -> tuple[Job, ...]:
-    """Submit the stages that have to run, with the launcher of that name; returns the jobs, none when all is done.
+    """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently.

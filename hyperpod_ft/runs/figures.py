@@ -12,7 +12,7 @@ from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactAnswers:
     """Sampled rows of a split, and how many of them each model answered exactly."""
 
     rows: int
@@ -43,8 +43,8 @@ class Figures:
     cost: float | None
     first_loss: float | None
     final_loss: float | None
-    exact_train: Exact | None
-    exact_validation: Exact | None
+    exact_train: ExactAnswers | None
+    exact_validation: ExactAnswers | None
 
 
 def figures(run: Run) -> Figures | None:
@@ -103,8 +103,8 @@ def _valid(run: Run, stage: str) -> Record | None:
     return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
-def _exact(values: dict[str, Any] | None) -> Exact | None:
-    return Exact(**values) if values and values["rows"] else None
+def _exact(values: dict[str, Any] | None) -> ExactAnswers | None:
+    return ExactAnswers(**values) if values and values["rows"] else None
 
 
 # The lines of the table: a name, and how a cell is written; None leaves it empty.
@@ -159,7 +159,7 @@ def _number(value: float | None, form: str, words: str = "{}") -> str | None:
     return None if value is None else words.format(format(value, form))
 
 
-def _answers(exact: Exact | None) -> str | None:
+def _answers(exact: ExactAnswers | None) -> str | None:
     return f"{exact.tuned}/{exact.rows} (base {exact.base})" if exact else None
 
 

@@ -91,7 +91,7 @@ class Run:
         return self.checkpoints / f"step-{step:08d}"
 
     def checkpoints_by_step(self) -> dict[int, Path]:
-        """What is in `checkpoints` under the name of a checkpoint, complete or not, in ascending order of steps."""
+        """Everything in `checkpoints` named like a checkpoint, complete or not, in ascending order of steps."""
         found = {
             int(match[1]): path for path in self.checkpoints.glob("step-*") if (match := _STEP.fullmatch(path.name))
         }
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def usage(self) -> Path:
-        """How long each attempt at training has held its nodes, a file each."""
+        """How long each attempt at training has held its nodes, one file each."""
         return self.directory / "attempts" / "usage"
 
     @property
@@ -167,7 +167,7 @@ class Run:
         return self.directory / "attempts" / f"{stage}.json"
 
     def attempt_directory(self, stage: str, job_id: str) -> Path:
-        """What the nodes report about a job's latest attempt at a stage."""
+        """The nodes' reports about a job's latest attempt at a training stage."""
         return self.directory / "attempts" / f"{stage}-{job_id}"
 
     @property
@@ -232,7 +232,7 @@ class Run:
         return Record.read(self.record_path(stage))
 
     def why_not_done(self, stage: str) -> str:
-        """Why the stage has to run; empty when its record is valid and its outputs are there."""
+        """Why the stage must run; empty when its record is valid and its outputs exist."""
         record = self.record(stage)
         if record is None:
             return "has not run"

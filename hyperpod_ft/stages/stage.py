@@ -1,4 +1,4 @@
-"""What all stage programs share: skip finished work, check what it needs, lock, work, write the record last.
+"""The common frame of stage programs: skip finished work, check the inputs, lock, work, write the record last.
 
 A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at any time, twice at once, or after a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
@@ -37,7 +37,7 @@ _REPORTED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage did: the files or directories it wrote, and facts for its record."""
+    """The result of a stage: the files or directories it wrote, and facts for its record."""
 
     outputs: Sequence[Path] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             stage=name,
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
-            # training compares the digests of its rows; models contain checksums of their own
+            # training compares the digests of its rows; models contain their own checksums
             outputs=run.describe(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,

@@ -99,7 +99,7 @@ def _lead(processes: Processes) -> None:
 def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
     """Repair the compile cache, if there is one, for training; afterwards count the graphs that were still compiled.
 
-    The count includes those that another job of the same shapes compiled meanwhile.
+    The count includes graphs that another job with the same shapes compiled at the same time.
     """
     facts: dict[str, Any] = {}
     if "precompile" not in run.plan:
@@ -120,7 +120,7 @@ def _trial(run: Run, processes: Processes) -> None:
     try:
         facts = engine(run.config.engine).precompile(run, processes)
     except UserError as error:
-        _leave(error, processes)
+        _exit_for_user_error(error, processes)
     if processes.leads:
         publish.write_json(run.trial_facts, facts)
 
@@ -148,14 +148,14 @@ def _follow(run: Run, processes: Processes) -> None:
     try:
         engine(run.config.engine).train(run, processes)
     except UserError as error:
-        _leave(error, processes)
+        _exit_for_user_error(error, processes)
     except Interrupted as interrupted:
         with contextlib.suppress(RuntimeError):
             processes.store.wait([_REPORTED], timedelta(seconds=30))
         sys.exit(interrupted.exit_status)
 
 
-def _leave(error: UserError, processes: Processes) -> NoReturn:
+def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
     if processes.leads:
         stage.print_error("train", str(error))

@@ -157,12 +157,12 @@ def test_a_comparison_that_proves_nothing_does_not_pass(made: Path, tmp_path: Pa
     file = tmp_path / "zero" / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file)
     without = run("verify", made / "base", "--adapter", tmp_path / "zero", "--base", made / "base", code=1)
-    assert "cannot tell whether the adapter is in it" in without
+    assert "cannot show whether the adapter" in without
     shutil.copytree(made / "base", tmp_path / "dead")
     file = tmp_path / "dead" / "model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.zeros(400, 32)}, file, {"format": "pt"})
     dead = run("verify", tmp_path / "dead", "--adapter", made / "adapter", "--base", tmp_path / "dead", code=1)
-    assert "cannot tell whether the adapter is in it" in dead
+    assert "cannot show whether the adapter" in dead
 
 
 def test_a_full_standard_output_and_an_interrupt_are_no_bugs(made: Path) -> None:

@@ -108,7 +108,7 @@ def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
     found = figures.figures(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
-    assert found.exact_train == figures.Exact(8, 1, 6) and found.exact_validation is None
+    assert found.exact_train == figures.ExactAnswers(8, 1, 6) and found.exact_validation is None
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"
