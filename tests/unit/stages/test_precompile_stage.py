@@ -98,6 +98,13 @@ def test_a_trial_that_is_refused_says_why_once_and_ends_the_stage(run: Run) -> N
     assert neuron_cache.finished(run.neuron_cache) == set()
 
 
+def test_a_trial_whose_failure_the_compiler_driver_ignores_leaves_no_record(run: Run) -> None:
+    failed = precompile(run, STAND_IN_TRIAL="refuses", STAND_IN_IGNORES_FAILURE="1")
+    assert failed.returncode == 2, "the status of the rank that failed first"
+    assert "error: precompile: " in failed.stderr and "Traceback" not in failed.stderr
+    assert run.record("precompile") is None
+
+
 def test_graphs_that_training_still_compiles_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     def add(name: str) -> Path:
         entry = run.neuron_cache / "neuronxcc-1" / f"MODULE_{name}"
