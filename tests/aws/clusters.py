@@ -2,7 +2,7 @@
 
 Without NodeProvisioningMode a cluster is Creating (Updating) until all nodes run, and Failed (InService as before, with
 a FailureMessage) when one does not. With Continuous it is InService soon and TargetCount runs ahead of CurrentCount; a
-node that fails is tried again for ever."""
+node that fails is tried again forever."""
 
 import copy
 import secrets

@@ -1,4 +1,4 @@
-"""Jobs of engine neuron that are killed or stopped: the losses go on as if nothing had happened, bit for bit on CPU."""
+"""Killed or stopped jobs of engine neuron: the losses equal those of an uninterrupted run, bit for bit on CPU."""
 
 import os
 import signal

@@ -63,8 +63,8 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert "memory    9.7 GiB a rank (weights 1.9, gradients 4.7," in plan.stdout
     memory = json.loads(call(*arguments, "--json", cwd=tmp_path).stdout)["memory"]
     assert sum(memory["bytes"].values()) < memory["available_bytes"] == 16 * 2**30 * 0.9
-    told = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
-    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in told
+    refusal = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
+    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in refusal
     unknown = call("plan", "llama3-8b-full-trn1", "--json", cwd=tmp_path)
     assert json.loads(unknown.stdout)["memory"] is None, "no model is here"
 
@@ -154,7 +154,7 @@ def test_the_head_node_imports_nothing_heavy(tmp_path: Path, arguments: list[str
 
 
 def test_references_are_up_to_date() -> None:
-    """`python scripts/reference.py` writes them anew."""
+    """`python scripts/reference.py` regenerates them."""
     program = "import reference; print([p.name for p, text in reference.pages().items() if p.read_text() != text])"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts"), "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
