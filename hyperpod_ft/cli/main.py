@@ -13,7 +13,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
 from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -287,9 +287,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        import errno
-
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno not in VOLUME_FULL:
             raise
         where = error.filename or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)

@@ -15,11 +15,11 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import VOLUME_FULL, UserError
 from hyperpod_ft.progress import ByteProgress
 
 JOURNAL = ".finished.json"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (*VOLUME_FULL, errno.EFBIG)
 
 
 class NoSpaceError(UserError):
