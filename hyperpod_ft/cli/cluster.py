@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def init(
     """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
     from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
 
-    try:
-        with output.open("x", encoding="utf-8") as stream:
-            stream.write(cluster_config.example().read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UserError(f"{output} exists", "give another name with -o") from None
+    copy_example(cluster_config.example(), output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
 
 

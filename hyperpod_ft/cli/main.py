@@ -12,6 +12,7 @@ import typer
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
+from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError
 
@@ -69,13 +70,7 @@ def init(
     recipes = run_file.recipes()
     if recipe not in recipes:
         raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
-    try:
-        with output.open("x", encoding="utf-8") as stream:
-            stream.write(recipes[recipe].read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UserError(f"{output} exists", "give another name with -o") from None
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}", "give another name with -o") from error
+    copy_example(recipes[recipe], output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
 
 
