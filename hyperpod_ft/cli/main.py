@@ -256,7 +256,7 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
     jobs = submit.submit(run, launchers, selection, launcher)
     if origin:
         publish.write_text(run.origin, origin)
-    references.remember(run)
+    references.set_last_run(run)
     show_runs.submitted(run, jobs)
     if watch and not show_runs.watch(run, launchers):
         raise typer.Exit(1)

@@ -28,7 +28,7 @@ def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
     return run
 
 
-def remember(run: Run) -> None:
+def set_last_run(run: Run) -> None:
     """Make it the run submitted last. Only prints a line when the account's state directory cannot be written."""
     try:
         publish.write_text(_pointer(), f"{run.directory}\n")

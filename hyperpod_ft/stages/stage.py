@@ -88,7 +88,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
             # training compares the digests of its rows; models contain checksums of their own
-            outputs=run.describe(result.outputs, digests=name == "dataset"),
+            outputs=run.outputs_of(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),
