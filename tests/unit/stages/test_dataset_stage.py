@@ -315,9 +315,7 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
     assert finished("dataset", run) == (0, "dataset: already done, nothing to do\n")
 
 
-@pytest.mark.skipif(
-    not GSM8K.is_file(), reason="no real dataset to prepare: HYPERPOD_FT_GSM8K names no file"
-)
+@pytest.mark.skipif(not GSM8K.is_file(), reason="no real dataset to prepare: HYPERPOD_FT_GSM8K names no file")
 @pytest.mark.parametrize("packing", ["bfd", "wrapped"])
 def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = prepared_run(
