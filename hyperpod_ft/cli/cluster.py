@@ -123,7 +123,7 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    found, nodes = _commands(_find(cluster, region), profile).look()
+    found, nodes = _commands(_find(cluster, region), profile).status()
     raise typer.Exit(show_cluster.status(found, nodes, as_json))
 
 
@@ -132,7 +132,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = _commands(_find(cluster, region), profile).look()
+    _, found = _commands(_find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
 
 
@@ -149,10 +149,10 @@ def scale(
 ) -> None:
     """Change the number of instances in an instance group."""
     commands = _commands(_find(cluster, region), profile)
-    fewer = commands.fewer(group, count)
-    if fewer and not yes:
+    removed = commands.instances_removed(group, count)
+    if removed and not yes:
         _confirm(
-            f"{group}: HyperPod terminates {fewer} of its instances, chosen by HyperPod, with their jobs. Continue?"
+            f"{group}: HyperPod terminates {removed} of its instances, chosen by HyperPod, with their jobs. Continue?"
         )
     with _interruptible():
         commands.scale(group, count, None if no_wait else timeout)
@@ -170,7 +170,7 @@ def replace_node(
 ) -> None:
     """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
     commands = _commands(_find(cluster, region), profile)
-    chosen = commands.pick(node)
+    chosen = commands.find_nodes(node)
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
         _confirm(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
@@ -189,7 +189,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(_find(cluster, region), profile, show_cluster.tell).lifecycle_log(node, follow):
+    for line in _commands(_find(cluster, region), profile, show_cluster.to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -229,7 +229,9 @@ def ssh_command(
     elif print_config:
         print(ssh.write_config(route, request), end="")
     else:
-        raise typer.Exit(ssh.shell(route, show_cluster.tell) if ssm else ssh.connect(route, request, show_cluster.tell))
+        raise typer.Exit(
+            ssh.shell(route, show_cluster.to_stderr) if ssm else ssh.connect(route, request, show_cluster.to_stderr)
+        )
 
 
 @app.command()
@@ -279,7 +281,7 @@ def _find(reference: str, region: str | None) -> "ClusterReference":
 
 
 def _commands(
-    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.say
+    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.progress
 ) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
@@ -292,7 +294,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_cluster.tell(
+        show_cluster.to_stderr(
             "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
             " or `hyperpod-ft cluster delete` to delete them"
         )
