@@ -1,9 +1,13 @@
 """The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
+VOLUME_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Errors of the volume, where a traceback does not help.
+VOLUME_ERRORS = (*VOLUME_FULL, errno.EROFS, errno.EACCES, errno.ESTALE)
 _LONGEST = 200
 
 

@@ -1,5 +1,6 @@
-"""Files shipped with the kit: where they are, and the templates of shell text."""
+"""Where the kit's own files are: those shipped with it, the templates of shell text, and the user's state."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,12 @@ def shipped(folder: str) -> Path:
     """A folder of the repository that the wheel carries inside the package (`templates`, `examples`, `lifecycle`)."""
     inside = PACKAGE / folder
     return inside if inside.is_dir() else PACKAGE.parent / folder
+
+
+def state_directory() -> Path:
+    """The kit's folder in the user's state directory ($XDG_STATE_HOME); it may not exist yet."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "hyperpod-ft"
 
 
 def shell_templates() -> "jinja2.Environment":

@@ -15,7 +15,7 @@ from pathlib import Path
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
 from hyperpod_ft.aws.stack import stack
-from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.stack.stack import StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -83,8 +83,8 @@ def files(config: ClusterConfig) -> dict[str, str]:
     return found
 
 
-def _placeholders(config: ClusterConfig) -> Foundation:
-    return Foundation(
+def _placeholders(config: ClusterConfig) -> ClusterResources:
+    return ClusterResources(
         subnet_id="${SUBNET_ID}",
         security_group_ids=("${SECURITY_GROUP}", *(config.existing.security_group_ids[1:] if config.existing else ())),
         role_arn="${ROLE}",

@@ -64,11 +64,11 @@ class Commands:
         offline = validate_offline(config)
         return offline + validate_account(config, self.session.client, offline.findings)
 
-    def look(self) -> tuple[Cluster, list[Node]]:
+    def status(self) -> tuple[Cluster, list[Node]]:
         with self._explained():
             return self._require(), self._nodes()
 
-    def fewer(self, group: str, count: int) -> int:
+    def instances_removed(self, group: str, count: int) -> int:
         """How many instances a group would lose."""
         with self._explained():
             return max(0, self._scalable(group).group(group).target - count)
@@ -82,11 +82,11 @@ class Commands:
         if timeout is not None:
             self._wait(timeout, Awaited(targets={group: count}))
 
-    def pick(self, names: list[str]) -> list[Node]:
+    def find_nodes(self, names: list[str]) -> list[Node]:
         with self._explained():
             self._require()
             nodes = self._nodes()
-        return [api.pick(nodes, name) for name in dict.fromkeys(names)]
+        return [api.find_node(nodes, name) for name in dict.fromkeys(names)]
 
     def replace(self, nodes: list[Node], timeout: float | None) -> None:
         with self._explained():

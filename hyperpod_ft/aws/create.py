@@ -8,7 +8,7 @@ from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.hyperpod.waiting import Say
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
-from hyperpod_ft.aws.stack.foundation import Foundation, of_existing
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -27,15 +27,15 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         sagemaker = session.client("sagemaker")
         # fail before anything costs money
         _find(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
-        base = lay_foundation(config, session, say, poll_seconds)
-        content = lifecycle_files.files(config, base)
-        uri = f"s3://{base.bucket}/{upload(config, base.bucket, content, session.client('s3'), say)}"
-        request = requests.create_cluster(config, base, uri)
-        described = _find(sagemaker, config, base.subnet_id)
+        resources = ensure_resources(config, session, say, poll_seconds)
+        content = lifecycle_files.files(config, resources)
+        uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), say)}"
+        request = requests.create_cluster(config, resources, uri)
+        described = _find(sagemaker, config, resources.subnet_id)
         if described is None and _create_cluster(sagemaker, request, poll_seconds):
             say(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
-        described = described or _find(sagemaker, config, base.subnet_id)
+        described = described or _find(sagemaker, config, resources.subnet_id)
         assert described is not None, "CreateCluster answered ResourceInUse"
         return _bring_up_to_date(config, request, described, sagemaker, say)
 
@@ -97,7 +97,7 @@ def _bring_up_to_date(
     return found.added
 
 
-def lay_foundation(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> Foundation:
+def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> ClusterResources:
     """Deploy the stack, or look up the existing resources that the cluster file names."""
     if config.existing is not None:
         return of_existing(config.existing, session)

@@ -12,7 +12,7 @@ import numpy as np
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory, tied
-from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
@@ -81,7 +81,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
     ledger = Ledger()
     with Reader() as reader, Reader(ledger) as noting:
         refuse_divergence(reader, tensors, where)
-        with new_directory(target, _identity(tensors)) as directory:
+        with resumable_directory(target, _identity(tensors)) as directory:
             files: dict[str, Sequence[Outgoing]] = {}
             for adapter in checkpoint.adapters:
                 below = _place(adapter, alone=len(checkpoint.adapters) == 1)
@@ -132,7 +132,7 @@ def consolidate_model(
         refuse_divergence(reader, checkpoint.model, where)
         if weights and not _learned(reader, tensors, weights):
             raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
-        with new_directory(target, identity) as directory:
+        with resumable_directory(target, identity) as directory:
             outgoing = [checked_copy(noting, tensor, written_as[name], where) for name, tensor in tensors.items()]
             with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def init(
     """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
     from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
 
-    try:
-        with output.open("x", encoding="utf-8") as stream:
-            stream.write(cluster_config.example().read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UserError(f"{output} exists", "give another name with -o") from None
+    copy_example(cluster_config.example(), output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
 
 
@@ -126,7 +123,7 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    found, nodes = _commands(_find(cluster, region), profile).look()
+    found, nodes = _commands(_find(cluster, region), profile).status()
     raise typer.Exit(show_cluster.status(found, nodes, as_json))
 
 
@@ -135,7 +132,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = _commands(_find(cluster, region), profile).look()
+    _, found = _commands(_find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
 
 
@@ -152,10 +149,10 @@ def scale(
 ) -> None:
     """Change the number of instances in an instance group."""
     commands = _commands(_find(cluster, region), profile)
-    fewer = commands.fewer(group, count)
-    if fewer and not yes:
+    removed = commands.instances_removed(group, count)
+    if removed and not yes:
         _confirm(
-            f"{group}: HyperPod terminates {fewer} of its instances, chosen by HyperPod, with their jobs. Continue?"
+            f"{group}: HyperPod terminates {removed} of its instances, chosen by HyperPod, with their jobs. Continue?"
         )
     with _interruptible():
         commands.scale(group, count, None if no_wait else timeout)
@@ -173,7 +170,7 @@ def replace_node(
 ) -> None:
     """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
     commands = _commands(_find(cluster, region), profile)
-    chosen = commands.pick(node)
+    chosen = commands.find_nodes(node)
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
         _confirm(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
@@ -192,7 +189,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(_find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
+    for line in _commands(_find(cluster, region), profile, show_cluster.to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -233,9 +230,7 @@ def ssh_command(
         print(ssh.write_config(route, request), end="")
     else:
         raise typer.Exit(
-            ssh.shell(route, show_cluster.print_to_stderr)
-            if ssm
-            else ssh.connect(route, request, show_cluster.print_to_stderr)
+            ssh.shell(route, show_cluster.to_stderr) if ssm else ssh.connect(route, request, show_cluster.to_stderr)
         )
 
 
@@ -286,7 +281,7 @@ def _find(reference: str, region: str | None) -> "ClusterReference":
 
 
 def _commands(
-    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.say
+    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.progress
 ) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
@@ -299,7 +294,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_cluster.print_to_stderr(
+        show_cluster.to_stderr(
             "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
             " or `hyperpod-ft cluster delete` to delete them"
         )

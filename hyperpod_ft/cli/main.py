@@ -12,8 +12,9 @@ import typer
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
+from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, file_of
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -69,13 +70,7 @@ def init(
     recipes = run_file.recipes()
     if recipe not in recipes:
         raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
-    try:
-        with output.open("x", encoding="utf-8") as stream:
-            stream.write(recipes[recipe].read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UserError(f"{output} exists", "give another name with -o") from None
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}", "give another name with -o") from error
+    copy_example(recipes[recipe], output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
 
 
@@ -262,7 +257,7 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
     jobs = submit.submit(run, launchers, selection, launcher)
     if origin:
         publish.write_text(run.origin, origin)
-    references.remember(run)
+    references.set_last_run(run)
     show_runs.submitted(run, jobs)
     if watch and not show_runs.watch(run, launchers):
         raise typer.Exit(1)
@@ -288,9 +283,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        import errno
-
-        if not file_of(error) and error.errno != errno.ENOSPC:
+        if not file_of(error) and error.errno not in VOLUME_FULL:
             raise
         where = file_of(error) or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)

@@ -19,9 +19,6 @@ class Instance:
     device_gib: int = 0  # memory of one chip, GiB
     device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
     efa: int = 0  # network interfaces
-    vcpus: int = 0
-    memory_gib: int = 0  # of the host, GiB
-    nvme_gb: int = 0  # all local disks, 1e9 bytes
     tensor_parallel: int = 1  # default of engine neuron
 
     @property
@@ -39,31 +36,29 @@ class Instance:
         return self.device_tflops * self.devices / self.ranks if self.ranks else 0.0
 
 
-def _trainium(
-    name: str, chips: int, cores: int, efa: int, vcpus: int, memory_gib: int, nvme_gb: int, lnc: int = 1
-) -> Instance:
+def _trainium(name: str, chips: int, cores: int, efa: int, lnc: int = 1) -> Instance:
     """`cores`: physical cores of a chip. Tensor parallelism as in optimum-neuron's training examples."""
     gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
     ranks = chips * cores // lnc
-    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, vcpus, memory_gib, nvme_gb, degree)
+    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, degree)
 
 
-def _gpus(name: str, gib: int, tflops: float, efa: int, vcpus: int, memory_gib: int, nvme_gb: int) -> Instance:
-    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa, vcpus, memory_gib, nvme_gb)
+def _gpus(name: str, gib: int, tflops: float, efa: int) -> Instance:
+    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa)
 
 
 CATALOGUE: dict[str, Instance] = {
     instance.name: instance
     for instance in (
         Instance("local", "cpu", None),
-        _trainium("trn1.32xlarge", 16, 2, efa=8, vcpus=128, memory_gib=512, nvme_gb=7600),
-        _trainium("trn1n.32xlarge", 16, 2, efa=16, vcpus=128, memory_gib=512, nvme_gb=7600),
-        _trainium("trn2.3xlarge", 1, 8, efa=1, vcpus=12, memory_gib=128, nvme_gb=470, lnc=2),
-        _trainium("trn2.48xlarge", 16, 8, efa=16, vcpus=192, memory_gib=2048, nvme_gb=7600, lnc=2),
-        _gpus("p4d.24xlarge", 40, 312.0, efa=4, vcpus=96, memory_gib=1152, nvme_gb=8000),
-        _gpus("p4de.24xlarge", 80, 312.0, efa=4, vcpus=96, memory_gib=1152, nvme_gb=8000),
-        _gpus("p5.48xlarge", 80, 989.4, efa=32, vcpus=192, memory_gib=2048, nvme_gb=30400),
-        _gpus("p5e.48xlarge", 141, 989.4, efa=32, vcpus=192, memory_gib=2048, nvme_gb=30400),
-        _gpus("p5en.48xlarge", 141, 989.4, efa=16, vcpus=192, memory_gib=2048, nvme_gb=30400),
+        _trainium("trn1.32xlarge", 16, 2, efa=8),
+        _trainium("trn1n.32xlarge", 16, 2, efa=16),
+        _trainium("trn2.3xlarge", 1, 8, efa=1, lnc=2),
+        _trainium("trn2.48xlarge", 16, 8, efa=16, lnc=2),
+        _gpus("p4d.24xlarge", 40, 312.0, efa=4),
+        _gpus("p4de.24xlarge", 80, 312.0, efa=4),
+        _gpus("p5.48xlarge", 80, 989.4, efa=32),
+        _gpus("p5e.48xlarge", 141, 989.4, efa=32),
+        _gpus("p5en.48xlarge", 141, 989.4, efa=16),
     )
 }

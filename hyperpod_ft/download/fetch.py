@@ -1,7 +1,6 @@
 """The shared directory of an asset: complete and with a manifest, or missing."""
 
 import contextlib
-import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import Choice, FileSource, Listing, refuse_unsafe
 from hyperpod_ft.download.local import Local
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import VOLUME_FULL, UserError
 from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
 
 MANIFEST = ".hyperpod-ft.json"
@@ -141,7 +140,7 @@ def _disk_full_explained(where: str, partial: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in VOLUME_FULL:
             raise
         free = shutil.disk_usage(partial).free
         raise _disk_full(where, f"the download needs more space, {free / GB:.1f} GB are free") from error

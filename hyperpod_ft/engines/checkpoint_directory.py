@@ -22,16 +22,21 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+
+if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
+    from hyperpod_ft.engines.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,33 @@ class Progress:
     resumed_from: tuple[int, ...] = field(default=())
 
 
-def complete(run: Run) -> Iterator[Progress]:
+def newest(run: Run, processes: "Processes") -> Progress | None:
+    """The progress of the newest checkpoint that is complete and undamaged; prints why it ignores others.
+
+    Collective: rank 0 chooses, and every rank reads a part of the files.
+    """
+    candidates = complete_checkpoints(run) if processes.leads else iter(())
+    for attempt in itertools.count():
+        candidate = next(candidates, None)
+        chosen = processes.gather(f"restore/{attempt}/chosen", asdict(candidate) if candidate else None)[0]
+        if chosen is None:
+            break
+        progress = _progress(chosen)
+        directory = run.checkpoint(progress.step)
+        reasons = processes.gather(
+            f"restore/{attempt}/damaged", why_damaged(directory, processes.rank, processes.world_size)
+        )
+        if not any(reasons):
+            return progress
+        if processes.leads:
+            print_ignored(directory, next(filter(None, reasons)))
+    return None
+
+
+def complete_checkpoints(run: Run) -> Iterator[Progress]:
     """The progress of each complete checkpoint of this run, the newest first; prints why it ignores others.
 
-    Rank 0 only. Checks sizes alone; `damaged` reads the files.
+    Rank 0 only. Checks sizes alone; `why_damaged` reads the files.
     """
     for directory in _newest_first(run):
         reason = why_unusable(directory, run.plan["train"].fingerprint)
@@ -59,8 +87,12 @@ def complete(run: Run) -> Iterator[Progress]:
         if reason:
             print_ignored(directory, reason)
             continue
-        values = description.read(directory).progress
-        yield Progress(**values | {"resumed_from": tuple(values["resumed_from"])})
+        yield _progress(description.read(directory).progress)
+
+
+def _progress(values: Mapping[str, Any]) -> Progress:
+    """From JSON, which has no tuples."""
+    return Progress(**{**values, "resumed_from": tuple(values["resumed_from"])})
 
 
 def print_ignored(directory: Path, reason: str) -> None:
@@ -86,7 +118,7 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
     return ""
 
 
-def damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
+def why_damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
     """Why a complete checkpoint is damaged, by the digests of its files; empty when it is intact.
 
     Ranks share the reading: each takes one of `parts` parts of the files.
@@ -139,7 +171,7 @@ def delete_old(run: Run, newest: Path) -> None:
         publish.remove(doomed)
 
 
-def describe(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:
+def write_description(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:
     """Write the description of an otherwise complete checkpoint; `digests`: the SHA-256 of each of its files."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"

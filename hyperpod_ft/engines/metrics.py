@@ -3,11 +3,10 @@
 For every engine: imports no torch; callers pass what only the device knows.
 """
 
-import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.throughput import Throughput
+from hyperpod_ft.runs.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
 
 
@@ -68,7 +68,7 @@ class MetricsLog:
 
     def open(self) -> None:
         """Drop the rows of steps that will be trained again."""
-        kept = [line for line, step in _lines(self._path) if step <= self._begun_step]
+        kept = [line for line, row in intact_rows(self._path) if row["step"] <= self._begun_step]
         publish.write_text(self._path, "".join(f"{line}\n" for line in kept))
 
     def advance(self, progress: Progress, loss: float) -> Progress:
@@ -141,21 +141,9 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> di
 
 def _median_step_seconds(path: Path) -> float | None:
     """Over all rows except that of step 1, which warms up; None without any."""
-    rows = [json.loads(line) for line, step in _lines(path) if step > 1]
+    rows = (row for _, row in intact_rows(path) if row["step"] > 1)
     found = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
     return round(statistics.median(found), 4) if found else None
-
-
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    """The lines that are valid rows, with their steps: a kill may have truncated one, a failing disk damaged one."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if isinstance(step := json.loads(line)["step"], int):
-                yield line, step
 
 
 def duration(seconds: float) -> str:

@@ -48,7 +48,7 @@ class Processes:
         return found
 
 
-def started(world_size: int) -> Processes:
+def join_processes(world_size: int) -> Processes:
     """The processes torchrun started, or this one alone. Raises UserError when the run needs another number."""
     found = int(os.environ.get("WORLD_SIZE", "1"))
     if found != world_size:

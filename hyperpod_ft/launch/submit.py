@@ -35,13 +35,13 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
             "continue with that version, or start a new run that shares what it can: "
             f"hyperpod-ft submit {run.config_path}",
         )
-    with _alone(run, launchers, also=launcher):
+    with _exclusive_submission(run, launchers, also=launcher):
         stages = choose(run, selection)
         if not stages:
             return ()
         _prepare(run)
         earlier = len(run.jobs())
-        with _set_aside(run, stages if selection.force else ()):
+        with _discard_earlier(run, stages if selection.force else ()):
             chosen.submit(run, stages, run.add_job)
         return tuple(run.jobs()[earlier:])
 
@@ -51,7 +51,7 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
     Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
-    with _alone(run, launchers):
+    with _exclusive_submission(run, launchers):
         return _prepare(run)
 
 
@@ -71,12 +71,12 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
 
 
 @contextlib.contextmanager
-def _alone(run: Run, launchers: Launchers, also: str = "") -> Iterator[None]:
+def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Iterator[None]:
     """No other submission of the run, and none of its jobs at work.
 
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """
-    _make(run)
+    _create_run_directory(run)
     _refuse_another_path(run)
     with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run"):
         # a job whose stage has left its record is about to end
@@ -93,13 +93,13 @@ def _prepare(run: Run) -> list[Path]:
     scripts = render(run, kit)
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
-    moment = _moment()
-    publish.write_json(run.provenance / f"submission-{moment}.json", _provenance())
-    publish.write_text(run.provenance / f"run-{moment}.yaml", run.yaml())
+    timestamp = _timestamp()
+    publish.write_json(run.provenance / f"submission-{timestamp}.json", _provenance())
+    publish.write_text(run.provenance / f"run-{timestamp}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
 
 
-def _make(run: Run) -> None:
+def _create_run_directory(run: Run) -> None:
     try:
         if not run.config_path.exists():
             run.freeze()
@@ -126,7 +126,7 @@ def _refuse_another_path(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
+def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
 
     A training that is forced must not resume from its checkpoints: they are kept under another name.
@@ -135,11 +135,11 @@ def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
     progress = [run.checkpoints, run.metrics, run.usage, run.restarts("train")] if training else []
-    moment = _moment()
+    timestamp = _timestamp()
     try:
         for path in [*records, *progress]:
             if path.exists():
-                aside = path.with_name(f"{path.name}.discarded-{moment}")
+                aside = path.with_name(f"{path.name}.discarded-{timestamp}")
                 path.rename(aside)
                 moved.append((path, aside))
         yield
@@ -152,7 +152,7 @@ def _set_aside(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
             aside.unlink()
 
 
-def _moment() -> str:
+def _timestamp() -> str:
     """A part of a file name: this second and this process."""
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
 

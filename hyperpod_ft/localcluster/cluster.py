@@ -14,6 +14,7 @@ from hyperpod_ft.localcluster.programs import Programs, find_programs
 from hyperpod_ft.localcluster.runtime import ANSWER_S, Runtime
 from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, Shape
 from hyperpod_ft.processes import ProcessIdentity
+from hyperpod_ft.shipped import state_directory
 
 _UP_S = 60.0
 _TAKES_JOBS = ("idle", "mixed", "allocated")
@@ -40,10 +41,7 @@ class ClusterStatus:
 
 def default_directory() -> Path:
     """$HYPERPOD_FT_LOCAL, or hyperpod-ft/local in the user's state directory (XDG_STATE_HOME)."""
-    if chosen := os.environ.get("HYPERPOD_FT_LOCAL"):
-        return Path(chosen)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "hyperpod-ft" / "local"
+    return Path(os.environ.get("HYPERPOD_FT_LOCAL") or state_directory() / "local")
 
 
 class LocalCluster:

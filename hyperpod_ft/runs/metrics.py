@@ -6,20 +6,28 @@ from pathlib import Path
 from typing import Any
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The intact rows, oldest first: a kill may have cut one short, a failing disk may have damaged one."""
-    return filter(None, map(_row, _lines(path)))
+def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines that are valid rows, each with its row, oldest first; none without the file.
+
+    A kill may have truncated a line, a failing disk damaged one. Raises OSError when the file cannot be read.
+    """
+    for line in _lines(path):
+        if row := _row(line):
+            yield line, row
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The newest intact row; None when there is none."""
-    return next(filter(None, map(_row, reversed(_lines(path)))), None)
+    """The newest intact row; None when there is none, or the file cannot be read."""
+    try:
+        return next(filter(None, map(_row, reversed(_lines(path)))), None)
+    except OSError:
+        return None
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    except FileNotFoundError:
         return []
 
 

@@ -1,6 +1,5 @@
 """What a RUN argument means: a run directory, `name/id`, a run file, a recipe, or the run submitted last."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import state_directory
 
 
 def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
@@ -28,7 +28,7 @@ def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
     return run
 
 
-def remember(run: Run) -> None:
+def set_last_run(run: Run) -> None:
     """Make it the run submitted last. Only prints a line when the account's state directory cannot be written."""
     try:
         publish.write_text(_pointer(), f"{run.directory}\n")
@@ -46,8 +46,7 @@ def last_run() -> Run:
 
 
 def _pointer() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "hyperpod-ft" / "last-run"
+    return state_directory() / "last-run"
 
 
 def _named(reference: str) -> Run | None:

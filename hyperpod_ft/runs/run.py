@@ -268,7 +268,7 @@ class Run:
     def add_job(self, job: Job) -> None:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
 
-    def describe(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
+    def outputs_of(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
         files = [file for path in paths for file in publish.files_below(path)]
         return tuple(

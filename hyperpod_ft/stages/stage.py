@@ -4,7 +4,6 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
-import errno
 import os
 import platform
 import sys
@@ -16,14 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, file_of
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
 # long enough for the previous attempt of a requeued job to end
 _TRAINING_PATIENCE_SECONDS = 120
-# Errors of the volume, where a traceback does not help.
-_VOLUME_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE)
 _REPORTED_PACKAGES = (
     "torch",
     "transformers",
@@ -56,7 +53,7 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except UserError as error:
         _end(name, str(error))
     except OSError as error:
-        if error.errno not in _VOLUME_ERRORS:
+        if error.errno not in VOLUME_ERRORS:
             raise
         _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
@@ -91,7 +88,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
             # training compares the digests of its rows; models contain their own checksums
-            outputs=run.describe(result.outputs, digests=name == "dataset"),
+            outputs=run.outputs_of(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),

@@ -35,7 +35,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted
-from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, started
+from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.model_fit import check_model_directory
@@ -43,7 +43,7 @@ from hyperpod_ft.runs import restarts, usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
-_VERDICT = "hyperpod_ft/train/verdict"  # store key: what rank 0 decided, `train` or `leave`
+_DECISION = "hyperpod_ft/train/decision"  # store key: what rank 0 decided, `train` or `leave`
 _TRIAL = "--trial"
 _REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it ends
 
@@ -59,19 +59,19 @@ def main() -> None:
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
     elif processes.leads:
-        _lead(processes)
+        _run_rank_0(processes)
     else:
-        _follow(run, processes)
+        _run_other_rank(run, processes)
 
 
 def _join() -> tuple[Run, Processes]:
     if len(sys.argv) < 2 or sys.argv[2:] not in ([], [_TRIAL]):
         raise UserError(f"usage: python -m hyperpod_ft.stages.train RUN_DIR [{_TRIAL}]")
     run = Run.open(Path(sys.argv[1]))
-    return run, started(run.plan.degrees.world_size)
+    return run, join_processes(run.plan.degrees.world_size)
 
 
-def _lead(processes: Processes) -> None:
+def _run_rank_0(processes: Processes) -> None:
     """Rank 0: run the stage as every stage is run, and signal the others whether training begins."""
 
     def work(run: Run) -> stage.Result:
@@ -79,7 +79,7 @@ def _lead(processes: Processes) -> None:
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
         with _counted_graphs(run) as graphs, usage.counted(run):
-            processes.store.set(_VERDICT, "train")
+            processes.store.set(_DECISION, "train")
             trained: Trained = chosen.train(run, processes)
         restarted = {"restarts": [asdict(restart) for restart in restarts.history(run, "train")]}
         return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
@@ -90,8 +90,8 @@ def _lead(processes: Processes) -> None:
         print(f"train: {interrupted}", flush=True)
         sys.exit(interrupted.exit_status)
     finally:
-        if not processes.store.check([_VERDICT]):
-            processes.store.set(_VERDICT, "leave")
+        if not processes.store.check([_DECISION]):
+            processes.store.set(_DECISION, "leave")
         processes.store.set(_REPORTED, "yes")
 
 
@@ -139,11 +139,11 @@ def _check_data(run: Run) -> None:
             )
 
 
-def _follow(run: Run, processes: Processes) -> None:
+def _run_other_rank(run: Run, processes: Processes) -> None:
     """Any other rank: train when rank 0 signals it; rank 0 prints errors."""
     # rank 0 may be waiting for another job's lock
-    processes.store.wait([_VERDICT], NO_TIMEOUT)
-    if processes.store.get(_VERDICT) != b"train":
+    processes.store.wait([_DECISION], NO_TIMEOUT)
+    if processes.store.get(_DECISION) != b"train":
         return
     try:
         engine(run.config.engine).train(run, processes)

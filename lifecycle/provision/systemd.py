@@ -8,7 +8,6 @@ from provision.files import sync_directory
 from provision.node import Node
 
 _UNITS = "/etc/systemd/system"
-_NULL = "/dev/null"
 
 
 def show(node: Node, unit: str, what: str) -> str:

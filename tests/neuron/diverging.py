@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft.engines.neuron.loop import Attempt
-from hyperpod_ft.engines.processes import started
+from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.runs.run import Run
 
 
@@ -25,4 +25,4 @@ class Diverging(Attempt):
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
-    Diverging(run, started(run.plan.degrees.world_size)).run_to_end()
+    Diverging(run, join_processes(run.plan.degrees.world_size)).run_to_end()

@@ -38,9 +38,9 @@ def exported(run: Run) -> torch.Tensor:
     for name, work in (("consolidate", consolidate.work), ("merge", merge.work)):
         if name in run.plan:
             result = work(run)
-            stage.Record(name, run.plan[name].fingerprint, {}, run.describe(result.outputs), {}, "", 0.0, "", "").write(
-                run.record_path(name)
-            )
+            stage.Record(
+                name, run.plan[name].fingerprint, {}, run.outputs_of(result.outputs), {}, "", 0.0, "", ""
+            ).write(run.record_path(name))
     return logits(run.tuned_model)
 
 

@@ -15,13 +15,13 @@ from probe import probe
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.neuron.loop import Attempt
-from hyperpod_ft.engines.processes import started
+from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.runs.run import Run
 
 
 def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
-    processes = started(run.plan.degrees.world_size)
+    processes = join_processes(run.plan.degrees.world_size)
     attempt = Attempt(run, processes)
     attempt.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:

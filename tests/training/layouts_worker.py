@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hyperpod_ft.engines.processes import Processes, started
+from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import model
 from hyperpod_ft.engines.torch.loop import Training
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
@@ -58,7 +58,7 @@ def main() -> None:
     model.get_peft_model = lambda *args: fill_lora_b(original(*args))
     for index, directory in enumerate(directories):
         run = Run.open(directory)
-        processes = started(run.plan.degrees.world_size)
+        processes = join_processes(run.plan.degrees.world_size)
         store = dist.PrefixStore(str(index), processes.store)
         measure(run, Processes(processes.rank, processes.world_size, processes.local_rank, store), steps, out)
 

@@ -126,7 +126,7 @@ def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, jo
     run = make_run(settings={"training.max_steps": 1})
     recorded = run.record("dataset")
     assert recorded is not None
-    replace(recorded, outputs=run.describe([run.dataset])).write(run.record_path("dataset"))
+    replace(recorded, outputs=run.outputs_of([run.dataset])).write(run.record_path("dataset"))
     labels = run.dataset / "train" / "labels.npy"
     content = labels.read_bytes()
     labels.write_bytes(content[:-1] + b"\x01")

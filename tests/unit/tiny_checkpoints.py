@@ -190,5 +190,5 @@ def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7)
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
     progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
     digests = {path.name: publish.sha256(path) for path in sorted(directory.iterdir())}
-    checkpoint_directory.describe(run, progress, directory, digests)
+    checkpoint_directory.write_description(run, progress, directory, digests)
     return directory

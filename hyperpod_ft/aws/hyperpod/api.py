@@ -142,7 +142,7 @@ def delete(client: Any, name: str) -> bool:
     return True
 
 
-def pick(nodes: list[Node], wanted: str) -> Node:
+def find_node(nodes: list[Node], wanted: str) -> Node:
     """The node of this instance id or host name. Raises UserError if there is none."""
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):

@@ -8,20 +8,20 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.requests import ENTRY
-from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.shipped import shipped
 
 PREFIX = "lifecycle"
 
 
-def files(config: ClusterConfig, foundation: Foundation) -> dict[str, bytes]:
+def files(config: ClusterConfig, resources: ClusterResources) -> dict[str, bytes]:
     """The files to upload, by name relative to the S3 folder."""
     below = shipped("lifecycle")
     found = {path.relative_to(below).as_posix(): path.read_bytes() for path in scripts()}
-    found["settings.json"] = _json(requests.settings(config, foundation))
+    found["settings.json"] = _json(requests.settings(config, resources))
     if config.provisioning == "legacy":
-        found["provisioning_parameters.json"] = _json(requests.provisioning_parameters(config, foundation))
+        found["provisioning_parameters.json"] = _json(requests.provisioning_parameters(config, resources))
     return found
 
 

@@ -7,21 +7,21 @@ provisioning_parameters.json.
 
 from typing import Any
 
-from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config.cluster_config import ClusterConfig, Controller, InstanceGroup, Login, Workers
 
 ENTRY = "provision.sh"  # lifecycle/provision.sh
 _NODE_TYPES: dict[type[InstanceGroup], str] = {Controller: "Controller", Login: "Login", Workers: "Compute"}
 
 
-def create_cluster(config: ClusterConfig, foundation: Foundation, lifecycle_uri: str) -> dict[str, Any]:
+def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle_uri: str) -> dict[str, Any]:
     """The request of `CreateCluster`. `lifecycle_uri` is the S3 folder that holds the lifecycle scripts."""
     request: dict[str, Any] = {
         "ClusterName": config.name,
-        "InstanceGroups": [_group(config, group, foundation, lifecycle_uri) for group in config.groups],
+        "InstanceGroups": [_group(config, group, resources, lifecycle_uri) for group in config.groups],
         "VpcConfig": {
-            "SecurityGroupIds": list(foundation.security_group_ids),
-            "Subnets": [foundation.subnet_id],
+            "SecurityGroupIds": list(resources.security_group_ids),
+            "Subnets": [resources.subnet_id],
         },
         "NodeRecovery": config.node_recovery,
     }
@@ -34,15 +34,17 @@ def create_cluster(config: ClusterConfig, foundation: Foundation, lifecycle_uri:
     return request
 
 
-def _group(config: ClusterConfig, group: InstanceGroup, foundation: Foundation, lifecycle_uri: str) -> dict[str, Any]:
+def _group(
+    config: ClusterConfig, group: InstanceGroup, resources: ClusterResources, lifecycle_uri: str
+) -> dict[str, Any]:
     api = config.provisioning == "api"
     storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb}}]
     if api:
         storage.append(
             {
                 "FsxLustreConfig": {
-                    "DnsName": foundation.fsx_dns_name,
-                    "MountName": foundation.fsx_mount_name,
+                    "DnsName": resources.fsx_dns_name,
+                    "MountName": resources.fsx_mount_name,
                     "MountPath": config.fsx.mount_path,
                 }
             }
@@ -52,7 +54,7 @@ def _group(config: ClusterConfig, group: InstanceGroup, foundation: Foundation, 
         "InstanceType": group.instance_type,
         "InstanceCount": group.count,
         "LifeCycleConfig": {"SourceS3Uri": lifecycle_uri, "OnInitComplete" if api else "OnCreate": ENTRY},
-        "ExecutionRole": foundation.role_arn,
+        "ExecutionRole": resources.role_arn,
         "ThreadsPerCore": group.threads_per_core,
         "InstanceStorageConfigs": storage,
     }
@@ -68,7 +70,7 @@ def _group(config: ClusterConfig, group: InstanceGroup, foundation: Foundation, 
     return request
 
 
-def provisioning_parameters(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
+def provisioning_parameters(config: ClusterConfig, resources: ClusterResources) -> dict[str, Any]:
     """provisioning_parameters.json: the roles of the groups, for HyperPod's agent on the legacy path."""
     parameters: dict[str, Any] = {
         "version": "1.0.0",
@@ -77,23 +79,23 @@ def provisioning_parameters(config: ClusterConfig, foundation: Foundation) -> di
         "worker_groups": [
             {"instance_group_name": group.name, "partition_name": group.partition} for group in config.workers
         ],
-        "fsx_dns_name": foundation.fsx_dns_name,
-        "fsx_mountname": foundation.fsx_mount_name,
+        "fsx_dns_name": resources.fsx_dns_name,
+        "fsx_mountname": resources.fsx_mount_name,
     }
     if config.login:
         parameters["login_group"] = config.login.name
     return parameters
 
 
-def settings(config: ClusterConfig, foundation: Foundation) -> dict[str, Any]:
+def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, Any]:
     """settings.json: settings of the lifecycle scripts, in addition to HyperPod's own files on the node."""
     return {
         "version": 1,
         "provisioning": config.provisioning,
         "default_user": "ubuntu",
         "fsx": {
-            "dns_name": foundation.fsx_dns_name,
-            "mount_name": foundation.fsx_mount_name,
+            "dns_name": resources.fsx_dns_name,
+            "mount_name": resources.fsx_mount_name,
             "mount_path": config.fsx.mount_path,
         },
         "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hyperpod_ft.aws.hyperpod.api import Cluster, pick
+from hyperpod_ft.aws.hyperpod.api import Cluster, find_node
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.errors import UserError
 
@@ -44,7 +44,7 @@ def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
 
 def by_name(cluster: Cluster, nodes: list[Node], name: str) -> Node:
     """The node of this instance id or host name. Raises UserError if there is none or it is not Running."""
-    node = pick(nodes, name)
+    node = find_node(nodes, name)
     if not node.running:
         why = f": {node.message}" if node.message else ""
         raise UserError(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.stack.data import (
     Bucket,
     FileSystem,
@@ -24,7 +25,6 @@ from hyperpod_ft.aws.stack.data import (
     measure_filesystem,
 )
 from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, last_event, require, settle
-from hyperpod_ft.aws.stack.foundation import Foundation
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
@@ -92,7 +92,7 @@ def deploy(
     progress: OnStackEvent = _silent,
     *,
     poll_seconds: float = POLL_SECONDS,
-) -> Foundation:
+) -> ClusterResources:
     """Create the stack, or update it to these parameters and this template, and wait. Succeeds if nothing changes.
 
     Raises UserError if AWS refuses or a resource fails; names the first one that failed, and what to do.
@@ -119,7 +119,7 @@ def deploy(
                 f"stack {parameters.name}: its file system was deleted, by hand or by an interrupted delete",
                 "finish deleting with `hyperpod-ft cluster delete --delete-data`, then create it again",
             )
-        return _foundation(found)
+        return _cluster_resources(found)
 
 
 def require_deployable(client: Any, name: str) -> None:
@@ -249,9 +249,9 @@ def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
     return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
 
 
-def _foundation(stack: dict[str, Any]) -> Foundation:
+def _cluster_resources(stack: dict[str, Any]) -> ClusterResources:
     outputs = _outputs_by_key(stack)
-    return Foundation(
+    return ClusterResources(
         subnet_id=outputs["PrivateSubnetId"],
         security_group_ids=(outputs["SecurityGroupId"],),
         role_arn=outputs["RoleArn"],

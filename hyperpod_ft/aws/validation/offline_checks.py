@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key, group_keys
-from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.validation import addresses, regions
 from hyperpod_ft.aws.validation.service_model import Violation, check_request
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -19,11 +19,11 @@ PRIVATE_SUBNET = "10.0.0.0/17"  # of templates/cluster/stack.yaml
 _ACCELERATED = ("g", "p", "trn", "inf")
 
 
-def placeholder(config: ClusterConfig) -> Foundation:
-    """A foundation with the cluster file's existing resources, or else with made-up ids."""
+def placeholder(config: ClusterConfig) -> ClusterResources:
+    """The cluster file's existing resources, or made-up ids."""
     existing = config.existing
     fsx_id = existing.fsx_id if existing else "fs-0123456789abcdef0"
-    return Foundation(
+    return ClusterResources(
         subnet_id=existing.subnet_id if existing else "subnet-0123456789abcdef0",
         security_group_ids=existing.security_group_ids if existing else ("sg-0123456789abcdef0",),
         role_arn=existing.execution_role_arn if existing else "arn:aws:iam::123456789012:role/hyperpod",
@@ -35,9 +35,9 @@ def placeholder(config: ClusterConfig) -> Foundation:
 
 def create_request(config: ClusterConfig) -> list[Finding]:
     """The request of CreateCluster against sagemaker's model."""
-    foundation = placeholder(config)
-    uri = f"s3://{foundation.bucket}/{lifecycle_files.PREFIX}/{config.name}/0123456789ab"
-    violations = check_request("sagemaker", "CreateCluster", requests.create_cluster(config, foundation, uri))
+    resources = placeholder(config)
+    uri = f"s3://{resources.bucket}/{lifecycle_files.PREFIX}/{config.name}/0123456789ab"
+    violations = check_request("sagemaker", "CreateCluster", requests.create_cluster(config, resources, uri))
     return list(dict.fromkeys(_finding(config, violation) for violation in violations))
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import VOLUME_FULL, UserError
 from hyperpod_ft.progress import ByteProgress
 
 JOURNAL = ".finished.json"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (*VOLUME_FULL, errno.EFBIG)
 
 
 class NoSpaceError(UserError):
@@ -27,7 +27,7 @@ class NoSpaceError(UserError):
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+def resumable_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """A directory to write weights into, published as `target`, with checksums, on success.
 
     `identity` is a JSON object: everything that decides the content. Files that an attempt with the same identity
@@ -60,7 +60,7 @@ def new_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def finished(directory: Path) -> dict[str, str]:
-    """The digest of each file that is complete and on disk, by its name below a `new_directory`."""
+    """The digest of each file that is complete and on disk, by its name below a `resumable_directory`."""
     found: dict[str, str] = _read(directory)["finished"]
     return found
 

@@ -67,7 +67,7 @@ class Written:
 def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress) -> Written:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
-    `directory` comes from `resumable.new_directory`. A tensor larger than `max_shard_bytes` gets a separate shard.
+    `directory` comes from `resumable_directory`. A tensor larger than `max_shard_bytes` gets a separate shard.
     Raises NoSpaceError when the volume has too little space.
     """
     shards = list(_shards(tensors, max_shard_bytes))
@@ -84,7 +84,7 @@ def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: i
 
 
 def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: ByteProgress) -> Written:
-    """Write safetensors files, by name, into a `resumable.new_directory`. Raises as `write_model` does."""
+    """Write safetensors files, by name, into a `resumable_directory`. Raises as `write_model` does."""
     before = resumable.finished(directory)
     left = {name: tensors for name, tensors in files.items() if name not in before}
     for name, tensors in files.items():

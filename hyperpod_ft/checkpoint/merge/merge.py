@@ -18,7 +18,7 @@ from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, classify_tensors
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
-from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
@@ -93,7 +93,7 @@ def merge(
             for name, change in plan.changes.items()
         ]
         identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
-        with new_directory(target, identity) as directory:
+        with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
             unchanged = _unchanged(reader, model, plan, directory)

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
@@ -87,7 +87,7 @@ class Checkpoints:
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
             digests = {name: digest for part in found for name, digest in part.items()}
-            describe(self._run, progress, partial, digests)
+            write_description(self._run, progress, partial, digests)
             publish.replace_directory(final, partial)
             delete_old(self._run, final)
         self._barrier(progress, "published")
@@ -114,14 +114,14 @@ class Checkpoints:
         return progress
 
     def _newest(self) -> Progress | None:
-        candidates = checkpoint_directory.complete(self._run) if self._processes.leads else iter(())
+        candidates = checkpoint_directory.complete_checkpoints(self._run) if self._processes.leads else iter(())
         for attempt in range(1 << 30):
             chosen = self._processes.gather(f"restore/{attempt}/chosen", _as_json(next(candidates, None)))[0]
             if chosen is None:
                 return None
             progress = Progress(**chosen | {"resumed_from": tuple(chosen["resumed_from"])})
             directory = self._run.checkpoint(progress.step)
-            mine = checkpoint_directory.damaged(directory, self._processes.rank, self._processes.world_size)
+            mine = checkpoint_directory.why_damaged(directory, self._processes.rank, self._processes.world_size)
             reasons = self._processes.gather(f"restore/{attempt}/damaged", mine)
             if not any(reasons):
                 return progress

@@ -16,9 +16,9 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from hyperpod_ft import publish
+from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.parallelism import kv_size_multiplier
 from hyperpod_ft.runs.run import Run
 
@@ -93,9 +93,7 @@ def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
     names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     for target in targets:
         if target.rpartition(".")[2] not in names:
-            raise UserError(
-                f"lora.target_modules: {target!r} matches no module of the model", f"it has {', '.join(sorted(names))}"
-            )
+            raise no_such_module(target, names)
 
 
 def _adapters(run: Run) -> LoraConfig:

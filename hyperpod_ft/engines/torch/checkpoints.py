@@ -12,24 +12,25 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded.dcp import INDEX
-from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, describe
+from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
+from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-def save(run: Run, state: dict[str, Any], progress: Progress, rank: int) -> Path:
+def save(run: Run, state: dict[str, Any], progress: Progress, processes: Processes) -> Path:
     """Write `state` as the checkpoint of `progress.step` and delete those beyond `keep_checkpoints`.
 
     Collective: every rank calls it. The checkpoint has its final name when rank 0 returns.
     """
-    final = run.checkpoint(progress.step)
+    final, rank = run.checkpoint(progress.step), processes.rank
     with _partial_directory(final, rank) as partial:
         _write(state, partial)
         # DCP waited until every rank had written and synced its file
-        digests = _digests(partial, rank)
+        gathered = processes.gather(f"checkpoint/{progress.step}/digests", _digests(partial, rank))
         if rank == 0:
-            describe(run, progress, partial, digests)
+            digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
+            write_description(run, progress, partial, digests)
     if rank == 0:
         delete_old(run, final)
     return final
@@ -62,19 +63,11 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def _digests(directory: Path, rank: int) -> dict[str, str]:
-    """SHA-256 of every file, by name. Each rank reads the files that it wrote, rank 0 the index too. Collective."""
+    """SHA-256, by name, of the files that this rank wrote; on rank 0 of the index too."""
     own = [path for path in directory.iterdir() if path.name.startswith(f"__{rank}_")]
     if rank == 0:
         own.append(directory / INDEX)
-    found = _gather({path.name: publish.sha256(path) for path in own})
-    return {name: digest for part in found for name, digest in sorted(part.items())}
-
-
-def _gather(mine: Any) -> list[Any]:
-    """The value of every rank, by rank. Collective."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    return gathered
+    return {path.name: publish.sha256(path) for path in own}
 
 
 @contextlib.contextmanager
@@ -87,24 +80,6 @@ def _partial_directory(final: Path, rank: int) -> Iterator[Path]:
     else:
         dist.barrier()
         yield final.with_name(f".{final.name}.partial")
-
-
-def newest(run: Run, rank: int) -> Progress | None:
-    """The progress of the newest checkpoint that is complete and undamaged; prints why it ignores others.
-
-    Collective: rank 0 chooses, and every rank reads a part of the files.
-    """
-    candidates = checkpoint_directory.complete(run) if rank == 0 else iter(())
-    while True:
-        found: Progress | None = _gather(next(candidates, None))[0]
-        if found is None:
-            return None
-        directory = run.checkpoint(found.step)
-        reasons = _gather(checkpoint_directory.damaged(directory, rank, dist.get_world_size()))
-        if not any(reasons):
-            return found
-        if rank == 0:
-            checkpoint_directory.print_ignored(directory, next(filter(None, reasons)))
 
 
 def load(directory: Path, state: dict[str, Any]) -> None:

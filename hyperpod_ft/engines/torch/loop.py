@@ -163,7 +163,7 @@ class Training:
 
     def _save(self, progress: Progress) -> None:
         check_replicas(self.model.trainable, self.mesh.get_group("tp"), progress.step)
-        checkpoints.save(self.run, self._state(), progress, self.processes.rank)
+        checkpoints.save(self.run, self._state(), progress, self.processes)
 
     def _state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, sharing memory with model and optimizer."""
@@ -177,7 +177,7 @@ class Training:
         """Load the newest complete checkpoint; without one, start at step 0."""
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
-        progress = checkpoints.newest(self.run, self.processes.rank)
+        progress = checkpoint_directory.newest(self.run, self.processes)
         if progress is None:
             return Progress()
         state = self._state()

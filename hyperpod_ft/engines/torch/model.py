@@ -11,8 +11,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines import pretrained
+from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch import tensor_parallel
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run
 
@@ -89,10 +89,7 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
     names = {name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     for target in lora.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in names):
-            known = sorted({name.rpartition(".")[2] for name in names})
-            raise UserError(
-                f"lora.target_modules: {target!r} matches no module of the model", f"it has {', '.join(known)}"
-            )
+            raise no_such_module(target, names)
     # every rank draws the same factors: those that tp does not split must be equal on all ranks
     torch.manual_seed(run.config.seed)
     adapters = LoraConfig(

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
-from tests.unit.config.test_cluster_file import FOUNDATION, URI, load
+from tests.unit.config.test_cluster_file import RESOURCES, URI, load
 
 WORKER = {"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
 
@@ -25,9 +25,9 @@ def described(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def reported(tmp_path: Path, **edited: Any) -> list[str]:
-    made = requests.create_cluster(load(tmp_path), FOUNDATION, URI)
+    made = requests.create_cluster(load(tmp_path), RESOURCES, URI)
     config = load(tmp_path, **edited)
-    return list(changes(config, requests.create_cluster(config, FOUNDATION, URI), described(made)).other)
+    return list(changes(config, requests.create_cluster(config, RESOURCES, URI), described(made)).other)
 
 
 def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_every_key_that_stays_is_reported(tmp_path: Path, edited: dict[str, Any]
 
 
 def test_new_groups_are_added_and_new_scripts_reach_the_others(tmp_path: Path) -> None:
-    made = requests.create_cluster(load(tmp_path), FOUNDATION, URI)
+    made = requests.create_cluster(load(tmp_path), RESOURCES, URI)
     config = load(tmp_path, workers=[WORKER, {**WORKER, "name": "workers-2", "count": 3}])
-    found = changes(config, requests.create_cluster(config, FOUNDATION, "s3://other/scripts"), described(made))
+    found = changes(config, requests.create_cluster(config, RESOURCES, "s3://other/scripts"), described(made))
     assert found.added == {"workers-2": 3}
     assert found.other == ()
     groups = {group["InstanceGroupName"]: group for group in found.groups}
@@ -78,6 +78,6 @@ def test_new_groups_are_added_and_new_scripts_reach_the_others(tmp_path: Path) -
 
 
 def test_the_kind_of_provisioning_cannot_be_changed(tmp_path: Path) -> None:
-    there = described(requests.create_cluster(load(tmp_path), FOUNDATION, URI))
+    there = described(requests.create_cluster(load(tmp_path), RESOURCES, URI))
     assert not provisioning_differs(load(tmp_path), there)
     assert provisioning_differs(load(tmp_path, provisioning="legacy"), there)

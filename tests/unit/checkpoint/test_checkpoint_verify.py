@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.formats.resumable import new_directory
+from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import scanning
@@ -48,7 +48,7 @@ def write(
         out[:] = array.reshape(-1)[begin:end].view(STORED[stored_as])
 
     config = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 3, "dtype": "float32"} | config
-    with new_directory(directory, {}) as partial:
+    with resumable_directory(directory, {}) as partial:
         outgoing = [
             Outgoing(name, stored_as, array.shape, lambda b, e, out, array=array: fill(array, b, e, out))  # type: ignore[misc]
             for name, array in tensors.items()

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from hyperpod_ft.checkpoint.formats import safetensors_writer
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
-from hyperpod_ft.checkpoint.formats.resumable import JOURNAL, new_directory
+from hyperpod_ft.checkpoint.formats.resumable import JOURNAL, resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import direct
@@ -58,7 +58,7 @@ def some_values(seed: int = 0) -> dict[str, tuple[str, Stored]]:
 
 def write(target: Path, values: dict[str, tuple[str, Stored]], max_shard_bytes: int = 1 << 40, **identity: Any) -> None:
     tensors = [outgoing(name, dtype, array) for name, (dtype, array) in values.items()]
-    with new_directory(target, identity) as directory:
+    with resumable_directory(target, identity) as directory:
         write_model(directory, tensors, max_shard_bytes, ByteProgress("test", 1))
 
 
@@ -229,7 +229,7 @@ def test_a_volume_that_fills_up_meanwhile_loses_nothing(
 @pytest.mark.parametrize("damage", ["removed", "truncated", "flipped", "another file"])
 def test_a_finished_shard_that_is_not_what_it_was_is_written_again(tmp_path: Path, damage: str) -> None:
     write(tmp_path / "expected", some_values(), 3_000_000)
-    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "model", {}) as directory:
+    with pytest.raises(KeyboardInterrupt), resumable_directory(tmp_path / "model", {}) as directory:
         tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values().items()]
         write_model(directory, tensors, 3_000_000, ByteProgress("test", 1))
         raise KeyboardInterrupt
@@ -260,7 +260,7 @@ def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monke
             raise UserError("tensor broken holds NaN")
         out[:] = 0
 
-    with pytest.raises(UserError, match="holds NaN"), new_directory(tmp_path / "model", {}) as directory:
+    with pytest.raises(UserError, match="holds NaN"), resumable_directory(tmp_path / "model", {}) as directory:
         write_model(directory, [Outgoing("broken", "U8", (20_000_000,), fill)], 1 << 40, ByteProgress("test", 1))
     assert list(tmp_path.iterdir()) == []
 
@@ -314,7 +314,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
 
 
 def test_what_another_input_left_is_not_used(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "model", {"seed": 0}) as directory:
+    with pytest.raises(KeyboardInterrupt), resumable_directory(tmp_path / "model", {"seed": 0}) as directory:
         tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values(0).items()]
         write_model(directory, tensors, 3_000_000, ByteProgress("test", 1))
         raise KeyboardInterrupt

@@ -77,6 +77,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
         (("plan", "quickstart", *degrees), ("tensor_parallel: 8", "4 attention heads")),
         (("init", "x"), ("'x'", "quickstart")),
+        (("init", "-o", "absent/run.yaml"), ("absent/run.yaml", "-o")),
+        (("cluster", "init", "-o", "absent/cluster.yaml"), ("absent/cluster.yaml", "-o")),
         (("status",), ("no run", "run directory")),
         (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
         (("status", "quickstart"), ("hyperpod-ft submit quickstart",)),

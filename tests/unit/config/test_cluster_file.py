@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.hyperpod import requests
-from hyperpod_ft.aws.stack.foundation import Foundation
+from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config import cluster_config
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
 
-FOUNDATION = Foundation(
+RESOURCES = ClusterResources(
     subnet_id="subnet-0123456789abcdef0",
     security_group_ids=("sg-0123456789abcdef0",),
     role_arn="arn:aws:iam::123456789012:role/hyperpod",
@@ -85,7 +85,7 @@ def test_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], problem: s
 
 def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
     config = load(tmp_path, login={"count": 2}, tags={"team": "a"})
-    request = requests.create_cluster(config, FOUNDATION, URI)
+    request = requests.create_cluster(config, RESOURCES, URI)
     groups = {group["InstanceGroupName"]: group for group in request["InstanceGroups"]}
     assert groups["controller-machine"]["SlurmConfig"] == {"NodeType": "Controller"}
     assert groups["login-group"]["SlurmConfig"] == {"NodeType": "Login"}
@@ -93,7 +93,7 @@ def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
     assert all(
         group["LifeCycleConfig"] == {"SourceS3Uri": URI, "OnInitComplete": "provision.sh"} for group in groups.values()
     )
-    lustre = {"DnsName": FOUNDATION.fsx_dns_name, "MountName": "4owupbev", "MountPath": "/fsx"}
+    lustre = {"DnsName": RESOURCES.fsx_dns_name, "MountName": "4owupbev", "MountPath": "/fsx"}
     assert all({"FsxLustreConfig": lustre} in group["InstanceStorageConfigs"] for group in groups.values())
     assert request["Orchestrator"] == {"Slurm": {"SlurmConfigStrategy": "Managed"}}
     assert request["NodeProvisioningMode"] == "Continuous"
@@ -102,31 +102,31 @@ def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
 
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
     config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
-    request = requests.create_cluster(config, FOUNDATION, URI)
+    request = requests.create_cluster(config, RESOURCES, URI)
     assert "Orchestrator" not in request
     assert "NodeProvisioningMode" not in request
     for group in request["InstanceGroups"]:
         assert "SlurmConfig" not in group
         assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
-    assert requests.provisioning_parameters(config, FOUNDATION) == {
+    assert requests.provisioning_parameters(config, RESOURCES) == {
         "version": "1.0.0",
         "workload_manager": "slurm",
         "controller_group": "controller-machine",
         "login_group": "login-group",
         "worker_groups": [{"instance_group_name": "workers-1", "partition_name": "dev"}],
-        "fsx_dns_name": FOUNDATION.fsx_dns_name,
+        "fsx_dns_name": RESOURCES.fsx_dns_name,
         "fsx_mountname": "4owupbev",
     }
 
 
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
-    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), FOUNDATION)
+    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
     assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
 
 
 def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
-    asked = requests.create_cluster(load(tmp_path), FOUNDATION, URI)["InstanceGroups"][1]
+    asked = requests.create_cluster(load(tmp_path), RESOURCES, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
     assert requests.group_specification(described) == asked

@@ -357,5 +357,5 @@ def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monke
     monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
     store = HashStore()
     with pytest.raises(UserError, match="this would fit"):
-        train._lead(Processes(0, 32, 0, store))
-    assert store.get("hyperpod_ft/train/verdict") == b"leave", "the other ranks leave too"
+        train._run_rank_0(Processes(0, 32, 0, store))
+    assert store.get("hyperpod_ft/train/decision") == b"leave", "the other ranks leave too"

@@ -34,7 +34,7 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert metrics.last_row(path) is None
     path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
-    assert list(metrics.rows(path)) == [{"step": 1}, {"step": 2, "loss": 1.5}]
+    assert [row for _, row in metrics.intact_rows(path)] == [{"step": 1}, {"step": 2, "loss": 1.5}]
     assert metrics.last_row(path) == {"step": 2, "loss": 1.5}
 
 

@@ -32,7 +32,9 @@ MakeRun = Callable[..., Run]
 def finish(run: Run, name: str, outputs: tuple[Path, ...] = ()) -> None:
     stage_plan = run.plan[name]
     inputs = {need: run.plan[need].fingerprint for need in stage_plan.needs}
-    Record(name, stage_plan.fingerprint, inputs, run.describe(outputs), {}, "", 0, "", "").write(run.record_path(name))
+    Record(name, stage_plan.fingerprint, inputs, run.outputs_of(outputs), {}, "", 0, "", "").write(
+        run.record_path(name)
+    )
 
 
 def finish_all(run: Run, *, but: str = "") -> None:

@@ -8,7 +8,7 @@ from hyperpod_ft.errors import UserError
 
 
 @dataclass(frozen=True)
-class Foundation:
+class ClusterResources:
     """The account's resources that a request of `CreateCluster` names."""
 
     subnet_id: str  # private; holds every node
@@ -19,7 +19,7 @@ class Foundation:
     fsx_mount_name: str
 
 
-def of_existing(existing: Existing, session: Session) -> Foundation:
+def of_existing(existing: Existing, session: Session) -> ClusterResources:
     """The named resources, completed by asking FSx. Raises UserError for a file system that is not Lustre."""
     (volume,) = session.client("fsx").describe_file_systems(FileSystemIds=[existing.fsx_id])["FileSystems"]
     mount_name = volume.get("LustreConfiguration", {}).get("MountName", "")
@@ -27,7 +27,7 @@ def of_existing(existing: Existing, session: Session) -> Foundation:
         raise UserError(
             f"existing.fsx_id: {existing.fsx_id} is {volume['FileSystemType']}", "name an FSx for Lustre file system"
         )
-    return Foundation(
+    return ClusterResources(
         subnet_id=existing.subnet_id,
         security_group_ids=existing.security_group_ids,
         role_arn=existing.execution_role_arn,
