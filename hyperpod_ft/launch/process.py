@@ -81,19 +81,13 @@ class Process:
         chain.write(state_file)
         for job in jobs:
             submitted(job)
+        runner = [sys.executable, "-m", "hyperpod_ft.launch.process"]
         here, there = socket.socketpair()
         # closed when this submission is interrupted or killed: the chain runner then runs nothing
         with here, state_file.with_suffix(".out").open("a") as output:
             with there:
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "hyperpod_ft.launch.process",
-                        run.directory,
-                        state_file,
-                        str(there.fileno()),
-                    ],
+                    [*runner, run.directory, state_file, str(there.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
