@@ -21,10 +21,7 @@ def check_engine(config: RunConfig) -> None:
     """Raises ValueError for settings that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
-    if config.engine == "neuron":
-        _check_neuron(config)
-    else:
-        _check_torch(config)
+    {"torch": _check_torch, "neuron": _check_neuron}[config.engine](config)
 
 
 def _check_torch(config: RunConfig) -> None:

@@ -32,6 +32,7 @@ from hyperpod_ft.config.fields import (
 )
 from hyperpod_ft.config.instances import CATALOGUE
 
+EngineName = Literal["torch", "neuron"]
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
@@ -360,7 +361,7 @@ class RunConfig(Section):
     name: Annotated[
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
-    engine: Literal["torch", "neuron"] = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1, trn2).")
+    engine: EngineName = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1, trn2).")
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)

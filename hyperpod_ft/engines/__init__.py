@@ -4,11 +4,12 @@ Importing this package imports no torch; an engine's modules are imported when i
 """
 
 import importlib
-from typing import Literal, cast
+from typing import cast
 
+from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.engines.interface import Engine
 
 
-def engine(name: Literal["torch", "neuron"]) -> Engine:
+def engine(name: EngineName) -> Engine:
     """The engine of that name."""
     return cast(Engine, importlib.import_module(f"hyperpod_ft.engines.{name}.loop"))

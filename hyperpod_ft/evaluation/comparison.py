@@ -11,7 +11,7 @@ _COLUMN = 48
 
 
 @dataclass(frozen=True)
-class Compared:
+class AnswerPair:
     """One prompt with both answers. `expected` is the dataset's completion, for samples of it."""
 
     origin: Literal["prompts", "train", "validation"]
@@ -51,7 +51,7 @@ class Losses:
 class Comparison:
     """Both models' answers and losses: the result of stage generate."""
 
-    compared: Sequence[Compared]
+    compared: Sequence[AnswerPair]
     validation: Losses | None
 
     def exact(self, split: Literal["train", "validation"]) -> ExactCount:
@@ -111,7 +111,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def _side_by_side(row: Compared) -> list[str]:
+def _side_by_side(row: AnswerPair) -> list[str]:
     lines = [f"[{row.origin}]"]
     lines += [f"  {line}" for line in _printable(row.prompt).splitlines() if line.strip()]
     if row.expected is not None:

@@ -66,7 +66,7 @@ def available(config: RunConfig) -> float:
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
     """Memory of the fullest rank. `shape` has passed `parallelism.check_model`."""
-    of_engine = _neuron if config.engine == "neuron" else _torch
+    of_engine = {"torch": _torch, "neuron": _neuron}[config.engine]
     estimates = (of_engine(config, degrees, shape, part) for part in parts(config, degrees, shape))
     return max(estimates, key=lambda memory: memory.total)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import ModelShape
 
@@ -118,7 +118,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         _check_neuron(config, degrees, shape)
 
 
-def check_heads(engine: str, tensor_parallel: int, heads: int, kv_heads: int) -> None:
+def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: int) -> None:
     """Raise UserError for a degree that does not divide the attention heads.
 
     Engine `torch` does not replicate key/value heads, so they must be divisible; engine `neuron` replicates them.

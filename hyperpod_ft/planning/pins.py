@@ -15,7 +15,7 @@ _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nk
 
 def environment_name(config: RunConfig) -> str:
     """Name of the file of pins of a run's environment: `torch`, or `neuron-<SDK>`."""
-    return f"neuron-{config.env.sdk}" if config.engine == "neuron" else config.engine
+    return {"torch": "torch", "neuron": f"neuron-{config.env.sdk}"}[config.engine]
 
 
 def pins_file(environment: str) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron
@@ -59,7 +60,7 @@ def work(run: Run) -> stage.Result:
     return stage.Result(outputs, facts)
 
 
-def build(pins: Path, environment: Path, engine: str = "torch", repositories: tuple[str, ...] = ()) -> None:
+def build(pins: Path, environment: Path, engine: EngineName = "torch", repositories: tuple[str, ...] = ()) -> None:
     """Create a virtual environment at `environment` with the packages of the requirements file `pins`.
 
     Raises UserError when there is no suitable interpreter, or pip cannot install the packages.

@@ -21,7 +21,7 @@ from hyperpod_ft.data.prepared import Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import Compared, Comparison, Losses
+from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
 from hyperpod_ft.runs.run import Run
@@ -62,7 +62,7 @@ def work(run: Run) -> Result:
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
     comparison = Comparison(
         tuple(
-            Compared(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
+            AnswerPair(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
         Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None,

@@ -34,7 +34,7 @@ Tensors = Mapping[str, LogicalTensor]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TensorComparison:
     """How many tensors equal the expected ones in name, dtype, shape and values, and how many do not."""
 
     against: str
@@ -54,7 +54,7 @@ class Verification:
     tensors: int
     nbytes: int
     checksums: str  # `match`, `differ` or `none recorded`
-    comparison: Comparison | None
+    comparison: TensorComparison | None
     logits: "Logits | None"
     findings: tuple[str, ...]
     seconds: float  # for the files; `logits` has its own
@@ -186,10 +186,10 @@ def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Differ
 
 def _comparison(
     against: Path, tolerance: float, tensors: Tensors, expected: Tensors, values: ValueChecks, different: int
-) -> Comparison:
+) -> TensorComparison:
     largest = reduce(add, values.differences.values(), Difference()).largest
     equal = len(tensors.keys() | expected.keys()) - different
-    return Comparison(str(against), tolerance, equal, different, largest)
+    return TensorComparison(str(against), tolerance, equal, different, largest)
 
 
 def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Split
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import Compared, Comparison
+from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import mean_loss
 from hyperpod_ft.runs.run import Run
@@ -178,8 +178,8 @@ def test_a_row_that_is_none_is_named(base: Path, other: Path, tmp_path: Path) ->
 
 def test_exact_answers_and_control_characters_in_the_log() -> None:
     rows = [
-        Compared("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
-        Compared("train", "p", "wrong", "right", same=False, expected="right "),
+        AnswerPair("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
+        AnswerPair("train", "p", "wrong", "right", same=False, expected="right "),
     ]
     comparison = Comparison(rows, None)
     assert (comparison.exact("train").base, comparison.exact("train").tuned) == (1, 1)
