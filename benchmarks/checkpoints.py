@@ -1,4 +1,4 @@
-"""How long `merge` and `consolidate` take, and how much memory, beside `cp -r` of the same bytes and beside peers.
+"""Benchmarks time and memory of `merge` and `consolidate` against `cp -r` of the same bytes and against peers.
 
 python -m benchmarks.checkpoints merge                                  # 8 layers, all peers
 python -m benchmarks.checkpoints merge --layers 24 --peers none         # memory must not grow with the model
@@ -39,7 +39,7 @@ KIT_PACKAGES = ("hyperpod-ft", "torch", "numpy", "safetensors")
 def main() -> None:
     parser = command.parser("Benchmark merge or consolidate.")
     parser.add_argument("operation", choices=PEERS)
-    parser.add_argument("--layers", type=int, default=8, help="0.44 GB each, beside 2.1 GB; default 8")
+    parser.add_argument("--layers", type=int, default=8, help="0.44 GB each, plus 2.1 GB; default 8")
     options = parser.parse_args()
     operation, layers = options.operation, str(options.layers)
     peers = PEERS[operation]
@@ -80,13 +80,13 @@ def main() -> None:
 
 
 def _kit(operation: str, inputs: list[Path]) -> list[str]:
-    """The kit's command, up to the output that comes last."""
+    """The kit's command without the output directory, its last argument."""
     arguments = ["--base", inputs[0], "--adapter", inputs[1]] if operation == "merge" else inputs
     return [sys.executable, "-m", "hyperpod_ft", operation, *map(str, arguments), "-o"]
 
 
 def _contender(name: str, arguments: list[str], directory: Path, is_peer: bool = False) -> Contender:
-    """One whose last argument is the directory that it makes."""
+    """A contender whose last argument is the directory that it creates."""
     output = directory / "outputs" / name.replace(" ", "")
 
     def inspect() -> dict[str, Any]:

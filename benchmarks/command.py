@@ -1,4 +1,4 @@
-"""What the benchmark commands share: their options, the peers' environments, the results file, the verdict."""
+"""Common parts of the benchmark commands: options, the peers' environments, the results file, the verdict."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ _SCRATCH = ROOT / ".bench"
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom the kit is compared with: its environment, its driver in `peers/`, the packages whose versions matter."""
+    """A program that the kit is compared with: its environment, its driver in `peers/`, the packages to report."""
 
     environment: str
     driver: str
@@ -28,17 +28,17 @@ class Peer:
 
 def parser(description: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--rounds", type=int, default=3, help="how often each contender runs; default 3")
-    options.add_argument("--peers", default="all", help="`all`, `none`, or names with commas between")
-    options.add_argument("--work", type=Path, default=_SCRATCH / "work", help="where data is written, then removed")
+    options.add_argument("--rounds", type=int, default=3, help="number of times each contender runs; default 3")
+    options.add_argument("--peers", default="all", help="`all`, `none`, or names separated by commas")
+    options.add_argument("--work", type=Path, default=_SCRATCH / "work", help="directory for temporary data")
     options.add_argument("--environments", type=Path, default=_SCRATCH, help="where the peers are installed")
-    options.add_argument("--results", type=Path, default=RESULTS, help="where the results file lies")
+    options.add_argument("--results", type=Path, default=RESULTS, help="directory of the results file")
     return options
 
 
 @dataclass(frozen=True)
 class Installed:
-    """Interpreters of the peers that are there, why others are not, and the versions of all, the kit's included."""
+    """The interpreters of installed peers, why others are missing, and the versions of all, including the kit."""
 
     pythons: dict[str, Path]
     missing: dict[str, str]
@@ -46,7 +46,7 @@ class Installed:
 
 
 def install(names: str, peers: Mapping[str, Peer], directory: Path, kit_packages: tuple[str, ...]) -> Installed:
-    """Make the environments of the peers that `--peers` names, as far as possible."""
+    """Create the environments of the peers in `--peers`, as far as possible."""
     wanted = {"all": list(peers), "none": []}.get(names, names.split(","))
     if unknown := set(wanted) - set(peers):
         sys.exit(f"--peers: unknown: {', '.join(sorted(unknown))}; known: {', '.join(peers)}")
@@ -63,13 +63,13 @@ def install(names: str, peers: Mapping[str, Peer], directory: Path, kit_packages
 
 
 def typed(module: str, options: argparse.Namespace, *arguments: str) -> str:
-    """The command line again, without places on this machine."""
+    """The command line without paths on this machine."""
     peers = () if options.peers == "all" else ("--peers", options.peers)
     return " ".join(("python -m", module, *arguments, "--rounds", str(options.rounds), *peers))
 
 
 def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any]) -> bool:
-    """Put an entry into its results file, print how it stands to the goals, and return whether it reaches them."""
+    """Write an entry to its results file, print whether it meets each goal, and return whether it meets all."""
     file = directory / f"{benchmark}.json"
     directory.mkdir(parents=True, exist_ok=True)
     entries = (json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}) | {size: entry}
@@ -85,5 +85,5 @@ def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any])
 
 
 def facts(work: Path, command: str, installed: Installed) -> dict[str, Any]:
-    """The part of an entry that says where and how it was measured."""
+    """The part of an entry that describes where and how it was measured."""
     return {"command": command, "machine": machine.facts(work), "versions": installed.versions}

@@ -1,11 +1,10 @@
-"""What preparing a dataset takes: rows per CPU second, labels included, memory, and the slots that packing leaves.
+"""Benchmarks dataset preparation: rows per CPU second including labels, memory, and slots that packing leaves empty.
 
 python -m benchmarks.datasets
 
-Each contender prepares the text once and, so that what it needs to start can be taken off, the text repeated. The
-kit's stage runs as its jobs run it, alone; the stages before it have been done by the kit as well. Writes
-benchmarks/results/dataset.json; `python -m benchmarks.table` brings it into the documentation. Exits with 1 when a
-goal is missed.
+Each contender prepares the text once, and then the repeated text, so that its start-up time can be subtracted. The
+kit's stage runs alone, as in its jobs; the kit has run the stages before it. Writes benchmarks/results/dataset.json;
+`python -m benchmarks.table` adds it to the documentation. Exits with 1 when a goal is missed.
 """
 
 import json
@@ -26,7 +25,7 @@ PEERS = {
     "trl 1.16": Peer("current", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
 }
 KIT_PACKAGES = ("hyperpod-ft", "transformers", "tokenizers", "numpy")
-# real instruction data beside the checkout
+# real instruction data, next to the checkout
 ROWS = command.ROOT.parent / "shared" / "data" / "gsm8k-train.jsonl"
 MAX_LENGTH = 2048
 
@@ -34,7 +33,7 @@ MAX_LENGTH = 2048
 def main() -> None:
     parser = command.parser("Benchmark the preparation of a dataset.")
     parser.add_argument("--rows", type=Path, default=ROWS, help="JSON lines with question and answer")
-    parser.add_argument("--copies", type=int, default=8, help="how often the repeated text has each row; default 8")
+    parser.add_argument("--copies", type=int, default=8, help="copies of each row in the repeated text; default 8")
     options = parser.parse_args()
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, str]) -> Contender:
-    """The stage program on a run whose earlier stages are done."""
+    """The stage program for a run whose earlier stages are done."""
     run_file = root.with_suffix(".json")  # JSON is YAML
     run_file.write_text(json.dumps(_run(root, model, rows)), encoding="utf-8")
     _do(["-m", "hyperpod_ft", "render", str(run_file)], environment)
@@ -125,7 +124,7 @@ def _peer(name: str, python: Path, peer: Peer, model: Path, rows: Path, director
         facts: dict[str, Any] = json.loads((output / "facts.json").read_text(encoding="utf-8"))
         return facts
 
-    # its caches lie in HF_HOME: kept, the next round would find everything done
+    # its caches are in HF_HOME: if they were kept, the next round would find the work done
     return Contender(name, arguments, lambda: [output, directory / "home"], inspect, is_peer=True)
 
 

@@ -1,7 +1,7 @@
-"""Environments of their own for the peers, so that nothing of theirs is installed beside the kit.
+"""Separate environments for the peers, so that their packages are not installed with the kit.
 
-`peers/NAME.txt` is what environment NAME holds. What `peers/NAME-alone.txt` names is installed without its
-dependencies: a package that pins far more than the part compared needs.
+`peers/NAME.txt` lists the packages of environment NAME. Those in `peers/NAME-alone.txt` are installed without their
+dependencies: they pin far more than the compared part needs.
 """
 
 import json
@@ -16,7 +16,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 
 
 def python_of(name: str, directory: Path) -> Path:
-    """The interpreter of environment `name` below `directory`, which is made when it is not there or not up to date.
+    """The interpreter of environment `name` below `directory`, which is created if it is missing or out of date.
 
     Raises CommandError when something cannot be installed.
     """
@@ -36,7 +36,7 @@ def python_of(name: str, directory: Path) -> Path:
 
 
 def versions(python: Path, packages: tuple[str, ...]) -> dict[str, str]:
-    """The versions of packages that an interpreter has."""
+    """The installed versions of packages in an interpreter."""
     program = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
     found: dict[str, str] = json.loads(_run(str(python), "-c", program, *packages))
     return found

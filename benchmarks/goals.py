@@ -1,7 +1,7 @@
-"""The goals, and which of them recorded results reach. Pure: results in, figures out.
+"""The goals, and which of them the recorded results meet. Pure: results in, figures out.
 
-Results come from `benchmarks/results/`: for each benchmark (`merge`) and size (layers, or the text's name) an entry
-with the contenders and their rounds.
+Results come from `benchmarks/results/`: for each benchmark (such as `merge`) and size (layers, or the text's name), an
+entry with the contenders and their rounds.
 """
 
 import statistics
@@ -19,13 +19,13 @@ REPEATED = "{}, repeated"  # a contender of `dataset` on the repeated text
 
 
 def rounds(entry: Entry, name: str) -> list[Mapping[str, float]]:
-    """The measurements of a contender, round by round."""
+    """The measurements of a contender, per round."""
     found: list[Mapping[str, float]] = entry["contenders"][name]["rounds"]
     return found
 
 
 def ratios(entry: Entry, name: str, to: str = COPY) -> list[float]:
-    """Wall time of a contender over another's, round by round."""
+    """Wall time of a contender divided by another's, per round."""
     both = zip(rounds(entry, name), rounds(entry, to), strict=True)
     return [one["wall"] / other["wall"] for one, other in both]
 
@@ -35,12 +35,12 @@ def wall_ratio(entry: Entry) -> float:
 
 
 def median(entry: Entry, name: str, what: str) -> float:
-    """Over the rounds of a contender."""
+    """The median over the rounds of a contender."""
     return statistics.median(one[what] for one in rounds(entry, name))
 
 
 def peak_mb(entry: Entry, name: str = KIT) -> float:
-    """The largest of all rounds, in 1e6 bytes."""
+    """The largest peak of all rounds, in 1e6 bytes."""
     return max(one["peak"] for one in rounds(entry, name)) / 1e6
 
 
@@ -55,7 +55,7 @@ def cpu_per_gb(entry: Entry, name: str = KIT) -> float:
 
 
 def rates(entry: Entry, name: str = KIT) -> list[float]:
-    """Rows per CPU second, round by round: the text repeated against the text once, so that start-up does not count."""
+    """Rows per CPU second, per round: the repeated text minus the text once, so that start-up does not count."""
     rows: int = entry["rows"] * (entry["copies"] - 1)
     both = zip(rounds(entry, name), rounds(entry, REPEATED.format(name)), strict=True)
     return [rows / (repeated["cpu"] - once["cpu"]) for once, repeated in both]
@@ -66,7 +66,7 @@ def rows_per_cpu_second(entry: Entry) -> float:
 
 
 def unfilled_percent(entry: Entry, name: str = KIT) -> float:
-    """Of the slots of all packed rows, on the text once."""
+    """Percentage of unfilled slots in all packed rows of the text once."""
     output = entry["contenders"][name]["output"]
     filled: float = output["tokens"] / (output["packed_rows"] * entry["max_length"])
     return 100 * (1 - filled)
@@ -74,9 +74,9 @@ def unfilled_percent(entry: Entry, name: str = KIT) -> float:
 
 @dataclass(frozen=True)
 class Goal:
-    """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds unless it is a rate.
+    """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
 
-    Without `must` the figure is shown, but cannot be missed.
+    Without `must` the figure is only shown.
     """
 
     what: str
@@ -113,7 +113,7 @@ def _checkpoint_goals(operation: str, aim_wall: float, must_peak: float, aim_pea
             )
             for size in (SMALL, LARGE)
         ),
-        # larger than the spread between two identical runs
+        # the bound is larger than the spread between two identical runs
         Goal(
             f"{operation}, peak memory, {LARGE} layers against {SMALL}",
             operation,
@@ -136,7 +136,7 @@ GOALS = (
 
 
 def reached(results: Results) -> dict[Goal, float]:
-    """The figure of each goal whose entries exist."""
+    """The figures of the goals whose entries exist."""
     return {
         goal: goal.value(*(results[goal.benchmark][size] for size in goal.sizes))
         for goal in GOALS

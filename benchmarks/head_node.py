@@ -1,4 +1,4 @@
-"""How long the commands of the head node take: medians of wall time, in seconds.
+"""Benchmarks the commands of the head node: medians of wall time, in seconds.
 
 python benchmarks/head_node.py              # --help and plan
 python benchmarks/head_node.py --submit     # also submit, on a local Slurm that it starts and stops
@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         environment = {"XDG_STATE_HOME": name}
-        # interleaved, so that a busy moment of the machine hits both
+        # interleaved, so that other load on the machine affects both
         rounds = [
             (seconds(["--help"], directory, environment), seconds(["plan", "quickstart"], directory, environment))
             for _ in range(ROUNDS)

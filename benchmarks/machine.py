@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code and its versions: when, on which machine, on which file system."""
+"""The circumstances of a measurement: time, machine and file system."""
 
 import os
 import platform

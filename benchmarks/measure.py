@@ -1,8 +1,8 @@
-"""One child process measured: wall time until its output is on disk, CPU time, peak memory, bytes written.
+"""Measures one child process: wall time until its output is on disk, CPU time, peak memory, bytes written.
 
-CPU time, bytes written and the memory of the largest process are the kernel's own account of the child and of all
-descendants that it waited for (`wait4`). Where a child has children of its own, the sum of what the processes hold at
-the same time is sampled (proportional set sizes, so that shared pages count once), and the larger figure is the peak.
+CPU time, bytes written and the memory of the largest process are the kernel's figures for the child and all descendants
+that it waited for (`wait4`). If a child has children of its own, the sum of their memory is also sampled (proportional
+set sizes, so that shared pages count once), and the larger figure is the peak.
 """
 
 import os
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 512  # the unit of ru_oublock
 
 @dataclass(frozen=True)
 class Measurement:
-    """wall, cpu: seconds, `cpu` user and system; peak: bytes of memory; written: bytes to storage."""
+    """wall, cpu: seconds, `cpu` is user plus system; peak: bytes of memory; written: bytes to storage."""
 
     wall: float
     cpu: float
@@ -28,16 +28,16 @@ class Measurement:
 
 
 class CommandError(Exception):
-    """A child that exited non-zero, with the end of what it printed."""
+    """A child that exited non-zero, with the last line of its output."""
 
 
 def measure(
     command: Sequence[str], environment: Mapping[str, str], log: Path, outputs: Callable[[], Iterable[Path]]
 ) -> Measurement:
-    """Run `command` with `environment` added to this process's own; `outputs` tells, when it has ended, what it wrote.
+    """Run `command` with `environment` added to this process's own; `outputs`, called afterwards, lists what it wrote.
 
-    The time ends when the outputs are on disk, whether the command saw to that or not. This process has to be small:
-    until a child replaces its program it counts with the memory of its parent. Raises CommandError.
+    The time ends when the outputs are on disk, even if the command does not sync them. This process must be small:
+    until the child calls exec, its parent's memory counts as its own. Raises CommandError.
     """
     with log.open("wb") as stream:
         start = time.perf_counter()
@@ -81,9 +81,9 @@ class _Tree:
 
 
 def _descendants(root: int) -> list[int]:
-    """A process and everything below it; what ends meanwhile is left out."""
+    """A process and its descendants, except those that end during the listing."""
     found = [root]
-    for process in found:  # it grows while we go through it
+    for process in found:  # the list grows during the loop
         try:
             for task in Path(f"/proc/{process}/task").iterdir():
                 found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
@@ -102,7 +102,7 @@ def _proportional_set_size(process: int) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or every file and directory of a tree, is on disk."""
+    """Flush a file, or every file and directory of a tree, to disk."""
     for entry in (path, *path.rglob("*")):
         descriptor = os.open(entry, os.O_RDONLY)
         os.fsync(descriptor)
@@ -110,13 +110,13 @@ def sync(path: Path) -> None:
 
 
 def evict(path: Path) -> None:
-    """Drop a file or a tree from the page cache, so that the next reader gets it from the disk.
+    """Drop a file or a tree from the page cache, so that the next reader reads it from disk.
 
     Only the inputs: with the programs' own files a round would measure how long their imports take from a cold disk.
     """
     for entry in (path, *path.rglob("*")):
         if entry.is_file():
             descriptor = os.open(entry, os.O_RDONLY)
-            os.fsync(descriptor)  # what is not on disk yet stays in the cache
+            os.fsync(descriptor)  # data that is not on disk yet would stay in the cache
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)

@@ -1,8 +1,8 @@
-"""A synthetic model as optimum-neuron's trainer leaves it: a full-parameter checkpoint of tensor-parallel ranks.
+"""A synthetic model as optimum-neuron's trainer saves it: a full-parameter checkpoint of tensor-parallel ranks.
 
-The layout is what `NeuronSFTTrainer` of optimum-neuron 0.4.5 writes with xser, which is its default: per rank a pickled
-dictionary of references, and beside it one file a tensor. Of the checkpoint's other files only those are written that
-describe the model; there is no optimizer state.
+The layout is that of `NeuronSFTTrainer` in optimum-neuron 0.4.5 with xser, its default: per rank, a pickled dictionary
+of references, and one file per tensor. Of the checkpoint's other files, only those that describe the model are written;
+there is no optimizer state.
 """
 
 import json
@@ -21,7 +21,7 @@ _BY_COLUMNS = ("o_proj", "down_proj")
 
 
 def write_checkpoint(directory: Path, geometry: Geometry, tensor_parallel: int = 8) -> None:
-    """`directory` becomes a `checkpoint-N`. The key-value heads must divide: then they are not replicated."""
+    """Write `directory`, a `checkpoint-N`. `tensor_parallel` must divide the KV heads, so that none is replicated."""
     assert geometry.kv_heads % tensor_parallel == 0, (geometry.kv_heads, tensor_parallel)
     shards = directory / "shards"
     (shards / "model").mkdir(parents=True)
@@ -59,13 +59,13 @@ def write_checkpoint(directory: Path, geometry: Geometry, tensor_parallel: int =
 
 
 def _sharded_names(geometry: Geometry) -> list[str]:
-    """The model's names as the trainer has them: gate and up in one."""
+    """The trainer's parameter names: gate and up are fused."""
     fused = (name.replace("gate_proj", "gate_up_proj") for name in geometry.tensors() if "up_proj" not in name)
     return list(fused)
 
 
 def _part(weights: Weights, name: str, rank: int, tensor_parallel: int) -> Bits:
-    """What a rank holds of a parameter."""
+    """A rank's part of a parameter."""
     if "gate_up_proj" in name:
         halves = [name.replace("gate_up_proj", half) for half in ("gate_proj", "up_proj")]
         return np.concatenate([_rows(weights, half, rank, tensor_parallel) for half in halves])
@@ -95,7 +95,7 @@ def _placement(name: str, tensor_parallel: int) -> dict[str, Any]:
 
 
 def _transformations(geometry: Geometry, tensor_parallel: int) -> list[dict[str, Any]]:
-    """How the trainer's parameters differ from the model's own: only gate and up are fused."""
+    """The metadata of fused parameters: only gate and up are fused."""
     fused = {
         "fused_linear_name": "gate_up_proj",
         "linear_names": ["gate_proj", "up_proj"],
@@ -114,7 +114,7 @@ def _transformations(geometry: Geometry, tensor_parallel: int) -> list[dict[str,
 
 
 def _reference(number: int) -> object:
-    """What torch_xla leaves in a tensor's place; pickle wants to find its class there by name, so we put one there."""
+    """torch_xla's placeholder for a tensor. pickle looks its class up by name, so this defines one there."""
     *parents, module = ("torch_xla", "torch_xla.utils", "torch_xla.utils.serialization")
     if module not in sys.modules:
         for name in (*parents, module):

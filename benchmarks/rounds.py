@@ -1,7 +1,6 @@
-"""Contenders in interleaved rounds: each round runs every one on cold inputs, and begins with another one.
+"""Runs contenders in interleaved rounds: each round runs all of them on cold inputs, starting with a different one.
 
-So a busy moment of the machine, or a disk that slows down, does not fall on the same one every time; and a ratio is
-taken within a round.
+So a busy machine or a slow disk does not always affect the same contender. Ratios are taken within a round.
 """
 
 import os
@@ -16,7 +15,7 @@ from benchmarks.measure import CommandError, Measurement, evict, measure
 
 @dataclass(frozen=True)
 class Contender:
-    """A command, what it leaves behind, and what is worth knowing about that. A peer may fail, others must not."""
+    """A command, its outputs, and a function that inspects them. A peer may fail, others must not."""
 
     name: str
     command: Sequence[str]
@@ -28,9 +27,9 @@ class Contender:
 def run(
     contenders: Sequence[Contender], rounds: int, inputs: Path, environment: Mapping[str, str], log: Path
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What each contender did, by name, as it is recorded, and why the others could not be measured.
+    """The recorded measurements by contender, and why the others could not be measured.
 
-    An output is inspected in the first round, and removed after each. Raises CommandError when one that must not fails.
+    Outputs are inspected in the first round, and removed after each. Raises CommandError if a non-peer fails.
     """
     measured: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
     outputs: dict[str, dict[str, Any]] = {}
@@ -41,7 +40,7 @@ def run(
             if contender.name in failed:
                 continue
             remove(contender.outputs())
-            os.sync()  # so that nobody pays for what others wrote or removed
+            os.sync()  # so that no contender pays for what others wrote or removed
             evict(inputs)
             try:
                 measurement = measure(contender.command, environment, log, contender.outputs)
@@ -70,7 +69,7 @@ def run(
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """Delete files and trees; what is not there is fine."""
+    """Delete files and trees that exist."""
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path)

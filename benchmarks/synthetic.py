@@ -2,8 +2,8 @@
 
 python -m benchmarks.synthetic base DIRECTORY --layers 8          # and: adapter, checkpoint
 
-Everything is bfloat16 except the adapter, and follows from the geometry alone: the same call gives the same bytes.
-Written tensor by tensor in blocks, so that 24 layers need no more memory than one.
+Everything but the adapter is bfloat16. The bytes depend only on the geometry: the same call writes the same bytes.
+Tensors are written in blocks, so that 24 layers need no more memory than one.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Bits = NDArray[np.uint16]  # bfloat16 numbers, as their bits
+Bits = NDArray[np.uint16]  # bfloat16 numbers as bits
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA = 16, 32
-_BLOCK = 1 << 24  # elements made at once
-_POOL = (1 << 24) - 3  # prime to every row length, so that no tensor has equal rows
+_BLOCK = 1 << 24  # elements generated at a time
+_POOL = (1 << 24) - 3  # coprime to every row length, so that no tensor has equal rows
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Geometry:
     vocabulary: int = 128256
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name, in the order in which the model has them."""
+        """Shapes by name, in the model's order."""
         kv = self.hidden // self.heads * self.kv_heads
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
         for layer in range(self.layers):
@@ -88,7 +88,7 @@ class Geometry:
 
 
 def bfloat16(values: NDArray[np.float32]) -> Bits:
-    """float32 rounded to the nearest bfloat16, ties to even; no NaN is expected."""
+    """float32 rounded to the nearest bfloat16, ties to even; there must be no NaN."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -96,8 +96,8 @@ def bfloat16(values: NDArray[np.float32]) -> Bits:
 class Weights:
     """The weights of a geometry: standard deviation 0.02, as Llama is initialised; norms are 1.
 
-    Every tensor is a window of one pool of random numbers, which is as good as fresh ones for those who only move or
-    add to them, and costs a copy.
+    Every tensor is a window of one pool of random numbers, which costs only a copy and is as good as fresh numbers for
+    programs that only move or add to them.
     """
 
     def __init__(self, geometry: Geometry) -> None:
@@ -127,7 +127,7 @@ class Weights:
 
 
 def write_base(directory: Path, geometry: Geometry, max_shard_bytes: int = 5_000_000_000) -> None:
-    """A Hugging Face model directory: shards of at most `max_shard_bytes`, as Llama 3 8B has them, and so on."""
+    """A Hugging Face model directory: shards of at most `max_shard_bytes`, like Llama 3 8B."""
     directory.mkdir(parents=True)
     weights = Weights(geometry)
     shards: list[list[str]] = [[]]
@@ -162,7 +162,7 @@ def write_adapter(directory: Path, geometry: Geometry) -> None:
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in ADAPTED:
             rows, columns = shape
-            bound = columns**-0.5  # what PEFT initialises A with
+            bound = columns**-0.5  # PEFT's bound for initializing A
             prefix = f"base_model.model.{module}"
             factors[f"{prefix}.lora_A.weight"] = generator.uniform(-bound, bound, (RANK, columns)).astype(np.float32)
             factors[f"{prefix}.lora_B.weight"] = generator.normal(0, 0.005, (rows, RANK)).astype(np.float32)

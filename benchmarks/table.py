@@ -56,7 +56,7 @@ def _goal_table(results: Results) -> Iterator[str]:
 def _figure(goal: Goal, results: Results, value: float) -> str:
     if goal.value is not goals.wall_ratio:
         return goal.form.format(value)
-    # one round may be far from the next: a median alone would promise too much
+    # rounds may differ widely: a median alone would promise too much
     return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
 
 

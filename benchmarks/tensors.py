@@ -1,4 +1,4 @@
-"""What tensors a model directory holds, as one digest, read in blocks."""
+"""One digest of all tensors in a model directory, read in blocks."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 def digest(directory: Path) -> str:
-    """SHA-256 over all tensors by name: dtype, shape and bytes, wherever among the files they lie."""
+    """SHA-256 over all tensors by name: dtype, shape and bytes, whatever files they are in."""
     digests = {}
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as stream:

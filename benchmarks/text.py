@@ -1,12 +1,12 @@
-"""Real rows, and a model directory to tokenize them with: what the dataset benchmark reads.
+"""Prepares the inputs of the dataset benchmark: real rows, and a model directory to tokenize them with.
 
 python -m benchmarks.text ROWS COPIES DIRECTORY
 
-ROWS has one JSON object a line with `question` and `answer`. DIRECTORY gets `once.jsonl` and `repeated.jsonl` (COPIES
-times the same) with `prompt` and `completion`, and `model/`: a tiny random Llama with a tokenizer of Llama 3's kind
-(byte-level BPE, its splitting of text, ids in the order of merges, special tokens last), learned from the rows
-themselves, since Llama 3's own may not be handed on. Its vocabulary is small, so that a row has the 162 tokens or so
-that larger texts leave.
+ROWS has one JSON object per line with `question` and `answer`. It writes `once.jsonl` and `repeated.jsonl` (the same
+rows COPIES times) with `prompt` and `completion` to DIRECTORY, and `model/`: a tiny random Llama with a tokenizer
+like Llama 3's (byte-level BPE, its splitting of text, ids in the order of merges, special tokens last), trained on the
+rows, since Llama 3's own may not be redistributed. Its vocabulary is small, so that a row has the 162 tokens or so that
+larger texts leave.
 """
 
 import json
@@ -20,7 +20,7 @@ from benchmarks.synthetic import Geometry, write_base
 
 VOCABULARY = 7400
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
-# how Llama 3's tokenizer.json splits text before the merges
+# how Llama 3's tokenizer.json splits text before merging
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -44,7 +44,7 @@ def prepare(rows: Path, copies: int, directory: Path) -> None:
 
 
 def learn(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most VOCABULARY ids and two special tokens; it begins a text with BOS."""
+    """A tokenizer of at most VOCABULARY ids and two special tokens; it adds BOS before a text."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -42,6 +42,11 @@ def first_sentence(error: BaseException) -> str:
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
+def file_of(error: OSError) -> str:
+    """The file that an error is about; empty when it names none. Of a copy or a rename it is the new file."""
+    return str(error.filename2 or error.filename or "")
+
+
 def last_line(text: str) -> str:
     """The last line of a program's output that is not blank, stripped; empty when there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

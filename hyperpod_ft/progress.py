@@ -94,7 +94,7 @@ def bytes_below(directory: Path) -> int:
 
 @contextmanager
 def activity(what: str) -> Iterator[None]:
-    """Show on a terminal what is going on while the block runs; nothing of it stays on the screen, or in a log."""
+    """Show on a terminal what the block is doing; erased afterwards, and never written to a log."""
     if not sys.stderr.isatty():
         yield
         return

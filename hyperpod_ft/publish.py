@@ -1,4 +1,4 @@
-"""Whole or not at all: files and directories appear under their final name only when they are complete and on disk."""
+"""Atomic output: files and directories appear under their final name only when they are complete and on disk."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ from hyperpod_ft.errors import UserError
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file by temporary name, fsync and rename. `mode` is cut by the umask, as for any new file."""
+    """Write a file under a temporary name, fsync and rename. The umask limits `mode`, as for any new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # two writers have two temporary files, by host and process id; the last rename wins, with a whole file
+    # two writers have two temporary files, by host and process id; the last rename wins, with a complete file
     partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -35,16 +35,16 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON the same way, indented, keys in the order given."""
+    """Write JSON like `write_text`, indented, keys in the given order."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextlib.contextmanager
 def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
-    """Yield an empty directory next to `final`; on success fsync all in it and rename it to `final`.
+    """Yield an empty directory next to `final`; on success fsync its contents and rename it to `final`.
 
-    An earlier `final` is replaced. What a killed attempt left behind is removed first; with `keep_partial` it is
-    yielded instead, so that a download can resume. The caller holds a lock: there is one writer.
+    An earlier `final` is replaced. The leftover of a killed attempt is removed first; with `keep_partial` it is yielded
+    instead, so that a download can resume. The caller must hold a lock: there is only one writer.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial")
@@ -62,7 +62,7 @@ def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
 
 
 def replace_directory(final: Path, partial: Path) -> None:
-    """Rename `partial`, on disk in the same directory, to `final`; an earlier `final` is removed."""
+    """Rename `partial`, already on disk in the same directory, to `final`; an earlier `final` is removed."""
     replaced = final.with_name(f".{final.name}.replaced")
     remove(replaced)
     with contextlib.suppress(FileNotFoundError):
@@ -100,8 +100,8 @@ def fsync(path: Path) -> None:
 def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[int]:
     """Lock `path` exclusively, across nodes where the file system supports flock, until the block or process ends.
 
-    Yields the descriptor that holds the lock: a child that inherits it holds it too. Prints `waiting` when another
-    process holds it. Raises UserError on a volume without locks, or when it is still held after `patience` seconds.
+    Yields the descriptor that holds the lock: a child that inherits it holds it too. Prints `waiting` if another
+    process holds it. Raises UserError on a volume without locks, or if it is still held after `patience` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
@@ -122,9 +122,9 @@ def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterat
 
 @contextlib.contextmanager
 def sole_writer(final: Path) -> Iterator[None]:
-    """Keep other processes from making `final` while the block runs. An existing `final` is never replaced.
+    """Keep other processes from creating `final` while the block runs. An existing `final` is never replaced.
 
-    Raises UserError when `final` exists, another process is making it, or the volume has no locks.
+    Raises UserError when `final` exists, another process is creating it, or the volume has no locks.
     """
     if not final.name:
         raise UserError(f"{final}: exists", "give another name")
@@ -132,7 +132,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(lock(path, patience=0))
-        # the previous holder may have removed the file after we opened and before we locked it
+        # the previous holder may have removed the file between our open and our lock
         while not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
             descriptor = stack.enter_context(lock(path, patience=0))
         try:
@@ -158,7 +158,7 @@ def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
+    """Hex SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 22):

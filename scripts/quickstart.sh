@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fine-tune a language model through a chain of real Slurm jobs on this machine. Needs nothing set up before.
+# Fine-tune a language model through a chain of real Slurm jobs on this machine. Needs no setup.
 #
 #   ./scripts/quickstart.sh
 #
 # Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
-# answers before and after, and stops the Slurm again. Everything it writes is in .venv and .quickstart. A second run
-# skips what is done. If Slurm is missing and may not be installed, plain processes run the same scripts.
+# answers before and after, and stops Slurm again. It writes only to .venv and .quickstart. A second run skips finished
+# stages. If Slurm is missing and may not be installed, plain processes run the same scripts.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -23,7 +23,7 @@ export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"
 unset SLURM_CONF
 
 launcher=process
-# shellcheck disable=SC2119 # nothing beside it
+# shellcheck disable=SC2119 # no additional packages
 if setup_slurm; then
   launcher=slurm
 else
@@ -47,7 +47,7 @@ trap 'exit 143' TERM
 
 if [[ $launcher == slurm ]]; then
   say "Starting a private Slurm: two nodes on this machine"
-  # it also stops by itself should this script be killed
+  # it also stops if this script is killed
   "$kit" local up --nodes 2 --cpus 4 --die-with $$ >/dev/null
 fi
 say "Submitting the quickstart recipe"

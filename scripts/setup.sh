@@ -7,7 +7,7 @@ die() {
   exit 2
 }
 
-# find_python: the newest interpreter that the kit supports.
+# find_python: print the newest interpreter that the kit supports.
 find_python() {
   local candidate
   for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.10 python3; do
@@ -19,7 +19,7 @@ find_python() {
   die "no Python 3.10 to 3.13 with venv found; install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON"
 }
 
-# setup_python WHAT...: .venv in the repository with this checkout, installed with the given pip arguments.
+# setup_python WHAT...: create .venv in the repository and install this checkout with the given pip arguments.
 setup_python() {
   local stamp wanted
   wanted=$(cat pyproject.toml constraints.txt <(printf '%s ' "$@" "$PWD") | cksum)
@@ -38,7 +38,7 @@ setup_python() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# setup_neuron_sources: tests read the arguments of optimum-neuron's trainer from its source; nothing of it is imported.
+# setup_neuron_sources: tests read the arguments of optimum-neuron's trainer from its source, without importing it.
 setup_neuron_sources() {
   local packages wanted=.venv/neuron-sources
   mapfile -t packages < <(sed -n 's/^\(optimum-neuron\)\[training\]\(==.*\)/\1\2/p' hyperpod_ft/pins/neuron-2.26.1.txt; echo trl==0.24.0)
@@ -58,7 +58,7 @@ has_packages() {
 }
 
 # setup_slurm [PACKAGE...]: install Slurm, munge and the given packages from the distribution, if missing and allowed;
-# false if that fails. None of their daemons runs afterwards, nor after the next boot.
+# return false if that fails. It leaves their daemons stopped and disabled.
 setup_slurm() {
   local packages=(slurmctld slurmd slurm-client munge "$@") as_root=()
   if has_slurm && has_packages "$@"; then return 0; fi
@@ -67,7 +67,7 @@ setup_slurm() {
     return 1
   fi
   if [[ $EUID -ne 0 ]]; then
-    # never asks for a password: a script that stops half-way for one is a surprise
+    # never ask for a password in the middle of a script
     if ! sudo --non-interactive true 2>/dev/null; then
       printf 'Slurm or its dependencies are missing, and this user may not install them. Run: sudo apt-get install %s\n' "${packages[*]}" >&2
       return 1

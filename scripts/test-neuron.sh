@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Run the tests of engine neuron on CPUs: optimum-neuron, neuronx-distributed and torch_xla as they were released, with
-# stand-ins for the Neuron runtime (tests/stand_ins/neuron_runtime). docs/fidelity.md says what that proves.
+# Run the tests of engine neuron on CPUs: optimum-neuron, neuronx-distributed and torch_xla as released, with
+# stand-ins for the Neuron runtime (tests/stand_ins/neuron_runtime). docs/fidelity.md lists what the tests cover.
 #
 #   git clone --branch v2.26.0 https://github.com/aws-neuron/neuronx-distributed /some/where
 #   ./scripts/test-neuron.sh /some/where [PYTEST_ARGUMENT...]
-#   ./scripts/test-neuron.sh /some/where --checkpoints DIRECTORY [NAME...]    make tests/data/nxd again, there
+#   ./scripts/test-neuron.sh /some/where --checkpoints DIRECTORY [NAME...]    regenerate tests/data/nxd in DIRECTORY
 #
-# Needs Python 3.10 or 3.11. Makes the environment .venv-neuron, or NEURON_VENV: downloads 3 GB, takes 8 GB. A test takes
+# Needs Python 3.10 or 3.11. Creates the environment .venv-neuron, or NEURON_VENV: downloads 3 GB, takes 8 GB. A test takes
 # one to four minutes on two processors, and there are 44; -k selects some.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +17,7 @@ venv=${NEURON_VENV:-.venv-neuron}
 # AWS publishes these for Trainium nodes only
 from_aws='libneuronxla|neuronx-cc|neuronx-distributed|torch-neuronx'
 
-# python_of_neuron: an interpreter that optimum-neuron 0.4.5 supports.
+# python_of_neuron: print an interpreter that optimum-neuron 0.4.5 supports.
 python_of_neuron() {
   local candidate
   for candidate in "${PYTHON:-}" python3.11 python3.10 python3; do
@@ -29,7 +29,7 @@ python_of_neuron() {
   die "no Python 3.10 or 3.11 with venv found; install one or set PYTHON"
 }
 
-# setup_packages: the pins of a Trainium node without AWS's packages, what those would bring with them, and pytest.
+# setup_packages: install the pins of a Trainium node except AWS's packages, the dependencies of those, and pytest.
 setup_packages() {
   local packages wanted stamp="$venv/.setup"
   mapfile -t packages < <(
@@ -45,7 +45,7 @@ setup_packages() {
   printf '%s\n' "$wanted" >"$stamp"
 }
 
-# setup_runtime SOURCE: Python in the environment finds neuronx-distributed, and every rank starts with the stand-ins.
+# setup_runtime SOURCE: make neuronx-distributed importable in the environment, and load the stand-ins in every rank.
 setup_runtime() {
   local site
   site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -66,5 +66,5 @@ if [[ "${1:-}" == --checkpoints ]]; then
 fi
 say "pytest"
 export HYPERPOD_FT_NEURON_PYTHON=$python
-# sixteen ranks on two processors take their time
+# sixteen ranks on two processors are slow
 exec "$python" -m pytest --override-ini testpaths=tests/neuron --timeout=3600 "$@"

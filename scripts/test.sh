@@ -9,7 +9,7 @@ source scripts/setup.sh
 
 setup_python --editable '.[torch,aws]' --group dev
 setup_neuron_sources
-# Tests of the cluster's nodes start more than Slurm, in namespaces; without it they are skipped.
+# Tests of cluster nodes start these daemons too, in namespaces; without them they are skipped.
 setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the tests need Slurm"
 
 export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin"

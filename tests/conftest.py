@@ -1,5 +1,6 @@
 """Run files for tests: small, valid, and all below a temporary directory."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
+
+# A shell without job control starts background commands with SIGINT ignored, and so does nohup. Every program started
+# from here would inherit that, and tests send SIGINT: https://docs.python.org/3/library/signal.html#signal.SIGINT
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from hyperpod_ft.errors import UserError
 
 def precompile(run, processes):
     if os.environ.get("STAND_IN_TRIAL") == "refuses":
-        raise UserError("this cannot be traced", "mend it")
+        raise UserError("this cannot be traced", "correct it")
     run.trial.mkdir(exist_ok=True)
     names = ("NEURON_EXTRACT_GRAPHS_ONLY", "NEURON_CC_FLAGS", "WORLD_SIZE", "LOCAL_RANK")
     (run.directory / f"rank{processes.rank}.json").write_text(json.dumps({name: os.environ[name] for name in names}))

@@ -1,8 +1,8 @@
 """optimum-neuron's own consolidation: python consolidate_with_optimum_neuron.py CHECKPOINT OUTPUT
 
-Its packages import Neuron's at their top, which exist only for Trainium. Consolidation uses two classes of torch_xla
-(`TensorReference`, and the arena that replaces each reference by the tensor it names) and none of the others, so
-stand-ins of ours take their places; all that reads, joins and writes tensors is upstream's.
+Its modules import Neuron packages that exist only for Trainium. Consolidation uses two classes of torch_xla
+(`TensorReference`, and the arena that replaces each reference by its tensor) and nothing else of them, so this file
+provides stand-ins. All code that reads, joins and writes tensors is upstream's.
 """
 
 import importlib.abc
@@ -39,7 +39,7 @@ _USED = {
 
 
 class _Module(types.ModuleType):
-    """Whatever is imported from it is an empty class, unless it is one of those used."""
+    """Any name imported from it is an empty class, except the classes that are used."""
 
     __path__ = ()
     __version__ = "0"

@@ -12,6 +12,6 @@ if __name__ == "__main__":
     merge = MergeConfiguration.model_validate(
         {"merge_method": "passthrough", "dtype": "bfloat16", "models": [{"model": f"{base}+{adapter}"}]}
     )
-    # it needs a place for the model that PEFT has merged, which it then reads and writes again
+    # it needs a directory for the model merged by PEFT, which it then reads and writes again
     options = MergeOptions(lora_merge_cache=str(Path(output, "cache")), copy_tokenizer=False)
     run_merge(merge, output, options)

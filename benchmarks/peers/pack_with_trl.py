@@ -1,6 +1,6 @@
 """TRL's preparation of prompt-completion rows, in its trainer: python pack_with_trl.py MODEL ROWS MAX_LENGTH OUTPUT
 
-SFTTrainer tokenizes and packs when it is made; the model is tiny and is not trained.
+SFTTrainer tokenizes and packs in its constructor; the model is tiny and is not trained.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Make the quickstart's base model: a byte-level BPE tokenizer and a small Llama, from nothing, on the CPU.
+"""Make the quickstart's base model: a byte-level BPE tokenizer and a small Llama, from scratch, on the CPU.
 
     python examples/quickstart/make_model.py --output examples/quickstart/tiny-llama
 
 The model reads the prose of `facts.txt` and the `context` fields of `qa.jsonl`. It never reads a question with
-its answer: answering is what the quickstart's fine-tuning has to teach. The tokenizer sees all of the text, so
-that command names and variables are a few tokens each.
+its answer: answering is what the quickstart's fine-tuning teaches. The tokenizer is trained on all of the text,
+so that command names and variables are a few tokens each.
 """
 
 import argparse
@@ -43,7 +43,7 @@ PEAK_LEARNING_RATE = 4e-3
 # Letters with underscores are one word, so that SLURM_JOB_ID is not cut at each underscore.
 WORDS = r" ?[\p{L}_]+| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 
-# The headings are those of the dolly prompt, so one model can be asked in either way.
+# The headings are those of the dolly prompt, so that both formats work with one model.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -86,7 +86,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     headings = ["### Instruction\n", "\n\n### Context\n", "\n\n### Answer\n"] * 20
     questions = [row["instruction"] for row in read_rows()]
-    answers = [row["response"] for row in read_rows()] * 5  # weighted, so that an answer is few tokens
+    answers = [row["response"] for row in read_rows()] * 5  # weighted, so that an answer has few tokens
     tokenizer.train_from_iterator(read_prose() + questions + answers + headings, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
@@ -106,7 +106,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Return the untrained model.
 
-    Heads of 32 elements, the smallest that common inference servers take; two KV heads, so that tensor parallelism
+    Heads of 32 elements, the smallest that common inference servers accept; two KV heads, so that tensor parallelism
     over 2 ranks divides them.
     """
     config = LlamaConfig(
@@ -146,14 +146,14 @@ def learning_rate(step: int, steps: int) -> float:
 def wrap(statement: str, order: random.Random) -> str:
     """Break the line at random spaces.
 
-    A word at the start of a line is another token than the same word after a space, and answers start a line. The
-    fine-tuning leaves the embeddings alone, so the model must have met both.
+    A word at the start of a line is a different token from the same word after a space, and answers start a line.
+    Fine-tuning does not change the embeddings, so the model must have seen both.
     """
     return re.sub(" ", lambda _: "\n" if order.random() < WRAPPED_SHARE else " ", statement)
 
 
 def made_up_text(order: random.Random) -> str:
-    """Words of random letters of one alphabet, more than a row of tokens holds."""
+    """Words of random letters of one alphabet, longer than a row of tokens."""
     alphabet = order.choice(ALPHABETS)
     words = ["".join(order.choices(alphabet, k=order.randint(1, 9))) for _ in range(ROW)]
     return "".join(word + order.choice(SEPARATORS) for word in words)
@@ -162,9 +162,8 @@ def made_up_text(order: random.Random) -> str:
 def random_row(tokenizer: PreTrainedTokenizerFast, order: random.Random) -> list[int]:
     """A row that cannot be predicted: random tokens, or made-up words.
 
-    From prose alone the model would learn to be sure of itself, and be worse than guessing on any other text, which
-    training refuses (`training.sanity_margin`). From these rows it learns to spread its guesses over what it does not
-    know.
+    From prose alone the model would become overconfident and worse than guessing on any other text, which training
+    refuses (`training.sanity_margin`). From these rows it learns to spread its guesses over what it does not know.
     """
     if order.random() < 0.5:
         return [tokenizer.bos_token_id, *order.choices(range(len(SPECIAL), VOCABULARY), k=ROW - 1)]
@@ -172,7 +171,7 @@ def random_row(tokenizer: PreTrainedTokenizerFast, order: random.Random) -> list
 
 
 def corrupted_row(prose: torch.Tensor, order: random.Random) -> torch.Tensor:
-    """One of the rows of `prose` (int64 [rows, ROW]) with a random token in place of half of its own, int64 [ROW]."""
+    """One of the rows of `prose` (int64 [rows, ROW]) with half of its tokens replaced by random ones, int64 [ROW]."""
     keep = torch.tensor([order.random() < 0.5 for _ in range(ROW)])
     row = prose[order.randrange(len(prose))]
     return torch.where(keep, row, torch.tensor([order.randrange(len(SPECIAL), VOCABULARY) for _ in range(ROW)]))
@@ -183,7 +182,7 @@ def next_rows(
 ) -> torch.Tensor:
     """Return one step's rows, int64 [PROSE_ROWS + RANDOM_ROWS + 1, ROW]: prose, random rows, and one corrupted row.
 
-    The prose comes off the stream, which is refilled with all statements in a new order.
+    The prose is taken from the stream, which is refilled with all statements in a new order.
     """
     need = PROSE_ROWS * ROW
     while len(stream) < need:
@@ -196,7 +195,7 @@ def next_rows(
 
 
 def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> float:
-    """Teach the model the prose, and return the last loss (nats per token)."""
+    """Train the model on the prose, and return the last loss (nats per token)."""
     statements, stream = read_prose(), []
     order = random.Random(seed)  # noqa: S311 - an order of training, not a secret
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""What `hyperpod-ft cluster` does: send requests to AWS, wait, report progress."""
+"""The operations of `hyperpod-ft cluster`: send requests to AWS, wait, report progress."""
 
 import os
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ class Session:
             max_pool_connections=connections,
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
-        # A session of its own: boto3's default one is shared by the whole process, and not safe between threads.
+        # A separate session: boto3's default one is shared by the whole process and is not thread-safe.
         return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION")).client(
             service, config=config
         )

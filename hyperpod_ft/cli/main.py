@@ -14,7 +14,7 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -121,7 +121,7 @@ def submit(
     ] = "slurm",
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
-    """Submit the stages that have to run, as a chain of jobs. Stages that are done are skipped."""
+    """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
     from hyperpod_ft.runs.selection import Selection
@@ -154,7 +154,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     """Show the state of each stage of a run; exit code 1 when a stage has failed."""
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.launch.monitor import status
+    from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
     found = references.find(run, overrides or ())
@@ -173,12 +173,12 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the stage ends.")] = False,
 ) -> None:
     """Print the log of a stage."""
-    from hyperpod_ft.launch import watch
+    from hyperpod_ft.launch.follow import log
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
     found = references.find(run)
-    for text in watch.log(found, Launchers.of(found), stage, until_it_ends=follow):
+    for text in log(found, Launchers.of(found), stage, until_it_ends=follow):
         print(text, end="", flush=True)
 
 
@@ -207,8 +207,9 @@ def list_command(
     """List the runs below a root, newest first."""
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.launch.monitor import all_runs, status
+    from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.references import all_runs
 
     chosen = root or references.last_run().root
     statuses = [status(run, Launchers.of(run)) for run in all_runs(chosen)]
@@ -282,15 +283,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        if error.filename is None and error.errno not in VOLUME_FULL:
+        if not file_of(error) and error.errno not in VOLUME_FULL:
             raise
-        where = error.filename or "standard output, or a file"
+        where = file_of(error) or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
 
 
 def _flush_output() -> None:
-    """Raises OSError when the output cannot be written, as on a full disk; a closed pipe is no error."""
+    """Raises OSError when the output cannot be written, as on a full disk; a closed pipe is not an error."""
     import os
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands print about runs: plain lines, and on a terminal a table that follows a run."""
+"""Output of the commands about runs: plain lines, and on a terminal a table that follows a run."""
 
 import json
 import sys
@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from hyperpod_ft.cli.tables import clock, console, printable, shown, table
+from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import RunStatus
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.watch import follow, last_lines
+from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.figures import Figures
@@ -109,7 +109,7 @@ def _progress(current: RunStatus) -> str:
 
 
 def _advice(current: RunStatus) -> None:
-    """What a failed stage said, and in any case what to do next."""
+    """A failed stage's error message, and in any case what to do next."""
     directory = shown(current.directory)
     if current.note:
         print(current.note)

@@ -136,7 +136,7 @@ class User(Section):
 
 
 class Existing(Section):
-    """Existing resources to use, all in one zone. Without this section, the kit creates a stack of its own."""
+    """Existing resources to use, all in one zone. Without this section, the kit creates its own stack."""
 
     subnet_id: Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")] = Field(
         description="Private subnet of all nodes."

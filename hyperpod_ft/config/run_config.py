@@ -284,7 +284,7 @@ class Training(Section):
 
 
 class Parallelism(Section):
-    """How the model is divided over the ranks; the ranks that remain are data-parallel."""
+    """How the model is split over the ranks; the remaining ranks are data-parallel."""
 
     tensor_parallel: PositiveInt | None = Field(
         None,
@@ -317,7 +317,7 @@ class Neuron(Section):
     stochastic_rounding: bool = Field(True, description="Round to bf16 stochastically.")
     fuse_qkv: bool = Field(False, description="Fuse the query, key and value projections into one matrix.")
     xser: bool = Field(
-        True, description="Write each tensor of a checkpoint to a file of its own, directly from the device."
+        True, description="Write each tensor of a checkpoint to a separate file, directly from the device."
     )
     async_save: bool = Field(
         False, description="Write checkpoints while training continues; needs host memory for a whole checkpoint."

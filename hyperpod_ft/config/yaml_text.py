@@ -28,7 +28,7 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in (*_SCALARS, "str", "seq", "map"
 
 
 class _Size(NamedTuple):
-    """Of a node with its aliases expanded."""
+    """The size of a node with its aliases expanded."""
 
     nodes: int
     characters: int
@@ -69,13 +69,15 @@ class _Loader(yaml.SafeLoader):
         if is_alias:
             size = self._sizes.get(id(node))
             if size is None:
-                raise _Refused("an alias inside the value it stands for", mark, "write the value out")
+                raise _Refused("an alias inside the value it refers to", mark, "write the value out")
             self._nodes, self._characters = nodes + size.nodes, characters + size.characters
             self._deepest += size.height
         else:
             if node is not None and node.tag not in _TAGS:
                 raise _Refused(f"{shortened(node.tag)} is not a type of value that a file may have", mark)
-            self._characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+            if isinstance(node, yaml.ScalarNode):
+                node.value = _unicode(node.value, mark)
+                self._characters += len(node.value)
             self._sizes[id(node)] = _Size(
                 self._nodes - nodes, self._characters - characters, self._deepest - self._depth
             )
@@ -103,6 +105,19 @@ class _Loader(yaml.SafeLoader):
                 raise _Refused(f"key {shown(key)} appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _unicode(text: str, mark: yaml.Mark) -> str:
+    """The text with each pair of surrogates as one character: so JSON, which is YAML too, escapes an emoji.
+
+    Half a pair is refused: no file can hold it and no tokenizer takes it.
+    """
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise _Refused("a \\u escape of half a character", mark, "write the character itself") from error
 
 
 for _tag, (_pattern, _first) in _SCALARS.items():

@@ -186,7 +186,7 @@ def _closed(
     dataset: Dataset,
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
-    """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or a token of their own."""
+    """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or their own token."""
     closed = np.ones(len(ends), np.bool_)
     if dataset.format == "chat":
         assert encoder.tokenizer is not None

@@ -10,7 +10,7 @@ from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize_chunk
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.system import usable_cpus
+from hyperpod_ft.processes import usable_cpus
 
 # 4 MB of text: less is tokenized in the time that a process takes to start and to send its results.
 _CHUNKS_WORTH_A_PROCESS = 16
@@ -70,7 +70,7 @@ def _end_with_parent() -> None:
     import multiprocessing  # noqa: PLC0415
     from multiprocessing.connection import wait  # noqa: PLC0415
 
-    # After a kill -9 of the stage, the workers would otherwise wait for ever.
+    # After a kill -9 of the stage, the workers would otherwise wait forever.
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -43,7 +43,7 @@ class Manifest:
             return None
 
     def matches(self, directory: Path) -> bool:
-        """Whether every file is there and has its size."""
+        """Whether every file exists and has its expected size."""
         try:
             return all((directory / name).stat().st_size == size for name, size in self.files.items())
         except OSError:

@@ -45,7 +45,7 @@ class Local:
             _link_or_copy(Path(file.origin).resolve(), directory / file.name)
 
     def needs_space(self, directory: Path) -> bool:
-        """Whether files have to be copied into `directory`."""
+        """Whether files must be copied into `directory`."""
         return self._path.stat().st_dev != directory.stat().st_dev
 
 

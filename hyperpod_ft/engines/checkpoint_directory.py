@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Layout, Lora
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -182,7 +182,7 @@ def write_description(run: Run, progress: Progress, directory: Path, digests: Ma
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
         lora=Lora(**config.lora.model_dump()) if lora else None,
-        layout=Layout(
+        degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,
             pipeline_parallel=degrees.pipeline_parallel,

@@ -1,20 +1,20 @@
-"""Model FLOPs of training a token: what the mathematics asks for, whatever the hardware does besides.
+"""Model FLOPs of training one token: the operations the model requires, whatever the hardware executes.
 
-A dense decoder multiplies each token with every matrix: 2 operations a parameter forward, 2 for the gradient of the
-matrix's input and 2 for that of the matrix itself (Kaplan et al., arXiv:2001.08361, section 2.1). A frozen matrix, as
-those beside LoRA factors, has no gradient of its own: 4 instead of 6. Attention over T positions adds
+A dense decoder multiplies each token by every matrix: per parameter, 2 operations forward, 2 for the gradient of the
+matrix's input and 2 for that of the matrix itself (Kaplan et al., arXiv:2001.08361, section 2.1). A frozen matrix, such
+as one with LoRA factors, has no gradient of its own: 4 instead of 6. Attention over T positions adds
 12 * L * H * Q * T for L layers of H heads of size Q (Chowdhery et al., arXiv:2204.02311, appendix B), trained or not,
-since gradients flow through it; neither the causal mask nor the borders of packed documents are deducted, as there.
+since gradients flow through it; as in that paper, nothing is deducted for the causal mask
+or for the borders of packed documents.
 
-Model FLOPs leave out what gradient checkpointing computes again, so that utilization says what training got for the
-machine's time.
+Model FLOPs exclude what gradient checkpointing recomputes, so utilization measures useful work.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 _NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
-# a token passes through some of the experts only
+# mixture of experts: a token passes through only some of them
 _MIXTURES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -26,11 +26,11 @@ def flops_per_token(
     *,
     tied: bool,
 ) -> float | None:
-    """Operations to train one token forward and backward; None for families whose `config.json` is another's.
+    """Operations to train on one token, forward and backward; None for model families with other keys, or with experts.
 
-    `model_config` is the parsed `config.json` of a Hugging Face model. Both numbers of parameters are those of the
-    whole model with its adapters; trained is either all of it, or the adapters. `tied`: the embedding is the output
-    matrix too, and counted once.
+    `model_config` is the parsed `config.json` of a Hugging Face model. Both parameter counts cover the
+    whole model with its adapters; trainable are either all parameters or the adapters. `tied`: the embedding is also
+    the output matrix, and is counted once.
     """
     if not all(isinstance(model_config.get(key), int) for key in _NEEDED) or any(
         model_config.get(key) for key in _MIXTURES
@@ -38,7 +38,7 @@ def flops_per_token(
         return None
     hidden, vocabulary, layers, heads = (int(model_config[key]) for key in _NEEDED)
     head_size = int(model_config.get("head_dim") or hidden // heads)
-    # an embedding is looked up, not multiplied, unless it is the output matrix too
+    # an embedding is looked up, not multiplied, unless it is also the output matrix
     lookup = 0 if tied else vocabulary * hidden
     multiplied = total_parameters - lookup
     trained = min(trainable_parameters, multiplied)

@@ -1,11 +1,11 @@
-"""Stopping a training on request: Slurm's scancel and time limit send a signal before they kill."""
+"""Graceful stop: Slurm's scancel and time limit send a signal before they kill the job."""
 
 import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
 
-# SIGTERM: scancel, torchrun passing on its own end. SIGUSR1: `sbatch --signal=USR1@300`, notice of the time limit.
+# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: `sbatch --signal=USR1@300`, a warning before the time limit.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -23,21 +23,21 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
     @property
     def exit_status(self) -> int:
-        """What a shell would report for a process that the signal killed."""
+        """What a shell reports for a process killed by the signal."""
         return 128 + self.signal_number
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """While the block runs, add arriving signals to the list instead of ending the process."""
-    asked: list[int] = []
+def collect_signals() -> Iterator[list[int]]:
+    """While the block runs, append arriving signals to the list instead of ending the process."""
+    received: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+    def append(number: int, _: FrameType | None) -> None:
+        received.append(number)
 
-    previous = {number: signal.signal(number, note) for number in SIGNALS}
+    previous = {number: signal.signal(number, append) for number in SIGNALS}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

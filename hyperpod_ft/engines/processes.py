@@ -36,7 +36,7 @@ class Processes:
     def gather(self, occasion: str, value: Any) -> list[Any]:
         """The JSON value of every rank, by rank. Collective: a barrier too.
 
-        Uses the store, so that no device has to wait or compile for it. `occasion` names this call, unique in a job.
+        Uses the store, so that no device waits or compiles for it. `occasion` names this call, unique in a job.
         """
         self.store.set(f"{occasion}/{self.rank}", json.dumps(value))
         if self.leads:

@@ -1,4 +1,4 @@
-"""Whether the loss shows that a run is broken, checked before anything is saved. Imports no torch."""
+"""Checks whether the loss shows that a run is broken, before anything is saved. Does not import torch."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How fast a training is: rates that follow from what one optimizer step takes and how long it lasted."""
+"""Training speed: rates computed from the work in one optimizer step and the time it took."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Rates:
-    """Of some optimizer steps. A sample is a packed row; a document is an example of the dataset, as packed into it."""
+    """Rates over some optimizer steps. A sample is a packed row; a document is one dataset example packed into it."""
 
     seconds_per_step: float
     samples_per_second: float
@@ -24,13 +24,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What one optimizer step takes on all ranks, and what these could compute."""
+    """The work of one optimizer step on all ranks, and their peak performance."""
 
     rows_per_step: int
     max_length: int  # tokens in a row
     documents_per_row: float | None  # on average over the training rows
-    flops_per_token: float | None  # None: not known of this family
-    peak_flops: float  # of all ranks, a second; 0: not known of this machine
+    flops_per_token: float | None  # None: unknown for this model family
+    peak_flops: float  # of all ranks, per second; 0: unknown for this machine
 
     def rates(self, steps: int, seconds: float) -> Rates:
         """The rates of `steps` steps that took `seconds` together."""
@@ -47,7 +47,7 @@ class Throughput:
 
 
 def throughput(run: Run, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
-    """Of a run whose model and dataset are there; `trainable_parameters` of the whole model, on all ranks.
+    """The throughput of a run with model and dataset; `trainable_parameters` counts the whole model, on all ranks.
 
     Raises UserError when the base model's files are missing or damaged.
     """
@@ -70,9 +70,9 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
 
 
 def base_parameters(directory: Path) -> tuple[int, bool]:
-    """Parameters of the model in a directory, by the headers of its files, and whether its output matrix is tied.
+    """Parameters of the model in a directory, from its file headers, and whether its output matrix is tied.
 
-    A tied one counts once.
+    A tied output matrix counts once.
     """
     tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
     tied = is_tied(read_config(directory), tensors)

@@ -31,7 +31,7 @@ class AnswerPair:
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactCount:
     """How many of a split's sampled rows a model answered exactly."""
 
     rows: int
@@ -54,9 +54,9 @@ class Comparison:
     compared: Sequence[AnswerPair]
     validation: Losses | None
 
-    def exact(self, split: Literal["train", "validation"]) -> Exact:
+    def exact(self, split: Literal["train", "validation"]) -> ExactCount:
         rows = [row for row in self.compared if row.origin == split]
-        return Exact(len(rows), sum(row.base_exact for row in rows), sum(row.tuned_exact for row in rows))
+        return ExactCount(len(rows), sum(row.base_exact for row in rows), sum(row.tuned_exact for row in rows))
 
     @property
     def changed(self) -> bool:

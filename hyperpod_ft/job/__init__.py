@@ -1,1 +1,1 @@
-"""What the rendered scripts start on the nodes of a job, around the stages."""
+"""The programs that the rendered scripts start on a job's nodes, around the stages."""

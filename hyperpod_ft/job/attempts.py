@@ -18,7 +18,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import Restart, history
+from hyperpod_ft.runs.restarts import Restart
 from hyperpod_ft.runs.run import Run
 
 # The environment variable that holds the directory for the endings and node reports of one attempt.
@@ -107,7 +107,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the supervisor does after an attempt."""
+    """The supervisor's action after an attempt."""
 
     action: Literal["end", "retry", "requeue"]
     status: int = 0  # exit status of the job, for `end`
@@ -167,11 +167,10 @@ def pause_seconds(number: int, accelerators: bool) -> int:
     return min((15 if accelerators else 1) << (number - 1), _LONGEST_PAUSE_SECONDS)
 
 
-def remember(run: Run, stage: str, job_id: str, outcome: Outcome, decision: Decision) -> None:
-    """Add the attempt to the run's restarts."""
+def restart_of(job_id: str, outcome: Outcome, decision: Decision) -> Restart:
+    """The restart that follows an outcome, as the run's history keeps it."""
     reason = outcome.reason if decision.cause == "crash" else "time limit"
-    restart = Restart(job_id, utc_now(), decision.cause, reason, outcome.step, outcome.checkpoint)
-    publish.write_json(run.restarts(stage), [asdict(known) for known in [*history(run, stage), restart]])
+    return Restart(job_id, utc_now(), decision.cause, reason, outcome.step, outcome.checkpoint)
 
 
 def newest_checkpoint(run: Run) -> int:

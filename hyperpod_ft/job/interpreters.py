@@ -23,7 +23,7 @@ def create_like_this_one(environment: Path) -> None:
 def create_environment(environment: Path, shared: Path, disk_gb: float = NEURON_DISK_GB) -> None:
     """Create a virtual environment with a Python that optimum-neuron supports.
 
-    A Python that uv has to download is stored in `shared`, because every node uses it. Raises UserError when there is
+    A Python that uv must download is stored in `shared`, because every node uses it. Raises UserError when there is
     no suitable Python, or less than `disk_gb` (1e9 bytes) of free space.
     """
     free = shutil.disk_usage(environment.parent).free / 1e9
@@ -53,7 +53,7 @@ def find(versions: tuple[str, ...]) -> str | None:
 
 
 def _version(python: str) -> str:
-    # it may be only a shim, or lack ensurepip, which is a package of its own on Debian
+    # it may be only a shim, or lack ensurepip, which is a separate package on Debian
     try:
         done = subprocess.run([python, "-c", _SUITABLE], capture_output=True, text=True, check=False)
     except OSError:

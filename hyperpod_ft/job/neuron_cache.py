@@ -3,12 +3,12 @@
     <cache>/neuronxcc-<version>/MODULE_<hash of the graph>+<hash of the compiler's flags>/
         model.hlo_module.pb[.gz], compile_flags.json   the graph, as it was extracted
         model.hlo_module.pb.lock                       while a process compiles it; a killed compiler leaves it behind,
-                                                       and the next process that needs the graph waits for ever
+                                                       and the next process that needs the graph waits forever
         model.neff, then model.done                    the compiled graph
-        model.log                                      instead of both: why it could not be compiled
+        model.log                                      instead of both: why compilation failed
 
 Sources: AWS's Neuron documentation ("Neuron Persistent Cache", "neuron_parallel_compile CLI", "Work with NEFF Files");
-huggingface.co/aws-neuron/optimum-neuron-cache, which is such a directory; and for the locks, reports of their users.
+huggingface.co/aws-neuron/optimum-neuron-cache, which is such a directory; for the locks, reports by users.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a training job runs on each of its nodes: the health check, then one torchrun that starts the node's ranks.
+"""The program of a training job on each of its nodes: the health check, then one torchrun that starts the node's ranks.
 
     python -m hyperpod_ft.job.node RUN_DIR [--precompile]
 
@@ -57,11 +57,11 @@ def rendezvous(run: Run, environment: Mapping[str, str]) -> list[str]:
 def master_port(run: Run, environment: Mapping[str, str]) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
-    Each attempt has a port of its own. A rank that an earlier attempt left behind would otherwise join this one in
-    the place of the new rank of that number, which then waits in init_process_group for ever.
+    Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
+    the new rank with that number, which would then wait in init_process_group forever.
     """
     job, restarts = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
-    # the run's directory tells apart clusters that share a host
+    # the run's directory distinguishes clusters that share a host
     return _FIRST_PORT + (zlib.crc32(bytes(run.directory)) + 101 * job + 13 * restarts + step_number()) % _PORTS
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     try:
         meeting = rendezvous(run, os.environ)
     except UserError as error:
-        # exit status 1, not 2: a controller that does not answer is no reason to give the job up
+        # exit status 1, not 2: the controller may answer later, so the job must not be given up
         print(f"error: {node_name()}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     command = torchrun_command(run, meeting, os.environ.get("SLURM_NODEID", "0"), precompile=options == [_PRECOMPILE])

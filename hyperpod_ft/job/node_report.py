@@ -1,4 +1,4 @@
-"""What one node of a training job has: devices, network interfaces, free space and versions."""
+"""Inventory of one node of a training job: devices, network interfaces, free space and versions."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _PROGRAM_DIRECTORIES = ("/opt/amazon/efa/bin",)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node has. A count is None when it was not looked up, or its program is missing."""
+    """The inventory of one node. A count is None when it was not looked up, or its program is missing."""
 
     node: str
     devices: int | None = None  # accelerators that the driver's own program lists

@@ -95,7 +95,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         outcome = _attempt(run, stage, command, signals, begun_at, job_id)
         decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
         if decision.action == "retry":
-            attempts.remember(run, stage, job_id, outcome, decision)
+            restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
             pause = attempts.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
@@ -107,7 +107,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
-        attempts.remember(run, stage, job_id, outcome, decision)
+        restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
         _requeue(slurm_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
@@ -136,8 +136,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     directory.mkdir(parents=True)
     environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
     signals.child = child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-    _wait(run, stage, child, signals)
-    recorded = run.is_done(stage)
+    recorded = _wait(run, stage, child, signals) or run.is_done(stage)
     if child.returncode and not recorded:
         signals.wait(_SIGNALS_REACH_ALL_WITHIN_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
@@ -152,8 +151,11 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     )
 
 
-def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> None:
-    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record."""
+def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> bool:
+    """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record.
+
+    Returns whether the record was seen: `submit --force` may remove it while the job still ends.
+    """
     seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
     ended = False
     recorded_at, looked_at = 0.0, 0.0
@@ -165,13 +167,14 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if recorded_at and now - recorded_at > _GRACE_SECONDS:
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             _end(child)
-            return
+            break
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
         if signals.received == signal.SIGUSR1 and signals.seconds_since() > seconds_to_save:
-            return  # ranks hang, or a step takes longer than the time left
+            break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
+    return bool(recorded_at)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -207,7 +210,7 @@ def main() -> int:
         print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
         status = EXIT_USER_ERROR
     except BaseException:
-        # this process is the script: nothing else would end the ranks, or leave the exit status
+        # this process replaced the script: only it can end the ranks and record the exit status
         if signals.child is not None and signals.child.poll() is None:
             signals.child.terminate()
         with contextlib.suppress(OSError):

@@ -6,13 +6,12 @@ after a signal, and a checkpoint of a large model may take longer.
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft.job.attempts import Ending
+from hyperpod_ft.processes import children
 
 
 def main() -> int:
@@ -39,25 +38,9 @@ def main() -> int:
 def _forward(number: int, _: FrameType | None) -> None:
     # an exception here would end torchrun just when its ranks should save
     with suppress(Exception):
-        for pid in _children():
+        for pid in children(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def _children() -> list[int]:
-    """Ids of this process's child processes."""
-    if not Path("/proc/self/stat").exists():  # not Linux
-        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-        return [
-            pid for pid, parent in (map(int, line.split()) for line in listing.splitlines()) if parent == os.getpid()
-        ]
-    found = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            # the program's name, in brackets, may contain spaces and brackets
-            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(file.parent.name))
-    return found
 
 
 if __name__ == "__main__":

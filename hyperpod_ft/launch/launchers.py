@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState, Launcher
 from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.runs.records import Job
@@ -15,7 +15,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Launchers:
-    """Slurm, and the plain processes of this machine. Each is asked only about jobs of its own."""
+    """Slurm, and the plain processes of this machine. Each is asked only about its own jobs."""
 
     slurm: Launcher = field(default_factory=Slurm)
     process: Launcher = field(default_factory=Process)

@@ -1,4 +1,4 @@
-"""What a submission would do, and what it refuses: found out before any job is submitted."""
+"""Checks before any job is submitted: what a submission would do, and what it refuses."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.monitor import Steps, steps
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.runs.figures import Steps, steps
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 

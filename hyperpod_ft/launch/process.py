@@ -1,7 +1,7 @@
-"""Launcher `process`: the same rendered scripts as plain processes, in dependency order, where there is no Slurm.
+"""Launcher `process`: the same rendered scripts as plain processes, in dependency order, without Slurm.
 
 A chain runner, a process detached from the terminal, runs the scripts of one submission one after the other. It keeps
-their states in one file, and holds a lock as long as it runs: a lock that is held shows others that it does.
+their states in one file, and holds a lock while it runs, so that others can see that it does.
 """
 
 import fcntl
@@ -20,8 +20,9 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -80,17 +81,23 @@ class Process:
         for job in jobs:
             submitted(job)
         ready, notify = os.pipe()
-        with os.fdopen(ready) as runner_is_ready:
-            subprocess.Popen(
+        with os.fdopen(ready) as runner_is_ready, state_file.with_suffix(".out").open("a") as output:
+            runner = subprocess.Popen(
                 [sys.executable, "-m", "hyperpod_ft.launch.process", run.directory, state_file, str(notify)],
                 stdin=subprocess.DEVNULL,
-                stdout=(state_file.with_suffix(".out")).open("a"),
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[notify],
             )
-            os.close(notify)
-            runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            try:
+                os.close(notify)
+                runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
+            except BaseException:
+                # an interrupted submission leaves no jobs; the terminal's signal does not reach the chain runner
+                runner.terminate()
+                runner.wait()
+                raise
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -113,14 +120,17 @@ class Process:
         for state_file, chain in _chains(run):
             if not any(job.job_id in wanted for job in chain.jobs) or not _is_alive(state_file):
                 continue
-            if chain.pid is not None and _works(chain.pid):
-                os.kill(chain.pid, signal.SIGTERM)
-            else:
-                for job in chain.jobs:
-                    if job.state == "RUNNING" and job.pid is not None:
-                        stop_tree(job.pid)
+            signalled = False
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
+            # asked each time: a runner that was killed may take a moment to die, and its script keeps the lock
             while _is_alive(state_file) and time.monotonic() < deadline:
+                if chain.pid is None or not is_running(chain.pid):
+                    for job in chain.jobs:
+                        if job.state == "RUNNING" and job.pid is not None:
+                            stop_tree(job.pid)
+                elif not signalled:
+                    os.kill(chain.pid, signal.SIGTERM)
+                    signalled = True
                 time.sleep(0.05)
 
 
@@ -196,36 +206,15 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 
 def stop_tree(root: int) -> None:
     """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
-    # torchrun's workers lead sessions of their own, so that a process group would not reach them
-    tree = [root, *_descendants(root)]
+    # torchrun's workers lead separate sessions, so that a process group would not reach them
+    tree = [root, *descendants(root)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in tree:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_works(pid) for pid in tree):
+        while time.monotonic() < deadline and any(is_running(pid) for pid in tree):
             time.sleep(0.05)
-
-
-def _descendants(root: int) -> list[int]:
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        pid, parent = map(int, line.split())
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
-
-
-def _works(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout.strip()[:1] not in ("", "Z")
 
 
 def _raise_interrupt(*_: object) -> None:

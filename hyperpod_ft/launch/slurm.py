@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.launch.launcher import JobState
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run
@@ -222,7 +222,7 @@ class Slurm:
 
 
 def _failure(program: str, stderr: str, remedy: str) -> UserError:
-    """What a program of Slurm said when it failed, without its own name."""
+    """A failed Slurm program's error message, without the program's name."""
     message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
     return UserError(f"{program}: {message}", _NO_SLURM if _NO_CONFIGURATION in stderr else remedy)
 

@@ -29,7 +29,7 @@ def snapshot(root: Path) -> Path:
 
 
 def _code() -> Iterator[Path]:
-    # a wheel has these inside the package, a checkout beside it
+    # a wheel has these inside the package, a checkout next to it
     elsewhere = {PACKAGE / "templates", PACKAGE / "examples"}
     for file in publish.files_below(PACKAGE):
         if "__pycache__" not in file.parts and not elsewhere & set(file.parents):

@@ -1,4 +1,4 @@
-"""Submit a run: choose the stages that have to run, write the run directory, hand the chain to a launcher."""
+"""Submit a run: choose the stages that must run, write the run directory, hand the chain to a launcher."""
 
 import contextlib
 import getpass
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check
@@ -22,7 +23,7 @@ from hyperpod_ft.runs.selection import Selection, choose
 
 
 def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str = "slurm") -> tuple[Job, ...]:
-    """Submit the stages that have to run, with the launcher of that name; returns the jobs, none when all is done.
+    """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently.
@@ -56,7 +57,13 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
 def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
     """Stop the run's jobs, whichever launcher has them, and record that it was on purpose."""
-    jobs = launchers.active(run)
+    try:
+        # without recorded jobs, scripts may have been submitted by hand
+        jobs = launchers.active(run, also="" if run.jobs() else launchers.slurm.name)
+    except UserError:
+        if run.jobs():
+            raise
+        jobs = []  # no Slurm on this machine
     launchers.cancel(run, jobs)
     for job in jobs:
         publish.write_text(run.cancel_marker(job.stage, job.job_id), "")
@@ -70,6 +77,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """
     _create_run_directory(run)
+    _refuse_another_path(run)
     with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run"):
         # a job whose stage has left its record is about to end
         if active := [job for job in launchers.active(run, also) if not run.is_done(job.stage)]:
@@ -103,6 +111,20 @@ def _create_run_directory(run: Run) -> None:
         ) from error
 
 
+def _refuse_another_path(run: Run) -> None:
+    """Jobs are recognized by the path of their run directory, and find the run by it: a volume has one name."""
+    try:
+        root = run_file.open_frozen(run.config_path).root
+    except UserError:  # of another version, or damaged: it is written anew
+        return
+    frozen = root / run.config_path.relative_to(run.root)
+    if root != run.root and frozen.exists() and frozen.samefile(run.config_path):
+        raise UserError(
+            f"cluster.root: {run.root}: this run was submitted below {root}, the same directory",
+            f"set cluster.root to {root}",
+        )
+
+
 @contextlib.contextmanager
 def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
@@ -112,7 +134,7 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
-    progress = [run.checkpoints, run.metrics, run.attempts, run.restarts("train")] if training else []
+    progress = [run.checkpoints, run.metrics, run.usage, run.restarts("train")] if training else []
     timestamp = _timestamp()
     try:
         for path in [*records, *progress]:

@@ -10,10 +10,10 @@ from typing import IO, NamedTuple
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster.ports import is_listening, reserve_ports
-from hyperpod_ft.localcluster.processes import ProcessIdentity
 from hyperpod_ft.localcluster.programs import Programs, find_programs
 from hyperpod_ft.localcluster.runtime import ANSWER_S, Runtime
 from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, Shape
+from hyperpod_ft.processes import ProcessIdentity
 from hyperpod_ft.shipped import state_directory
 
 _UP_S = 60.0

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyperpod_ft.localcluster.ports import is_listening
-from hyperpod_ft.localcluster.processes import (
+from hyperpod_ft.processes import (
     ProcessIdentity,
     become_subreaper,
     die_with_parent,

@@ -19,9 +19,10 @@ from typing import IO
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster.daemons import Order
 from hyperpod_ft.localcluster.ports import PortBlock
-from hyperpod_ft.localcluster.processes import ProcessIdentity, kill_strays
 from hyperpod_ft.localcluster.programs import Programs
 from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.localcluster.strays import kill_strays
+from hyperpod_ft.processes import ProcessIdentity
 
 ANSWER_S = 15.0
 

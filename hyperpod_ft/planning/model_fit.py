@@ -1,4 +1,4 @@
-"""Whether a run can pack for its model, divide it, and fit it into the accelerators; needs only its config.json."""
+"""Checks that a run can pack for its model, split it, and fit it into the accelerators; needs only its config.json."""
 
 import math
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _remedy(config: RunConfig, shape: ModelShape, room: float) -> str:
-    """The first change that fits by itself, else the first ones that fit together; on more nodes only if needed."""
+    """The first single change that fits, else the first combination; on more nodes only if needed."""
     ladder: list[Change] = []
     for more in (_on_these_nodes(config), _on_more_nodes(config)):
         ladder += more

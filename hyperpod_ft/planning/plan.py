@@ -90,7 +90,7 @@ class _Definition:
     shared: bool = False
     trains: bool = False
     accelerated: bool = False
-    # CPUs it can use when it runs on CPUs; None: as many as it is given
+    # the number of CPUs it can use when it runs on CPUs; None: all that it gets
     cpus: int | None = None
     # its fingerprint does not include those of the stages it needs
     self_contained: bool = False
@@ -224,7 +224,7 @@ def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees:
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
     if definition.accelerated and instance.has_accelerators and config.engine == "torch":
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
-    # docs/on-a-cluster.md has what was measured: who asks for more waits longer, and keeps others waiting
+    # measurements: docs/on-a-cluster.md. A job that requests more CPUs waits longer, and keeps others waiting
     useful = config.dataset.workers if name == "dataset" else definition.cpus
     cpus = min(cluster.cpus_per_cpu_stage, useful or cluster.cpus_per_cpu_stage)
     return Resources(

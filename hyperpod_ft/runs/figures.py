@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactAnswers:
     """Sampled rows of a split, and how many of them each model answered exactly."""
 
     rows: int
@@ -42,8 +43,8 @@ class Figures:
     cost: float | None
     first_loss: float | None
     final_loss: float | None
-    exact_train: Exact | None
-    exact_validation: Exact | None
+    exact_train: ExactAnswers | None
+    exact_validation: ExactAnswers | None
 
 
 def figures(run: Run) -> Figures | None:
@@ -102,8 +103,8 @@ def _valid(run: Run, stage: str) -> Record | None:
     return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
-def _exact(values: dict[str, Any] | None) -> Exact | None:
-    return Exact(**values) if values and values["rows"] else None
+def _exact(values: dict[str, Any] | None) -> ExactAnswers | None:
+    return ExactAnswers(**values) if values and values["rows"] else None
 
 
 # The lines of the table: a name, and how a cell is written; None leaves it empty.
@@ -158,5 +159,23 @@ def _number(value: float | None, form: str, words: str = "{}") -> str | None:
     return None if value is None else words.format(format(value, form))
 
 
-def _answers(exact: Exact | None) -> str | None:
+def _answers(exact: ExactAnswers | None) -> str | None:
     return f"{exact.tuned}/{exact.rows} (base {exact.base})" if exact else None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps in one pass over the training rows, and in the whole run."""
+
+    per_epoch: float
+    total: int
+
+
+def steps(run: Run) -> Steps | None:
+    """How many optimizer steps the run takes; None until its dataset is prepared."""
+    record = run.record("dataset")
+    if record is None or run.why_not_done("dataset"):
+        return None
+    training, rows = run.config.training, int(record.facts["train_rows"])
+    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
+    return Steps(rows / per_step, total_steps(training, rows, per_step))

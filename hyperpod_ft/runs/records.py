@@ -26,7 +26,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Record:
-    """What a stage writes when it has finished: the only proof that it did."""
+    """The record that a stage writes when it has finished: the only proof that it did."""
 
     stage: str
     fingerprint: str

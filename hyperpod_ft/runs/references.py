@@ -55,3 +55,15 @@ def _named(reference: str) -> Run | None:
         return None
     directory = last_run().root / "runs" / reference
     return Run.open(directory) if directory.is_dir() else None
+
+
+def all_runs(root: Path) -> list[Run]:
+    """The runs below a root, newest first; names on stderr those that cannot be opened."""
+    found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = []
+    for path in found:
+        try:
+            runs.append(Run.open(path.parent))
+        except UserError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+    return runs

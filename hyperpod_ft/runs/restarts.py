@@ -29,6 +29,11 @@ def history(run: Run, stage: str) -> list[Restart]:
         return []
 
 
+def add(run: Run, stage: str, restart: Restart) -> None:
+    """Append a restart to the history."""
+    publish.write_json(run.restarts(stage), [asdict(known) for known in [*history(run, stage), restart]])
+
+
 def forget(run: Run, stage: str, job_id: str) -> None:
     """Remove the restarts of an earlier job of the same id: of another Slurm, or started by hand."""
     known = history(run, stage)

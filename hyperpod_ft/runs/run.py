@@ -91,7 +91,7 @@ class Run:
         return self.checkpoints / f"step-{step:08d}"
 
     def checkpoints_by_step(self) -> dict[int, Path]:
-        """What is in `checkpoints` under the name of a checkpoint, complete or not, in ascending order of steps."""
+        """Everything in `checkpoints` named like a checkpoint, complete or not, in ascending order of steps."""
         found = {
             int(match[1]): path for path in self.checkpoints.glob("step-*") if (match := _STEP.fullmatch(path.name))
         }
@@ -113,9 +113,9 @@ class Run:
         return self.directory / "metrics.jsonl"
 
     @property
-    def attempts(self) -> Path:
-        """How long each attempt at training has held its nodes, a file each."""
-        return self.directory / "attempts"
+    def usage(self) -> Path:
+        """How long each attempt at training has held its nodes, one file each."""
+        return self.directory / "attempts" / "usage"
 
     @property
     def adapter(self) -> Path:
@@ -163,12 +163,12 @@ class Run:
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
     def restarts(self, stage: str) -> Path:
-        """The attempts at a stage that trains which another followed, oldest first."""
-        return self.directory / "restarts" / f"{stage}.json"
+        """The attempts at a stage that were followed by another, oldest first."""
+        return self.directory / "attempts" / f"{stage}.json"
 
     def attempt_directory(self, stage: str, job_id: str) -> Path:
-        """What the nodes report about the latest attempt of a job at a stage that trains."""
-        return self.directory / "restarts" / f"{stage}-{job_id}.attempt"
+        """The nodes' reports about a job's latest attempt at a training stage."""
+        return self.directory / "attempts" / f"{stage}-{job_id}"
 
     @property
     def origin(self) -> Path:
@@ -232,7 +232,7 @@ class Run:
         return Record.read(self.record_path(stage))
 
     def why_not_done(self, stage: str) -> str:
-        """Why the stage has to run; empty when its record is valid and its outputs are there."""
+        """Why the stage must run; empty when its record is valid and its outputs exist."""
         record = self.record(stage)
         if record is None:
             return "has not run"

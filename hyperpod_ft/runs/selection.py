@@ -1,4 +1,4 @@
-"""Which stages of a run have to run, found backwards from its products."""
+"""Selects the stages of a run that must run, working backwards from its products."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Selection:
 
 
 def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...]:
-    """The stages that have to run, in order. Empty when all are done.
+    """The stages that must run, in order. Empty when all are done.
 
     Starts at a run's products, the stages after training, and adds what they need. A stage that is done needs nothing:
     checkpoints may be deleted once they are consolidated.

@@ -42,7 +42,7 @@ def counted(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "")
-    path = run.attempts / f"{started.replace(':', '')}-{os.getpid()}.json"
+    path = run.usage / f"{started.replace(':', '')}-{os.getpid()}.json"
     nodes = run.plan.degrees.nodes
     accelerators = nodes * CATALOGUE[run.config.cluster.instance_type].devices
     ended = threading.Event()
@@ -68,10 +68,10 @@ def counted(run: Run) -> Iterator[None]:
         write()
 
 
-def attempts(run: Run) -> list[Usage]:
+def read(run: Run) -> list[Usage]:
     """Every attempt so far, oldest first; damaged files are skipped."""
     found = []
-    for path in run.attempts.glob("*.json"):
+    for path in run.usage.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             found.append(_USAGE.validate_json(path.read_bytes()))
     return sorted(found, key=lambda usage: usage.started)
@@ -82,7 +82,7 @@ def totals(run: Run) -> dict[str, Any]:
 
     Accelerator-hours are None where there are no accelerators.
     """
-    every = attempts(run)
+    every = read(run)
     node_hours = sum(attempt.nodes * attempt.seconds for attempt in every) / 3600
     accelerator_hours = sum(attempt.accelerators * attempt.seconds for attempt in every) / 3600
     return {

@@ -47,8 +47,8 @@ def work(run: Run) -> Result:
     chunks = reading.chunks(run.raw_dataset)
     run.dataset.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.dataset.parent)
-    account, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
-    account.check(dataset)
+    counts, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
+    counts.check(dataset)
     examples = stream.tokens()
     drawn = draw(len(examples), dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset) as directory:
@@ -58,7 +58,7 @@ def work(run: Run) -> Result:
                 directory, "validation", examples, drawn.validation, dataset, run.config.seed, encoder.pad
             ),
         }
-        report = _report(account, examples, drawn, layouts, dataset.max_length)
+        report = _report(counts, examples, drawn, layouts, dataset.max_length)
         samples = SampleReader(run.raw_dataset, chunks, ordinals, dataset, encoder)
         prepared.write_samples(directory, samples.samples(drawn))
         prepared.write_report(directory, report.as_dict())
@@ -70,22 +70,22 @@ def work(run: Run) -> Result:
 def _tokenize(
     directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
 ) -> tuple[RowCount, list[NDArray[np.int64]]]:
-    """Add all tokens to `stream`. Returns the account, and for each chunk which of its rows became examples."""
-    account, ordinals = RowCount(), []
+    """Add all tokens to `stream`. Returns the row counts and, per chunk, which of its rows became examples."""
+    counts, ordinals = RowCount(), []
     started = reported = time.monotonic()
     for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
-        account.add(part)
+        counts.add(part)
         ordinals.append(part.ordinals)
         stream.add(part.tokens)
         now = time.monotonic()
         if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
             reported = now
-            rate = account.rows_read / max(now - started, 1e-9)
+            rate = counts.rows_read / max(now - started, 1e-9)
             print(
-                f"tokenized {account.rows_read:,} rows, {number / len(chunks):.0%} of the data, {rate:,.0f} rows/s",
+                f"tokenized {counts.rows_read:,} rows, {number / len(chunks):.0%} of the data, {rate:,.0f} rows/s",
                 flush=True,
             )
-    return account, ordinals
+    return counts, ordinals
 
 
 def _write(
@@ -109,13 +109,13 @@ def _write(
 
 
 def _report(
-    account: RowCount, examples: Tokens, drawn: Draw, layouts: dict[str, Layout], max_length: int
+    counts: RowCount, examples: Tokens, drawn: Draw, layouts: dict[str, Layout], max_length: int
 ) -> DatasetReport:
     tokens = len(examples.ids)
     rows = {name: layout.row_count for name, layout in layouts.items()}
     return DatasetReport(
-        rows_read=account.rows_read,
-        rows_used=account.rows_used,
+        rows_read=counts.rows_read,
+        rows_used=counts.rows_used,
         train_examples=len(drawn.train),
         validation_examples=len(drawn.validation),
         tokens=tokens,
@@ -123,11 +123,11 @@ def _report(
         train_rows=rows["train"],
         validation_rows=rows["validation"],
         padding_share=round(1 - tokens / (sum(rows.values()) * max_length), 6),
-        truncated=account.truncated,
-        dropped=account.bad[TOO_LONG] + account.emptied,
-        bad_rows=account.bad.total(),
-        bad_reasons=dict(account.bad.most_common()),
-        bad_listed=tuple(str(row) for row in account.listed),
+        truncated=counts.truncated,
+        dropped=counts.bad[TOO_LONG] + counts.emptied,
+        bad_rows=counts.bad.total(),
+        bad_reasons=dict(counts.bad.most_common()),
+        bad_listed=tuple(str(row) for row in counts.listed),
     )
 
 

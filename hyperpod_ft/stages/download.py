@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
-Writes `run.base_model` and `run.raw_dataset`, each with a manifest. The only stage besides `env` that uses the
+Writes `run.base_model` and `run.raw_dataset`, each with a manifest. The only stage except `env` that uses the
 network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
 """
 

@@ -44,13 +44,15 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
 
 
 def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
-    """Run the trial; returns its facts. Exits with the command's status when it failed."""
+    """Run the trial; returns its facts. Exits with the command's status, or 1, when the trial failed."""
     publish.remove(run.trial)
     try:
         status = subprocess.run(command, check=False).returncode
-        if status:
-            print(f"error: precompile: the command ended with exit status {status}; see above", file=sys.stderr)
-            sys.exit(status if status > 0 else 128 - status)
+        # a compiler driver may compile what was traced, and succeed, after its trial has failed
+        if status or not run.trial_facts.exists():
+            ended = f"the command ended with exit status {status}" if status else "the trial did not finish"
+            print(f"error: precompile: {ended}; see above", file=sys.stderr)
+            sys.exit(128 - status if status < 0 else status or 1)
         facts: dict[str, object] = json.loads(run.trial_facts.read_text(encoding="utf-8"))
         return facts
     finally:

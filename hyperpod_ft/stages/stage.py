@@ -1,4 +1,4 @@
-"""What all stage programs share: skip finished work, check what it needs, lock, work, write the record last.
+"""The common frame of stage programs: skip finished work, check the inputs, lock, work, write the record last.
 
 A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at any time, twice at once, or after a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -34,7 +34,7 @@ _REPORTED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage did: the files or directories it wrote, and facts for its record."""
+    """The result of a stage: the files or directories it wrote, and facts for its record."""
 
     outputs: Sequence[Path] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except OSError as error:
         if error.errno not in VOLUME_ERRORS:
             raise
-        _end(name, f"{error.filename or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
+        _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
 
 def print_error(name: str, message: str) -> None:
@@ -87,7 +87,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             stage=name,
             fingerprint=planned.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in planned.needs},
-            # training compares the digests of its rows; models contain checksums of their own
+            # training compares the digests of its rows; models contain their own checksums
             outputs=run.outputs_of(result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,

@@ -17,7 +17,7 @@ import sys
 if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
     import signal
 
-    from hyperpod_ft.localcluster.processes import die_with_parent
+    from hyperpod_ft.processes import die_with_parent
 
     # A rank that outlives its torchrun, when that is killed, must not join the next attempt. Before the imports, which
     # take seconds.
@@ -99,7 +99,7 @@ def _run_rank_0(processes: Processes) -> None:
 def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
     """Repair the compile cache, if there is one, for training; afterwards count the graphs that were still compiled.
 
-    The count includes those that another job of the same shapes compiled meanwhile.
+    The count includes graphs that another job with the same shapes compiled at the same time.
     """
     facts: dict[str, Any] = {}
     if "precompile" not in run.plan:
@@ -120,7 +120,7 @@ def _trial(run: Run, processes: Processes) -> None:
     try:
         facts = engine(run.config.engine).precompile(run, processes)
     except UserError as error:
-        _exit_with(error, processes)
+        _exit_for_user_error(error, processes)
     if processes.leads:
         publish.write_json(run.trial_facts, facts)
 
@@ -148,14 +148,14 @@ def _run_other_rank(run: Run, processes: Processes) -> None:
     try:
         engine(run.config.engine).train(run, processes)
     except UserError as error:
-        _exit_with(error, processes)
+        _exit_for_user_error(error, processes)
     except Interrupted as interrupted:
         with contextlib.suppress(RuntimeError):
             processes.store.wait([_REPORTED], timedelta(seconds=30))
         sys.exit(interrupted.exit_status)
 
 
-def _exit_with(error: UserError, processes: Processes) -> NoReturn:
+def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
     if processes.leads:
         stage.print_error("train", str(error))

@@ -14,7 +14,7 @@ To write a step: one module of `provision/steps/`, one subclass of `step.Step`, 
         def missing(self, node):   # what is missing, a line each; [] if nothing is. Changes nothing.
             return [] if "/swapfile" in node.path("/proc/swaps").read_text() else ["no swap"]
 
-        def do(self, node):        # do it. Then `missing` runs again; whatever it returns is a failure.
+        def do(self, node):        # do it. Then `missing` runs again; anything it returns then is a failure.
             node.run("swapon", "/swapfile")
 
 A step that only writes files is a subclass of `files.FilesStep` and returns them. Each attempt runs in a separate
@@ -23,7 +23,7 @@ process, so steps share nothing in memory: they read `node.identity` (role, grou
 - Paths: `node.path("/etc/x")`, never a bare "/etc/x". With `--root DIR` that is DIR/etc/x, and the running
   machine must not be changed (mounts, modules, sysctl, services): such steps check `node.live`.
 - Commands: `node.run("useradd", ...)`; raises PassingError with the command's last line; with `--root`, chrooted there.
-- Errors: `NodeError(problem, remedy)` if a person has to fix it, `PassingError` if it may be temporary.
+- Errors: `NodeError(problem, remedy)` if a person must fix it, `PassingError` if it may be temporary.
 - Files: `files.write(...)`, which replaces them atomically, and only if they differ.
 - `node.say(text)` writes a line to the log. `apt.install(node, [...])` waits for other package managers.
 

@@ -53,7 +53,7 @@ def groups(node: Node) -> list[tuple[str, int]]:
 
 
 def without_shadow(node: Node, names: Sequence[str], kind: str) -> list[str]:
-    """Those of `names` without a line in /etc/shadow (`kind` "shadow") or /etc/gshadow, if that file exists.
+    """The `names` without a line in /etc/shadow (`kind` "shadow") or /etc/gshadow, if that file exists.
 
     A killed useradd leaves such users; PAM does not let them log in.
     """
@@ -78,7 +78,7 @@ def as_user(user: PasswdEntry, action: Callable[[], list[str]]) -> list[str]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        said: dict[str, object] = {"passing": "its process failed"}
+        outcome: dict[str, object] = {"passing": "its process failed"}
         try:
             os.setgroups([user.gid])
             os.setgid(user.gid)
@@ -87,13 +87,13 @@ def as_user(user: PasswdEntry, action: Callable[[], list[str]]) -> list[str]:
             os.environ["HOME"] = user.home
             # Something other than a file, such as a pipe, may block forever.
             signal.alarm(_USER_SECONDS)
-            said = {"lines": action()}
+            outcome = {"lines": action()}
         except (NodeError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-            said = {"passing" if isinstance(error, PassingError) else "refused": str(error)}
+            outcome = {"passing" if isinstance(error, PassingError) else "refused": str(error)}
         except Exception as error:
-            said = {"passing": repr(error)}
+            outcome = {"passing": repr(error)}
         finally:
-            os.write(writing, json.dumps(said).encode())
+            os.write(writing, json.dumps(outcome).encode())
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:

@@ -35,15 +35,15 @@ def install(node: Node, packages: Sequence[str]) -> None:
 def wait_for_others(node: Node, seconds: float = _SECONDS) -> None:
     """Wait until no process holds a lock of apt or dpkg. Raises PassingError after `seconds`."""
     end = time.monotonic() + seconds
-    said = False
+    reported = False
     while True:
         held = [(path, holder) for path in LOCKS if (holder := _holder(node.path(path)))]
         if not held:
             return
         path, holder = held[0]
-        if not said:
+        if not reported:
             node.say(f"process {holder} holds {path}; waiting")
-            said = True
+            reported = True
         if time.monotonic() >= end:
             raise PassingError(f"{path}: process {holder} has held it for {seconds:.0f} s", "wait until it ends")
         time.sleep(1)

@@ -22,8 +22,8 @@ class Journal:
         """One event. `seconds`: its duration, 0 if it has none."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         took = f" ({seconds:.1f} s)" if seconds else ""
-        said = f": {message}" if message else ""
-        print(f"{now} {self.step or 'provision'}: {event.replace('_', ' ')}{took}{said}", flush=True)
+        suffix = f": {message}" if message else ""
+        print(f"{now} {self.step or 'provision'}: {event.replace('_', ' ')}{took}{suffix}", flush=True)
         if self.file is None:
             return
         line = {"time": now, "step": self.step, "event": event, "seconds": round(seconds, 3), "message": message}

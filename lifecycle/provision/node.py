@@ -34,7 +34,7 @@ class Node:
 
     @property
     def identity(self) -> Identity:
-        """Who this node is, as step `identify` recorded; determined again if it has not (a dry run on a new node).
+        """This node's identity, as step `identify` recorded; determined again if it has not (a dry run on a new node).
 
         Raises NodeError if it cannot be determined.
         """
@@ -57,7 +57,7 @@ class Node:
         """Run a command of this node, found on the PATH of a root login, with stdout and stderr captured as text.
 
         Raises PassingError if the command is missing or, with `check`, if it fails, with the last line of its output.
-        It has no time limit of its own: the step's deadline kills it.
+        It has no separate time limit: the step's deadline kills it.
         """
         argv = command if self.live else ("chroot", str(self.root), *command)
         path = ":".join((*_PROGRAMS, os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
@@ -76,9 +76,9 @@ class Node:
         except FileNotFoundError:
             raise PassingError(f"command {argv[0]} not found on this node", "use HyperPod's AMI") from None
         if check and done.returncode != 0:
-            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
             raise PassingError(
-                f"{' '.join(command)}: exit status {done.returncode}: {said[-1] if said else 'no error message'}"
+                f"{' '.join(command)}: exit status {done.returncode}: {lines[-1] if lines else 'no error message'}"
             )
         return done
 

@@ -1,6 +1,6 @@
 """Carries out steps in order: a process for each attempt, killed at the step's deadline with the commands it started.
 
-A process of its own, because what hangs on a dead network file system cannot be interrupted from within.
+A separate process, because code that hangs on a dead network file system cannot be interrupted from within.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class FsxSettings:
 
     @property
     def source(self) -> str:
-        """What mount takes."""
+        """The source argument of mount."""
         return f"{self.dns_name}@tcp:/{self.mount_name}"
 
 
@@ -44,7 +44,7 @@ class User:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the cluster file says that nodes have to know."""
+    """The settings of the cluster file that nodes need."""
 
     provisioning: str
     """`api`: HyperPod sets up Slurm and mounts /fsx; `legacy`: these steps do."""

@@ -28,7 +28,7 @@ class Step(ABC):
 
     @abstractmethod
     def missing(self, node: Node) -> Sequence[str]:
-        """What is missing from the state, a line each. Changes nothing; others may be changing the node meanwhile."""
+        """What is missing from the state, a line each. Changes nothing; other processes may be changing the node."""
 
     @abstractmethod
     def do(self, node: Node) -> None:

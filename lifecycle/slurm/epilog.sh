@@ -11,7 +11,7 @@ export PATH=/opt/slurm/bin:$PATH:/usr/bin:/bin
 
 [[ $user =~ ^[0-9]+$ && $user -ge 1000 && $user -ne 65534 && -n $node ]] || exit 0
 
-# Listed before asking Slurm, so that the processes of a job that starts meanwhile are not included.
+# Listed before asking Slurm, so that processes of a job that starts later are not included.
 started=$(date +%s.%N)
 stray=$(pgrep -U "$user")
 
@@ -30,7 +30,7 @@ fi
 alive() {
   local process
   for process in $stray; do
-    # The pid may meanwhile belong to another user's process.
+    # The pid may now belong to another user's process.
     [[ $(stat -c %u "/proc/$process" 2>/dev/null) == "$user" ]] && printf '%s\n' "$process"
   done
 }

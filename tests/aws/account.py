@@ -28,7 +28,7 @@ def add_managed_policies() -> None:
 
 
 def offer_newer_types() -> None:
-    """Once: moto keeps its table for ever."""
+    """Once: moto keeps its table forever."""
     for region, types in _OFFERED.items():
         for instance_type, zones in types.items():
             for kind, places in (("availability-zone-id", zones), ("region", [region])):

@@ -80,7 +80,9 @@ def delete_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 
 @operation("sagemaker", "DescribeCluster")
 def describe_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    return find(region, request["ClusterName"]).describe()
+    cluster = find(region, request["ClusterName"])
+    cluster.described = cluster.status
+    return cluster.describe()
 
 
 @operation("sagemaker", "ListClusters")

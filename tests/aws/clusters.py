@@ -2,7 +2,7 @@
 
 Without NodeProvisioningMode a cluster is Creating (Updating) until all nodes run, and Failed (InService as before, with
 a FailureMessage) when one does not. With Continuous it is InService soon and TargetCount runs ahead of CurrentCount; a
-node that fails is tried again for ever."""
+node that fails is tried again forever."""
 
 import copy
 import secrets
@@ -33,6 +33,7 @@ class Cluster:
         self.id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
         self.arn = f"arn:aws:sagemaker:{region.name}:{ACCOUNT}:cluster/{self.id}"
         self.status, self.failure = "Creating", ""
+        self.described = ""  # the status that DescribeCluster last answered
         self.created = datetime.now(timezone.utc)
         self.specifications = {group["InstanceGroupName"]: group for group in self.request["InstanceGroups"]}
         self.nodes: list[Node] = []
@@ -178,6 +179,8 @@ class Cluster:
         if any(node.status == "Failure" for node in new):
             self.status = "RollingBack"
             yield from self._roll_back(new)
+            while self.described != "RollingBack":  # a client that polls sees it, however slow the machine
+                yield 0.01
             self.specifications = {name: group for name, group in before.items() if name not in gone}
         self._in_service()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-USER = getpass.getuser()  # sshd may log in nobody else without root; the kit is told so with --user
+USER = getpass.getuser()  # sshd cannot log in other users without root; the kit gets --user
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 _CONFIG = """\
 HostKey {key}

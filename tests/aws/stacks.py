@@ -305,7 +305,7 @@ def _is_gone(error: AwsError | ClientError) -> bool:
 
 
 def find(region: Region, name: str) -> Stack:
-    """By name only while it exists, by id for ever."""
+    """By name only while it exists, by id forever."""
     for stack in reversed(region.stacks):
         if name == stack.id or (name == stack.name and stack.status != "DELETE_COMPLETE"):
             return stack

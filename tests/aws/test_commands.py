@@ -61,11 +61,11 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
 def test_create_continues_after_every_interruption(kit: Kit) -> None:
     """Killed while it waits for each of its steps, and run again: one stack, one cluster, nothing twice."""
     kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 0.5, "node.launch": 0.5})
-    for told in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
+    for expected in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
         process = kit.start("create")
         assert process.stdout is not None
         for line in process.stdout:
-            if told in line:
+            if expected in line:
                 break
         process.kill()
         process.communicate()

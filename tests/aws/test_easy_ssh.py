@@ -72,9 +72,9 @@ class TestEasySsh:
             (["-k", "/nowhere/key", "c"], "ssh-keygen -y -f /nowhere/key"),
             (["-p", "nobodys", "c"], "The config profile (nobodys) could not be found"),
         ]
-        for words, told in errors:
+        for words, message in errors:
             done = easy_ssh(*words)
-            assert told in done.stderr
+            assert message in done.stderr
             assert done.returncode == 2
 
     def test_help(self) -> None:

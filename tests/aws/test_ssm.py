@@ -15,7 +15,7 @@ nodes = ssh_nodes.nodes  # fixture
 
 class TestSessions:
     @pytest.mark.parametrize(
-        ("said", "told"),
+        ("output", "message"),
         [
             ("SessionManagerPlugin is not found. Please", "session-manager-plugin is not installed; install it: https"),
             (
@@ -36,9 +36,9 @@ class TestSessions:
             ("", "gave no error message"),
         ],
     )
-    def test_a_failure_becomes_one_line_with_a_remedy(self, said: str, told: str) -> None:
-        with pytest.raises(UserError, match=told):
-            raise ssm.explained(said, "sagemaker-cluster:abc_w-i-0123")
+    def test_a_failure_becomes_one_line_with_a_remedy(self, output: str, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            raise ssm.explained(output, "sagemaker-cluster:abc_w-i-0123")
 
     def test_missing_programs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(ssm, "_USUAL_PLACES", ())

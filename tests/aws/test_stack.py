@@ -37,14 +37,14 @@ def nat_gateways(aws: Aws) -> list[str]:
 def test_a_stack_is_deployed(aws: Aws) -> None:
     seen: list[StackEvent] = []
     found = deploy(SESSION, HP, seen.append, poll_seconds=POLL)
-    told = outputs(aws)
-    assert (told["Region"], told["AvailabilityZoneId"]) == (aws.region, ZONE_ID)
-    assert found.fsx_dns_name == f"{told['FsxId']}.fsx.{aws.region}.amazonaws.com"
+    reported = outputs(aws)
+    assert (reported["Region"], reported["AvailabilityZoneId"]) == (aws.region, ZONE_ID)
+    assert found.fsx_dns_name == f"{reported['FsxId']}.fsx.{aws.region}.amazonaws.com"
     assert found.bucket.startswith("sagemaker-")
     assert (seen[0].status, seen[0].of_stack) == ("CREATE_IN_PROGRESS", True)
     assert (seen[-1].status, seen[-1].of_stack) == ("CREATE_COMPLETE", True)
     assert len({event.id for event in seen}) == len(seen), "each event once"
-    filesystem = aws.client("fsx").describe_file_systems(FileSystemIds=[told["FsxId"]])["FileSystems"][0]
+    filesystem = aws.client("fsx").describe_file_systems(FileSystemIds=[reported["FsxId"]])["FileSystems"][0]
     assert filesystem["LustreConfiguration"]["MountName"] == found.fsx_mount_name
     assert {"Key": "team", "Value": "research"} in filesystem["Tags"]
 

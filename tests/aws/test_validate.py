@@ -122,11 +122,11 @@ def test_other_errors_are_reported_with_their_code(place: Place) -> None:
         {"service": "s3", "operation": "HEAD", "code": "AccessDenied", "status": 403},
     ]
     place.aws.scenario(errors=[{**problem, "times": 99} for problem in errors])
-    told = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
-    assert len(told) == 5  # FSx, both permissions, the bucket, the scripts in S3
-    assert any("InternalServerError" in problem for problem in told)
-    told = [finding.problem for finding in check(place.aws).findings]
-    assert any("Throttling" in problem for problem in told)
+    problems = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
+    assert len(problems) == 5  # FSx, both permissions, the bucket, the scripts in S3
+    assert any("InternalServerError" in problem for problem in problems)
+    problems = [finding.problem for finding in check(place.aws).findings]
+    assert any("Throttling" in problem for problem in problems)
 
 
 def test_checks_made_pointless_by_an_offline_error_are_skipped_and_listed(place: Place) -> None:

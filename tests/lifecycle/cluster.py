@@ -1,9 +1,7 @@
 """A HyperPod cluster of nodes (nodes.py), from machines just powered on to provisioned ones."""
 
 import hashlib
-import json
 import os
-import shutil
 import stat
 import subprocess
 import threading
@@ -12,18 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.lifecycle.image import FSX_DNS_NAME, FSX_MOUNT_NAME, Instance, slurm_conf
+from tests.lifecycle.instances import SETTINGS, Instance, slurm_conf
 from tests.lifecycle.nodes import Node, Room
 
-LIFECYCLE = Path(__file__).parents[2] / "lifecycle"
-# Where HyperPod puts the scripts: below /tmp, by bucket and prefix.
-FOLDER = "tmp/sagemaker-ml-cluster-bucket/lifecycle"
-CONTROLLER = Instance("controller-machine", "10.1.0.11", "i-0123456789abcde11")
-WORKERS = tuple(
-    Instance("worker-group-1", f"10.1.0.{number}", f"i-0123456789abcde{number}", "ml.trn1.32xlarge")
-    for number in (12, 13)
-)
-LOGIN = Instance("login-group", "10.1.0.14", "i-0123456789abcde14")
 USER = "alice"
 
 # What daemons write while nothing happens, besides logs. Everything else on a disk is the scripts' doing.
@@ -36,21 +25,6 @@ WRITTEN_BY_DAEMONS = (
 )
 
 
-def settings(**changes: object) -> dict[str, object]:
-    """settings.json as the kit writes it, legacy path."""
-    return {
-        "version": 1,
-        "provisioning": "legacy",
-        "default_user": "ubuntu",
-        "fsx": {"dns_name": FSX_DNS_NAME, "mount_name": FSX_MOUNT_NAME, "mount_path": "/fsx"},
-        "groups": {"controller-machine": "controller", "login-group": "login", "worker-group-1": "compute"},
-        "users": [{"name": USER, "uid": 2001, "gid": 2001}, {"name": "bob", "uid": 2002, "gid": 2002}],
-        "accounting": True,
-        "metrics": False,
-        **changes,
-    }
-
-
 class Cluster:
     """Machines with lifecycle scripts on them; the first is the controller."""
 
@@ -58,7 +32,7 @@ class Cluster:
         self.room = room
         self.instances = list(instances)
         self.logs = logs
-        self.settings = settings(**settings_changes)
+        self.settings = {**SETTINGS, **settings_changes}
         with ThreadPoolExecutor() as pool:
             self.nodes = list(pool.map(self.power_on, self.instances))
         self._runs = 0
@@ -66,16 +40,14 @@ class Cluster:
     def power_on(self, instance: Instance) -> Node:
         """A new machine, onto which HyperPod has downloaded the scripts."""
         node = self.room.power_on(instance, self.instances)
-        folder = node.root / FOLDER
-        shutil.copytree(LIFECYCLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "settings.json").write_text(json.dumps(self.settings))
+        node.download_scripts(self.settings)
         return node
 
     def change_settings(self, **changes: object) -> None:
         """What a changed cluster file and an upload of the scripts bring to each node."""
         self.settings.update(changes)
         for node in self.nodes:
-            (node.root / FOLDER / "settings.json").write_text(json.dumps(self.settings))
+            node.write_settings(self.settings)
 
     @property
     def controller(self) -> Node:
@@ -110,9 +82,7 @@ class Cluster:
         """provision.sh as HyperPod runs it, and where its output goes."""
         self._runs += 1
         log = self.logs / f"provision-{self._runs}-{node.instance.hostname}.log"
-        # The stand-in for Lustre is a tmpfs.
-        environment = ("PROVISION_FSX_TYPE=tmpfs", "PROVISION_FAILURE_WAIT_SECONDS=0")
-        return node.start("env", *environment, "bash", f"/{FOLDER}/provision.sh", log=log), log
+        return node.start(*node.provision_command(), log=log), log
 
     def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:
         """Submit a job as a user from its home, wait for it, and return what it wrote."""
@@ -146,10 +116,20 @@ def disk(node: Node) -> dict[str, str]:
 
 def shared_disk(node: Node) -> dict[str, str]:
     """The same of the shared file system, as this node sees it."""
-    return _tree(node.root / "opt/stand-ins/lustre", ())
+    return _tree(node.path("/srv/lustre"), ())
 
 
-def _tree(top: Path, skip: tuple[str, ...]) -> dict[str, str]:
+def snapshot(node: Node) -> dict[str, str]:
+    """All that a node without daemons wrote, but for logs; directories with their times too."""
+    parts = {"disk": node.changes, "shared": node.path("/srv/lustre"), "run": node.path("/run")}
+    return {
+        f"{name}/{path}": what
+        for name, top in parts.items()
+        for path, what in _tree(top, ("var/log",), directory_times=True).items()
+    }
+
+
+def _tree(top: Path, skip: tuple[str, ...], *, directory_times: bool = False) -> dict[str, str]:
     found = {}
     for folder, folders, files in os.walk(top):
         here = Path(folder).relative_to(top)
@@ -162,6 +142,8 @@ def _tree(top: Path, skip: tuple[str, ...]) -> dict[str, str]:
                 what += f" -> {path.readlink()}"
             elif path.is_file():
                 what += f" {status.st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            elif directory_times:
+                what += f" {status.st_mtime_ns}"
             found[str(here / name)] = what
     return found
 

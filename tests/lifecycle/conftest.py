@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.lifecycle.nodes import why_not_here
+from tests.lifecycle.nodes import SYSTEMD, why_not_here
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def _no_instance_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def nodes_possible() -> None:
     """Skip where nodes cannot stand; root without the packages, where Slurm must be, is a failure."""
-    if reason := why_not_here():
+    if reason := why_not_here(SYSTEMD):
         if os.geteuid() == 0 and (os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1"):
             pytest.fail(reason)
         pytest.skip(reason)

@@ -10,10 +10,12 @@ for what namespaces cannot have (control groups with controllers) and CPUs that 
 import json
 import os
 import shutil
+import stat
+import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tests.lifecycle.instances import FSX_DNS_NAME, FSX_SOURCE, Instance, resource_config
 
 HERE = Path(__file__).parent
 SLURM_PROGRAMS = {
@@ -32,11 +34,6 @@ SLURM_PROGRAMS = {
     ),
     "sbin": ("slurmctld", "slurmd", "slurmstepd", "slurmdbd"),
 }
-FSX_DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
-FSX_MOUNT_NAME = "4owupbev"
-FSX_SOURCE = f"{FSX_DNS_NAME}@tcp:/{FSX_MOUNT_NAME}"
-CLUSTER_NAME = "ml-cluster"
-
 _UNIT = """\
 [Unit]
 Description={description}
@@ -60,6 +57,12 @@ _IMDS_UNIT = """\
 [Service]
 ExecStart=/usr/bin/python3 /opt/stand-ins/imds.py /opt/stand-ins/instance.json
 """
+# The init of a node without systemd: bash reaps what loses its parent, and ends when the service does.
+_INIT = """\
+#!/bin/bash
+/usr/bin/python3 /opt/stand-ins/imds.py /opt/stand-ins/instance.json &
+wait
+"""
 _MOUNT_LUSTRE = """\
 #!/bin/sh
 # mount.lustre SOURCE DIRECTORY -o OPTIONS
@@ -67,7 +70,7 @@ if ! grep -qFx "$1" /opt/stand-ins/fsx; then
   echo "mount.lustre: mount $1 at $2 failed: No such file or directory" >&2
   exit 2
 fi
-exec mount --bind /opt/stand-ins/lustre "$2"
+exec mount --bind /srv/lustre "$2"
 """
 _NEURON_LS = f"""\
 #!/bin/sh
@@ -83,32 +86,26 @@ _USERS = {
 }
 
 
-@dataclass(frozen=True)
-class Instance:
-    """One machine of an instance group."""
-
-    group: str
-    address: str
-    instance_id: str
-    instance_type: str = "ml.m5.large"
-
-    @property
-    def hostname(self) -> str:
-        """EC2's: ip-10-1-0-11."""
-        return "ip-" + self.address.replace(".", "-")
-
-
-def write_image(image: Path) -> None:
-    """The layer of the AMI, over this machine's root."""
+def write_image(image: Path, *, systemd: bool) -> None:
+    """The layer of the AMI, over this machine's root: with systemd as the init and Slurm, or with neither."""
     _write(image / "opt/stand-ins/imds.py", (HERE / "imds.py").read_text())
     _write(image / "opt/stand-ins/fsx", FSX_SOURCE + "\n")
-    (image / "opt/stand-ins/lustre").mkdir()
+    (image / "srv/lustre").mkdir(parents=True)
     _write(image / "usr/sbin/mount.lustre", _MOUNT_LUSTRE, 0o755)
     _write(image / "opt/aws/neuron/bin/neuron-ls", _NEURON_LS, 0o755)
     _hide(image / "opt")
+    _users(image)
+    (image / "etc/ssh/ssh_config.d").mkdir(parents=True)
+    for path in (Path("/fsx"), Path("/var/lib/provision"), *Path("/etc/ssh").glob("ssh_host_*")):
+        _remove(image, path)
+    if not systemd:
+        _write(image / "opt/stand-ins/init", _INIT, 0o755)
+        return
+    (image / "opt/stand-ins/init").symlink_to("/lib/systemd/systemd")
+    _hide(image / "root")
+    (image / "root").chmod(0o700)
     _units(image)
     _slurm(image)
-    _users(image)
     _hide(image / "etc/munge")
     shutil.chown(image / "etc/munge", "munge", "munge")
     _write(
@@ -172,12 +169,11 @@ def _users(image: Path) -> None:
     for name, line in _USERS.items():
         kept = [entry for entry in Path("/etc", name).read_text().splitlines() if _is_system(name, entry)]
         _write(image / "etc" / name, "\n".join([*kept, line, ""]), 0o640 if name == "shadow" else 0o644)
-    _hide(image / "root")
-    (image / "root").chmod(0o700)
     _hide(image / "home")
     home = image / "home/ubuntu"
     shutil.copytree("/etc/skel", home)
     home.chmod(0o750)
+    _write(home / ".bashrc", 'alias ll="ls -l"\n')
     _write(home / ".ssh/authorized_keys", "")
     (home / ".ssh").chmod(0o700)
     (home / ".ssh/authorized_keys").chmod(0o600)
@@ -193,39 +189,6 @@ def _is_system(name: str, entry: str) -> bool:
     return not 1000 <= int(fields[2]) < 60000
 
 
-def resource_config(cluster: Sequence[Instance]) -> str:
-    """/opt/ml/config/resource_config.json as HyperPod writes it."""
-    groups: dict[str, list[Instance]] = {}
-    for instance in cluster:
-        groups.setdefault(instance.group, []).append(instance)
-
-    def describe(group: str, place: int, instance: Instance) -> dict[str, Any]:
-        return {
-            "InstanceName": f"{group}-{place}",
-            "InstanceId": instance.instance_id,
-            "AgentIpAddress": instance.address.replace("10.1.0.", "172.16.1."),
-            "CustomerIpAddress": instance.address,
-            "InstanceLabel": None,
-        }
-
-    config = {
-        "ClusterConfig": {
-            "ClusterName": CLUSTER_NAME,
-            "ClusterArn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/2hd31rmi9mde",
-        },
-        "ClusterType": "Slurm",
-        "InstanceGroups": [
-            {
-                "Name": group,
-                "InstanceType": instances[0].instance_type,
-                "Instances": [describe(group, place, instance) for place, instance in enumerate(instances, 1)],
-            }
-            for group, instances in groups.items()
-        ],
-    }
-    return json.dumps(config)
-
-
 def write_instance(layer: Path, instance: Instance, cluster: Sequence[Instance]) -> None:
     """The layer of what HyperPod and EC2 make of an image on one machine."""
     names = "".join(f"{other.address} {other.hostname}\n" for other in cluster)
@@ -234,7 +197,7 @@ def write_instance(layer: Path, instance: Instance, cluster: Sequence[Instance])
     _write(layer / "etc/machine-id", instance.instance_id[2:].rjust(32, "0") + "\n")
     # Nobody answers names here: refused at once, not after a time.
     _write(layer / "etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-    _write(layer / "opt/ml/config/resource_config.json", resource_config(cluster))
+    _write(layer / "opt/ml/config/resource_config.json", json.dumps(resource_config(cluster)))
     identity = {
         "instanceId": instance.instance_id,
         "instanceType": instance.instance_type.removeprefix("ml."),
@@ -248,44 +211,9 @@ def write_instance(layer: Path, instance: Instance, cluster: Sequence[Instance])
         "/latest/dynamic/instance-identity/document": json.dumps(identity),
     }
     _write(layer / "opt/stand-ins/instance.json", json.dumps(metadata), 0o600)
-
-
-def slurm_conf(controller: Instance, nodes: Sequence[Instance], *extra: str) -> str:
-    """slurm.conf as HyperPod's agent writes it on the controller; `nodes` are those with slurmd, `extra` more lines."""
-    return "\n".join(
-        [
-            f"ClusterName={CLUSTER_NAME}",
-            f"SlurmctldHost={controller.hostname}({controller.address})",
-            "SlurmctldParameters=enable_configless",
-            "SlurmUser=slurm",
-            "AuthType=auth/munge",
-            "StateSaveLocation=/var/spool/slurmctld",
-            "SlurmdSpoolDir=/var/spool/slurmd",
-            "SlurmctldLogFile=/var/log/slurm/slurmctld.log",
-            "SlurmdLogFile=/var/log/slurm/slurmd.log",
-            "SlurmctldPidFile=/run/slurmctld.pid",
-            "SlurmdPidFile=/run/slurmd.pid",
-            "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_Core",
-            "ReturnToService=1",
-            "SlurmdTimeout=60",
-            "MpiDefault=none",
-            # From here: what this machine needs instead of AWS's lines.
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "SlurmdParameters=config_overrides",
-            "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=1,batch_sched_delay=0",
-            "MailProg=/bin/true",
-            *(
-                f"NodeName={node.hostname} NodeAddr={node.address} NodeHostname={node.hostname} CPUs=4 RealMemory=1000"
-                for node in nodes
-            ),
-            "PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
-            *extra,
-            "include accounting.conf",
-            "",
-        ]
-    )
+    (layer / "etc/ssh").mkdir()
+    key = str(layer / "etc/ssh/ssh_host_ed25519_key")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
 
 
 def _write(path: Path, text: str, mode: int = 0o644, owner: str = "root") -> None:
@@ -299,3 +227,11 @@ def _hide(directory: Path) -> None:
     """Nothing of this machine's directory of that name shows through."""
     directory.mkdir(parents=True, exist_ok=True)
     os.setxattr(directory, "trusted.overlay.opaque", b"y")
+
+
+def _remove(image: Path, path: Path) -> None:
+    """A node does not have this file or directory of the machine's: an overlay's whiteout."""
+    if path.exists():
+        whiteout = image / path.relative_to("/")
+        whiteout.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(whiteout, stat.S_IFCHR)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The power switch of a node (see nodes.py): node_boot.sh ROOM NAME ADDRESS, in mount and network namespaces of its own
-# inside the room. Becomes the node's init: systemd, with namespaces for everything that a machine has one of.
+# inside the room. Becomes the node's init (image.py), with namespaces for everything that a machine has one of.
 set -euo pipefail
 room=$1 name=$2 address=$3
 node="$room/nodes/$name"
@@ -42,9 +42,9 @@ ln -s /proc/self/fd dev/fd
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${stream%:*}" "dev/${stream#*:}"; done
 touch dev/console
 mount --bind "$node/console.log" dev/console
-mount --bind "$room/lustre" opt/stand-ins/lustre
+mount --bind "$room/lustre" srv/lustre
 pivot_root . mnt
 umount --lazy /mnt
 exec env -i container=namespaces PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   setpriv --bounding-set=-sys_module,-sys_time,-syslog,-sys_rawio \
-  /lib/systemd/systemd --system --log-target=console --show-status=false
+  /opt/stand-ins/init --system --log-target=console --show-status=false

@@ -1,8 +1,9 @@
 """Nodes of a HyperPod cluster on this machine, for tests of `lifecycle/`. Needs root; nothing of it shows outside.
 
 A `Room` is a mount, network and process-id namespace with a bridge (10.1.0.0/24, routed nowhere). Each `Node` in it has
-all namespaces that Linux offers a machine (files, network, processes, hostname, IPC, control groups), and real systemd
-as its init. Its files are an overlay: the test machine's own root, the image (`image.py`: what the AMI holds), the
+all namespaces that Linux offers a machine (files, network, processes, hostname, IPC, control groups). Its init is real
+systemd, which starts Slurm's daemons, or for tests of single steps (`LIGHT`) a shell that keeps the instance metadata
+service. Its files are an overlay: the test machine's own root, the image (`image.py`: what the AMI holds), the
 instance (what HyperPod writes before lifecycle scripts run), and on top an empty layer, which afterwards holds exactly
 what happened on this node. What the nodes share with the machine is its kernel: settings without a namespace are
 read-only.
@@ -14,37 +15,64 @@ Whatever way pytest ends, room.sh's standard input ends, and with the room's ini
 it; so two copies of a test may run at once.
 """
 
+import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hyperpod_ft.localcluster.processes import descendants
-from tests.lifecycle.image import Instance, write_image, write_instance
+from hyperpod_ft.processes import descendants
+from tests.lifecycle.image import write_image, write_instance
+from tests.lifecycle.instances import FSX_SOURCE, SETTINGS, Instance
 
 HERE = Path(__file__).parent
+LIFECYCLE = HERE.parents[1] / "lifecycle"
+# Where HyperPod puts the scripts: below /tmp, by bucket and prefix.
+SCRIPTS = "/tmp/sagemaker-ml-cluster-bucket/lifecycle"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "slurmdbd", "mariadbd", "sshd")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "LANG": "C.UTF-8",
+    # The stand-in for Lustre is a tmpfs, and names are in /etc/hosts.
+    "PROVISION_FSX_TYPE": "tmpfs",
+    "PROVISION_DNS_SECONDS": "0",
+    "PROVISION_FAILURE_WAIT_SECONDS": "0",
 }
 
 
-def why_not_here() -> str:
-    """Why nodes cannot stand on this machine; empty when they can."""
+@dataclass(frozen=True)
+class Kind:
+    """What runs on a node. `ready` succeeds there once it is up; `steps` limits provision.sh to what it can do."""
+
+    systemd: bool
+    ready: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+
+
+SYSTEMD = Kind(True, ("systemctl", "is-active", "multi-user.target"))
+LIGHT = Kind(
+    False,
+    ("bash", "-c", "exec 3<>/dev/tcp/169.254.169.254/80"),
+    ("keep_scripts", "limits", "neuron", "ssh_keys", "logrotate", "prolog_epilog"),
+)
+
+
+def why_not_here(kind: Kind) -> str:
+    """Why nodes of this kind cannot run on this machine; empty when they can."""
     if os.geteuid() != 0:
         return "nodes need root: namespaces, mounts and users are real"
-    if not Path("/lib/systemd/systemd").exists():
-        return "nodes need systemd installed (it does not have to run)"
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    if missing := [program for program in PROGRAMS if not shutil.which(program, path=path)]:
+    if kind.systemd and not Path("/lib/systemd/systemd").exists():
+        return "nodes need systemd installed (it does not have to run)"
+    if kind.systemd and (missing := [program for program in PROGRAMS if not shutil.which(program, path=path)]):
         return f"nodes need {', '.join(missing)}: scripts/setup.sh installs them"
     if subprocess.run(["unshare", "-nmpuCf", "true"], check=False, capture_output=True).returncode:
         return "nodes need namespaces, which this container does not allow"
@@ -54,8 +82,9 @@ def why_not_here() -> str:
 class Room:
     """Where nodes stand. `directory` has to be there and stays empty: what is in it only the room sees."""
 
-    def __init__(self, directory: Path, fsx_source: str) -> None:
+    def __init__(self, directory: Path, kind: Kind) -> None:
         self.directory = directory
+        self.kind = kind
         self.keeper = subprocess.Popen(
             [
                 "unshare",
@@ -65,7 +94,7 @@ class Room:
                 "bash",
                 str(HERE / "room.sh"),
                 str(directory),
-                fsx_source,
+                FSX_SOURCE,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,18 +105,18 @@ class Room:
         assert self.keeper.stdout.readline() == "ready\n", "no room: see room.sh's message above"
         self.init = descendants(self.keeper.pid)[-1]
         self.files = Path(f"/proc/{self.keeper.pid}/root{directory}")
-        write_image(self.files / "image")
+        write_image(self.files / "image", systemd=kind.systemd)
         self.nodes: list[Node] = []
 
     def power_on(self, instance: Instance, cluster: Sequence[Instance]) -> "Node":
-        """A new machine of this image, with an empty disk; returns when systemd has started everything."""
+        """A new machine of this image, with an empty disk; returns when its services run."""
         files = self.files / "nodes" / instance.hostname
         shutil.rmtree(files, ignore_errors=True)
         for part in ("instance", "upper", "work", "root"):
             (files / part).mkdir(parents=True)
         (files / "console.log").touch()
         write_instance(files / "instance", instance, cluster)
-        node = Node(instance, files, self._boot(instance))
+        node = Node(instance, self.kind, files, self._boot(instance))
         self.nodes.append(node)
         node.wait_until_up()
         return node
@@ -110,15 +139,15 @@ class Room:
         """End everything."""
         assert self.keeper.stdin is not None
         self.keeper.stdin.close()
-        self.keeper.wait(30)
+        self.keeper.wait(90)
         for node in self.nodes:
             node.switch.wait(30)
 
 
 @contextmanager
-def room(directory: Path, fsx_source: str) -> Iterator[Room]:
+def room(directory: Path, kind: Kind = SYSTEMD) -> Iterator[Room]:
     """A room until the block ends."""
-    opened = Room(directory, fsx_source)
+    opened = Room(directory, kind)
     try:
         yield opened
     finally:
@@ -130,17 +159,18 @@ class Node:
     """A running machine. `switch` is the process outside that ends with it; `files` holds its layers."""
 
     instance: Instance
+    kind: Kind
     files: Path
     switch: "subprocess.Popen[bytes]"
     init: int = field(default=0)
 
     def wait_until_up(self) -> None:
-        """Until systemd has started what is enabled, or `TimeoutError` with what the console shows."""
+        """Until its services run, or `TimeoutError` with what the console shows."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and self.switch.poll() is None:
             below = descendants(self.switch.pid)
-            self.init = next((pid for pid in below if _command(pid) == "systemd"), 0)
-            if self.init and self.run("systemctl", "is-active", "multi-user.target", check=False).returncode == 0:
+            self.init = next((pid for pid in below if _command(pid) in ("init", "systemd")), 0)
+            if self.init and self.run(*self.kind.ready, check=False).returncode == 0:
                 return
             time.sleep(0.05)
         raise TimeoutError(f"{self.instance.hostname} does not start:\n{(self.files / 'console.log').read_text()}")
@@ -155,8 +185,21 @@ class Node:
         """What was written to its disk since it was powered on."""
         return self.files / "upper"
 
-    def start(self, *argv: str, user: str = "root", log: Path | None = None) -> "subprocess.Popen[str]":
-        """Start a program on the node as if by a login; with `log` its output goes there."""
+    def path(self, absolute: str) -> Path:
+        """One of its files."""
+        return self.root / absolute.lstrip("/")
+
+    def start(
+        self,
+        *argv: str,
+        user: str = "root",
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> "subprocess.Popen[str]":
+        """Start a program on the node as if by a login; with `log` all its output goes there."""
+        if environment:
+            # By a program of the node: nsenter is found with this machine's PATH, `argv` with the node's.
+            argv = ("/usr/bin/env", *(f"{key}={value}" for key, value in environment.items()), *argv)
         if user != "root":
             argv = ("runuser", "--login", user, "--command", shlex.join(argv))
         output = log.open("w") if log else subprocess.PIPE
@@ -165,27 +208,45 @@ class Node:
             env=_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if log else subprocess.PIPE,
             text=True,
         )
 
     def run(
-        self, *argv: str, user: str = "root", check: bool = True, timeout: float = 60
+        self,
+        *argv: str,
+        user: str = "root",
+        environment: Mapping[str, str] | None = None,
+        check: bool = True,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a program on the node; `AssertionError` with its output where it must not fail."""
-        process = self.start(*argv, user=user)
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            kill_tree(process.pid)
-            raise
-        finally:
-            if process.stdout:
-                process.stdout.close()
-        assert not check or process.returncode == 0, (
-            f"{self.instance.hostname}: {argv} -> {process.returncode}\n{output}"
-        )
-        return subprocess.CompletedProcess(argv, process.returncode, output, "")
+        """Run a program on the node; `AssertionError` with its output if it fails and `check` is set."""
+        with self.start(*argv, user=user, environment=environment) as process:
+            try:
+                output, errors = process.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                kill_tree(process.pid)
+                raise
+        shown = f"{self.instance.hostname}: {argv} -> {process.returncode}\n{output}\n{errors}"
+        assert not check or process.returncode == 0, shown
+        return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+    def download_scripts(self, settings: Mapping[str, Any] = SETTINGS) -> None:
+        """What HyperPod does before it runs provision.sh."""
+        shutil.copytree(LIFECYCLE, self.path(SCRIPTS), ignore=shutil.ignore_patterns("__pycache__"))
+        self.write_settings(settings)
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        self.path(f"{SCRIPTS}/settings.json").write_text(json.dumps(settings))
+
+    def provision_command(self, *arguments: str) -> tuple[str, ...]:
+        """provision.sh as HyperPod runs it, with the steps that this kind of node can do unless `--only` names some."""
+        only = () if "--only" in arguments else tuple(word for step in self.kind.steps for word in ("--only", step))
+        return ("bash", f"{SCRIPTS}/provision.sh", *only, *arguments)
+
+    def provision(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, check: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
+        return self.run(*self.provision_command(*arguments), environment=environment, check=check)
 
     def power_off(self) -> None:
         """Cut the power: every process of the node is gone."""

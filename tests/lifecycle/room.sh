@@ -13,7 +13,7 @@ mkdir "$directory"/{cgroup,nodes}
 mount -t cgroup2 cgroup2 "$directory/cgroup"
 
 remove_groups() { # remove_groups GROUP: true when it is gone
-  for _ in {1..50}; do
+  for _ in {1..600}; do # until the kernel has ended what was killed
     [[ -d "$1" ]] || return 0
     find "$1" -depth -type d -exec rmdir {} + 2>/dev/null || true
     [[ -d "$1" ]] || return 0

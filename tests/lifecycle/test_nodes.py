@@ -1,20 +1,22 @@
-"""Every step for real, on nodes made of namespaces: real accounts, mounts, keys, sshd. Stand-ins: see private_root."""
+"""Every step for real, on nodes made of namespaces: real accounts, mounts, keys, sshd. Stand-ins: see image.py."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.private_root import ONLY, SCRIPTS, Node, can_make_nodes, cluster, instance_id
+from tests.lifecycle.cluster import Cluster, snapshot
+from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
+from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, room, why_not_here
 
-pytestmark = pytest.mark.skipif(bool(can_make_nodes()), reason=f"nodes of namespaces: {can_make_nodes()}")
+pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
 
 # Of the system, or of pyenv.
 _PYTHON_38 = next(
@@ -27,10 +29,19 @@ _PYTHON_38 = next(
 )
 
 
+@contextmanager
+def nodes(directory: Path, workers: int, instance_type: str = "ml.c5.xlarge") -> Iterator[list[Node]]:
+    """A controller and workers, each with the scripts. `directory` is empty."""
+    addresses = [f"10.1.0.{number}" for number in range(12, 12 + workers)]
+    groups = [Instance("worker-group-1", each, f"i-0123456789abcde{each[-2:]}", instance_type) for each in addresses]
+    with room(directory, LIGHT) as opened:
+        yield Cluster(opened, [CONTROLLER, *groups], directory).nodes
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """A controller."""
-    with cluster(tmp_path, ["10.1.12.34"]) as (only,):
+    with nodes(tmp_path, workers=0) as (only,):
         yield only
 
 
@@ -71,11 +82,11 @@ def test_twice_is_once(node: Node) -> None:
     assert first.pop("neuron") == "not needed"
     assert set(first.values()) == {"changed", "finished"}
     assert_right(node)
-    before = node.snapshot()
+    before = snapshot(node)
     assert len(before) > 50
-    second = outcomes(node.run("bash", "-c", f"cd / && bash {SCRIPTS}/provision.sh {' '.join(ONLY)}").stdout)
+    second = outcomes(node.run("bash", "-c", f"cd / && {' '.join(node.provision_command())}").stdout)
     assert set(second.values()) == {"already so", "not needed", "finished"}
-    assert node.snapshot() == before
+    assert snapshot(node) == before
     log = node.path("/var/log/provision/provisioning.log").read_text()
     assert log.count("provision: finished") == 3
     lines = [json.loads(line) for line in node.path("/var/log/provision/steps.jsonl").read_text().splitlines()]
@@ -93,11 +104,11 @@ def test_it_runs_on_python_3_8(node: Node) -> None:
 
 
 def test_a_dry_run_of_a_new_node_changes_its_log_alone(node: Node) -> None:
-    logs = ("upper/var", "upper/var/log")
-    before = node.snapshot()
+    logs = ("disk/var",)
+    before = snapshot(node)
     said = outcomes(node.provision("--dry-run").stdout)
     assert said["users"] == said["home"] == said["ssh_keys"] == "would change"
-    after = node.snapshot()
+    after = snapshot(node)
     assert {key: after[key] for key in after if key not in logs} == {
         key: before[key] for key in before if key not in logs
     }
@@ -105,23 +116,23 @@ def test_a_dry_run_of_a_new_node_changes_its_log_alone(node: Node) -> None:
 
 def test_a_node_knows_itself_without_instance_metadata(node: Node) -> None:
     node.provision(environment={"PROVISION_IMDS": "http://127.0.0.1:9"})
-    assert node_number(node) == instance_id(0)
+    assert node_number(node) == CONTROLLER.instance_id
     assert_right(node)
 
 
 def test_many_nodes_at_once(tmp_path: Path) -> None:
-    with cluster(tmp_path, [f"10.1.12.{30 + number}" for number in range(5)], workers="ml.c5.xlarge") as nodes:
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(Node.provision, nodes))
-        for node in nodes:
+    with nodes(tmp_path, workers=4) as machines:
+        with ThreadPoolExecutor(len(machines)) as pool:
+            list(pool.map(Node.provision, machines))
+        for node in machines:
             assert_right(node)
-        known = nodes[0].path("/srv/lustre/.provision/ssh_known_hosts").read_text().splitlines()
-        assert len(known) == len(nodes)
-        assert nodes[0].path("/srv/lustre/ubuntu/.bashrc").read_text() == 'alias ll="ls -l"\n'
-        before = [node.snapshot() for node in nodes]
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(Node.provision, nodes))
-        assert [node.snapshot() for node in nodes] == before
+        known = machines[0].path("/srv/lustre/.provision/ssh_known_hosts").read_text().splitlines()
+        assert len(known) == len(machines)
+        assert machines[0].path("/srv/lustre/ubuntu/.bashrc").read_text() == 'alias ll="ls -l"\n'
+        before = [snapshot(node) for node in machines]
+        with ThreadPoolExecutor(len(machines)) as pool:
+            list(pool.map(Node.provision, machines))
+        assert [snapshot(node) for node in machines] == before
 
 
 def test_what_a_killed_run_was_preparing_is_removed(node: Node) -> None:
@@ -141,7 +152,7 @@ def test_two_runs_on_one_node_follow_each_other(node: Node) -> None:
 
 def _slow_mount(node: Node, seconds: int) -> None:
     program = node.path("/usr/sbin/mount.lustre")
-    program.write_text(program.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\nsleep {seconds}\n"))
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\nsleep {seconds}\n"))
 
 
 def test_ending_a_run_ends_its_commands(node: Node) -> None:
@@ -151,10 +162,10 @@ def test_ending_a_run_ends_its_commands(node: Node) -> None:
     assert node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
 
 
-def test_what_a_killed_run_left_at_work_is_waited_for(node: Node) -> None:
+def test_what_a_killed_run_left_at_work_is_waited_for(node: Node, tmp_path: Path) -> None:
     _slow_mount(node, 2)
-    started = node.command("bash", "-c", f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx")
-    with subprocess.Popen(started, env=node.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+    script = f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx"
+    with node.start("bash", "-c", script, log=tmp_path / "killed.log"):
         while node.run("pgrep", "-x", "sleep", check=False).returncode:
             time.sleep(0.05)
         node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
@@ -166,7 +177,7 @@ def test_what_a_killed_run_left_at_work_is_waited_for(node: Node) -> None:
 
 def test_the_first_key_stays(tmp_path: Path) -> None:
     """The slow node's ssh-keygen ends after the fast node has published its key."""
-    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (slow, fast):
+    with nodes(tmp_path, workers=1) as (slow, fast):
         for node in (slow, fast):
             node.provision("--only", "home")
         slow.run("mv", "/usr/bin/ssh-keygen", "/usr/bin/ssh-keygen.real")
@@ -189,7 +200,7 @@ def test_the_first_key_stays(tmp_path: Path) -> None:
 def test_a_key_left_half_made_is_removed_when_all_else_is_so(node: Node) -> None:
     """This node was killed between making and publishing it, and another made the rest; it is a private key."""
     node.provision()
-    left = node.path("/srv/lustre/ubuntu/.ssh") / f".{instance_id(0)}.id_ed25519"
+    left = node.path("/srv/lustre/ubuntu/.ssh") / f".{CONTROLLER.instance_id}.id_ed25519"
     assert left.parent.is_dir()
     left.write_text("a key")
     node.provision()
@@ -203,12 +214,12 @@ def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     node.run("mkdir", "-p", "/run/sshd")
     node.run("/usr/sbin/sshd")
     ssh = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes")
-    assert node.run(*ssh, "10.1.12.34", "id -u; pwd").stdout == "2001\n/fsx/alice\n"
+    assert node.run(*ssh, CONTROLLER.address, "id -u; pwd").stdout == "2001\n/fsx/alice\n"
     # An impostor is not believed.
     node.run("bash", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
     node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
     node.run("/usr/sbin/sshd")
-    refused = node.run(*ssh, "10.1.12.34", "true", check=False)
+    refused = node.run(*ssh, CONTROLLER.address, "true", check=False)
     assert refused.returncode == 255
     assert "HOST IDENTIFICATION HAS CHANGED" in refused.stderr
 
@@ -259,7 +270,7 @@ def test_the_file_system_is_mounted_again_at_boot(node: Node) -> None:
             "mkdir /fsx && mount -t tmpfs 10.9.9.9@tcp:/4owupbev /fsx",
             "/fsx: 10.9.9.9@tcp:/4owupbev (tmpfs) is mounted there, not fs-",
         ),
-        ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs) is to be mounted at /fsx"),
+        ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs) is configured for /fsx"),
     ],
 )
 def test_what_is_in_the_way_of_the_file_system_is_named(node: Node, before: str, says: str) -> None:
@@ -271,10 +282,10 @@ def test_what_is_in_the_way_of_the_file_system_is_named(node: Node, before: str,
 
 
 def test_where_hyperpod_mounts_it_is_only_looked_at(node: Node) -> None:
-    node.settings(provisioning="api")
+    node.write_settings({**SETTINGS, "provisioning": "api"})
     fstab = node.path("/etc/fstab").read_text()
     # Lustre shows the address that the name has.
-    node.run("bash", "-c", "mkdir /fsx && mount -t tmpfs 127.0.0.1@tcp:/4owupbev /fsx")
+    node.run("bash", "-c", "mkdir /fsx && mount -t tmpfs 10.1.0.1@tcp:/4owupbev /fsx")
     node.provision()
     assert node.path("/etc/fstab").read_text() == fstab
     assert node.run("ls", "/fsx").stdout == "alice\nbob\nubuntu\n"
@@ -308,7 +319,7 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
 
 def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
     """HyperPod may put a node back into Slurm before it runs these scripts. A sleep stands in for the job."""
-    with subprocess.Popen(node.command("runuser", "-u", "ubuntu", "--", "sleep", "60"), env=node.environment()) as job:
+    with node.start("runuser", "-u", "ubuntu", "--", "sleep", "60") as job:
         while not node.run("pgrep", "-u", "ubuntu", check=False).stdout:
             time.sleep(0.01)
         node.provision()
@@ -388,7 +399,7 @@ def test_limits_are_raised_and_never_lowered(node: Node) -> None:
 
 def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> None:
     """A sleep stands in for slurmd."""
-    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (_, worker):
+    with nodes(tmp_path, workers=1) as (_, worker):
         _efa(worker)
         worker.run("cp", "/usr/bin/sleep", "/usr/local/bin/slurmd")
         script = "ulimit -l 64; setsid slurmd 60 >/dev/null 2>&1 & echo $!"
@@ -414,7 +425,7 @@ def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> No
 )
 def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> None:
     """A script stands in for AWS's neuron-ls."""
-    with cluster(tmp_path, ["10.1.12.34", "10.1.12.35"]) as (_, worker):
+    with nodes(tmp_path, workers=1, instance_type="ml.trn1.32xlarge") as (_, worker):
         script = worker.path("/opt/aws/neuron/bin/neuron-ls")
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(f"#!/bin/bash\n{program}\n")
@@ -551,14 +562,14 @@ def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
     for number in range(12):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with cluster(folder, ["10.1.12.34", "10.1.12.35"], workers="ml.c5.xlarge") as (one, two):
+        with nodes(folder, workers=1) as (one, two):
             with ThreadPoolExecutor(2) as pool:
                 other = pool.submit(two.provision)
                 for _ in range(4):
                     seconds = f"{moments.uniform(0.1, 0.7):.3f}"
                     # A pid namespace of its own, so that everything the run started dies in the same instant.
                     killed = ("timeout", "-s", "KILL", seconds, "unshare", "-p", "--fork", "--kill-child")
-                    one.run(*killed, "bash", f"{SCRIPTS}/provision.sh", *ONLY, check=False)
+                    one.run(*killed, *one.provision_command(), check=False)
                 other.result()
             one.provision()
             assert_right(one)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from provision.steps import STEPS, home, ssh_keys
 from provision.steps.limits import merged_ports
 from provision.steps.neuron import count_devices
 
-from tests.lifecycle.private_root import LIFECYCLE, SETTINGS, instance_id, resource_config
+from tests.lifecycle.instances import CONTROLLER, SETTINGS, WORKERS, resource_config
+from tests.lifecycle.nodes import LIFECYCLE
+
+INSTANCES = (CONTROLLER, WORKERS[0])
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def node(tmp_path: Path) -> Node:
 def config(node: Node) -> Path:
     file = node.path(identity.RESOURCE_CONFIG)
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(resource_config(["10.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")))
+    file.write_text(json.dumps(resource_config(INSTANCES)))
     return file
 
 
@@ -99,19 +103,23 @@ def test_settings_that_lack_a_key(tmp_path: Path) -> None:
 
 def test_an_instance_is_found_by_id_before_address(node: Node, config: Path) -> None:
     # The address of a node that was replaced may still be listed for the old one.
-    config.write_text(json.dumps(resource_config(["127.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")))
-    found = identity.identify(instance_id(1), node.path, SETTINGS["groups"])
-    assert (found.group, found.role, found.address) == ("worker-group-1", "compute", "10.0.0.2")
+    config.write_text(json.dumps(resource_config([replace(CONTROLLER, address="127.0.0.1"), WORKERS[0]])))
+    found = identity.identify(WORKERS[0].instance_id, node.path, SETTINGS["groups"])
+    assert (found.group, found.role, found.address) == ("worker-group-1", "compute", WORKERS[0].address)
     assert found.instance_type == "ml.trn1.32xlarge"
     assert found.controllers == ("127.0.0.1",)
     by_address = identity.identify("i-0123", node.path, SETTINGS["groups"])
     assert (by_address.role, by_address.instance_id) == ("controller", "i-0123")
     without_metadata = identity.identify("", node.path, SETTINGS["groups"])
-    assert (without_metadata.role, without_metadata.instance_id) == ("controller", instance_id(0))
+    assert (without_metadata.role, without_metadata.instance_id) == ("controller", CONTROLLER.instance_id)
 
 
 def test_an_instance_that_is_not_listed_yet_may_be_soon(node: Node, config: Path) -> None:
-    config.write_text(json.dumps(resource_config(["203.0.113.1", "203.0.113.2"], "ml.trn1.32xlarge")))
+    config.write_text(
+        json.dumps(
+            resource_config([replace(CONTROLLER, address="203.0.113.1"), replace(WORKERS[0], address="203.0.113.2")])
+        )
+    )
     with pytest.raises(PassingError, match="neither i-0123 nor any address of this machine"):
         identity.identify("i-0123", node.path, SETTINGS["groups"])
     config.write_text('{"InstanceGr')
@@ -121,23 +129,23 @@ def test_an_instance_that_is_not_listed_yet_may_be_soon(node: Node, config: Path
 
 @pytest.mark.parametrize("address", [None, ""])
 def test_an_instance_without_an_address_is_not_there_yet(node: Node, config: Path, address: str | None) -> None:
-    resources = resource_config(["10.0.0.1", "10.0.0.2"], "ml.trn1.32xlarge")
+    resources = resource_config(INSTANCES)
     starting = {"InstanceName": "controller-machine-2", "InstanceId": "i-0fff", "CustomerIpAddress": address}
     resources["InstanceGroups"][0]["Instances"] += [starting, {"InstanceName": "controller-machine-3"}]
     config.write_text(json.dumps(resources))
-    assert identity.identify(instance_id(1), node.path, SETTINGS["groups"]).controllers == ("10.0.0.1",)
+    assert identity.identify(WORKERS[0].instance_id, node.path, SETTINGS["groups"]).controllers == (CONTROLLER.address,)
 
 
 def test_hyperpods_own_file_gives_roles_that_the_settings_do_not(node: Node, config: Path) -> None:
     with pytest.raises(NodeError, match="'worker-group-1' has no role"):
-        identity.identify(instance_id(1), node.path, {})
+        identity.identify(WORKERS[0].instance_id, node.path, {})
     parameters = {
         "controller_group": "controller-machine",
         "worker_groups": [{"instance_group_name": "worker-group-1", "partition_name": "dev"}],
     }
     node.path(identity.PROVISIONING_PARAMETERS).write_text(json.dumps(parameters))
-    assert identity.identify(instance_id(1), node.path, {}).role == "compute"
-    given = identity.identify(instance_id(1), node.path, {"worker-group-1": "login"})
+    assert identity.identify(WORKERS[0].instance_id, node.path, {}).role == "compute"
+    given = identity.identify(WORKERS[0].instance_id, node.path, {"worker-group-1": "login"})
     assert given.role == "login"
 
 
@@ -224,7 +232,7 @@ def listed(node: Node, config: Path) -> Node:
     """A node below tmp_path that knows who it is, with an empty shared file system and a host key."""
     record = node.path(identity.RECORD)
     record.parent.mkdir(parents=True)
-    found = identity.identify(instance_id(0), node.path, SETTINGS["groups"])
+    found = identity.identify(CONTROLLER.instance_id, node.path, SETTINGS["groups"])
     record.write_text(identity.record(found))
     node.fsx.mkdir()
     node.path("/etc/ssh").mkdir()
@@ -264,7 +272,7 @@ def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, m
     ssh_keys._list_host_keys(listed)
     text = (listed.fsx / ".provision/ssh_known_hosts").read_text()
     assert "other ssh-ed25519 BBBB\n" in text
-    assert "10.0.0.1 ssh-ed25519 AAAA\n" in text
+    assert f"{CONTROLLER.address} ssh-ed25519 AAAA\n" in text
 
 
 def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Path) -> None:
@@ -280,11 +288,11 @@ def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Pat
     ):
         shared.remove(provision)
         make()
-        (outside / f"{instance_id(0)}.x").touch()
+        (outside / f"{CONTROLLER.instance_id}.x").touch()
         for action in (lambda: shared.staging(listed, "x"), lambda: shared.leftovers(listed)):
             with pytest.raises(NodeError, match="is not owned by root alone; move it away"):
                 action()
-        assert (outside / f"{instance_id(0)}.x").exists()
+        assert (outside / f"{CONTROLLER.instance_id}.x").exists()
 
 
 def test_a_file_is_written_once_and_repaired(node: Node) -> None:

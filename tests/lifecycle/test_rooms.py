@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.localcluster.processes import ProcessIdentity, descendants
-from tests.lifecycle.cluster import CONTROLLER, WORKERS
-from tests.lifecycle.image import FSX_SOURCE
+from hyperpod_ft.processes import ProcessIdentity, descendants
+from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, WORKERS
 from tests.lifecycle.nodes import room
 
 pytestmark = pytest.mark.lifecycle
@@ -19,9 +18,9 @@ pytestmark = pytest.mark.lifecycle
 OWNER = """
 import sys, time
 from pathlib import Path
-from tests.lifecycle.cluster import CONTROLLER
+from tests.lifecycle.instances import CONTROLLER
 from tests.lifecycle.nodes import room
-with room(Path(sys.argv[1]), "fs@tcp:/x") as opened:
+with room(Path(sys.argv[1])) as opened:
     node = opened.power_on(CONTROLLER, [CONTROLLER])
     escaped = node.start("setsid", "sleep", "600")
     print("up", flush=True)
@@ -43,10 +42,10 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
     assert _groups(group)
 
     owner.send_signal(number)
-    owner.wait(30)
+    owner.wait(90)
     owner.stdout.close()
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while [each for each in processes if each.is_alive()] or _groups(group):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -55,7 +54,7 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
 
 def test_nodes_are_machines_of_their_own(nodes_possible: None, tmp_path: Path) -> None:
     cluster = [CONTROLLER, WORKERS[0]]
-    with room(tmp_path, FSX_SOURCE) as opened:
+    with room(tmp_path) as opened:
         one, other = (opened.power_on(instance, cluster) for instance in cluster)
         one.run("useradd", "--uid", "4711", "someone")
         assert one.run("id", "-u", "someone").stdout.strip() == "4711"

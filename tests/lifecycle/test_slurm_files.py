@@ -15,11 +15,9 @@ from provision.settings import FsxSettings, Settings
 from provision.steps import slurm_configuration
 from provision.steps.slurm_configuration import SlurmConfiguration
 
-from tests.lifecycle.image import Instance
-from tests.lifecycle.image import slurm_conf as agents_slurm_conf
+from tests.lifecycle.instances import CONTROLLER, WORKERS
+from tests.lifecycle.instances import slurm_conf as agents_slurm_conf
 
-CONTROLLER = Instance("controller-machine", "10.1.0.11", "i-1")
-WORKERS = [Instance("worker-group-1", f"10.1.0.{number}", f"i-{number}") for number in (12, 13)]
 CONF = agents_slurm_conf(CONTROLLER, WORKERS, "TopologyPlugin=topology/tree")
 
 

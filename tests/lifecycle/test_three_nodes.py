@@ -10,17 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.lifecycle.cluster import (
-    CONTROLLER,
-    LOGIN,
-    USER,
-    WORKERS,
-    Cluster,
-    daemons,
-    disk,
-    shared_disk,
-)
-from tests.lifecycle.image import FSX_SOURCE, Instance
+from tests.lifecycle.cluster import USER, Cluster, daemons, disk, shared_disk
+from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, LOGIN, WORKERS, Instance
 from tests.lifecycle.nodes import Node, kill_tree, room
 
 pytestmark = pytest.mark.lifecycle
@@ -54,8 +45,8 @@ WORKER_NAMES = [worker.hostname for worker in WORKERS]
 
 @pytest.fixture(scope="module")
 def cluster(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with room(tmp_path_factory.mktemp("room"), FSX_SOURCE) as opened:
-        yield Cluster(opened, [CONTROLLER, *WORKERS, LOGIN], tmp_path_factory.mktemp("logs"))
+    with room(tmp_path_factory.mktemp("room")) as opened:
+        yield Cluster(opened, [CONTROLLER, *WORKERS, LOGIN], tmp_path_factory.mktemp("logs"), accounting=True)
 
 
 def test_nodes_that_are_provisioned_at_once_run_a_job(cluster: Cluster) -> None:
@@ -249,9 +240,9 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
 def test_where_hyperpod_started_slurm_nothing_of_it_changes(
     nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with room(tmp_path_factory.mktemp("room"), FSX_SOURCE) as opened:
+    with room(tmp_path_factory.mktemp("room")) as opened:
         logs = tmp_path_factory.mktemp("logs")
-        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="api", accounting=False)
+        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="api")
         _start_slurm_as_hyperpod_does(cluster)
         before = [_slurm_files(node) for node in cluster.nodes]
         running = [daemons(node) for node in cluster.nodes]
@@ -266,9 +257,9 @@ def test_where_hyperpod_started_slurm_nothing_of_it_changes(
 def test_accounting_and_metrics_can_be_turned_on_later(
     nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with room(tmp_path_factory.mktemp("room"), FSX_SOURCE) as opened:
+    with room(tmp_path_factory.mktemp("room")) as opened:
         logs = tmp_path_factory.mktemp("logs")
-        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, accounting=False)
+        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs)
         cluster.write_slurm_conf()
         worker = cluster.nodes[1]
         for program in METRICS_PROGRAMS:

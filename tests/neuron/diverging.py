@@ -25,4 +25,4 @@ class Diverging(Attempt):
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
-    Diverging(run, join_processes(run.plan.degrees.world_size)).to_the_end()
+    Diverging(run, join_processes(run.plan.degrees.world_size)).run_to_end()

@@ -1,4 +1,4 @@
-"""Jobs of engine neuron that are killed or stopped: the losses go on as if nothing had happened, bit for bit on CPU."""
+"""Killed or stopped jobs of engine neuron: the losses equal those of an uninterrupted run, bit for bit on CPU."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_kill_9_half_way_changes_no_loss(settings: dict[str, Any], neuron_jobs: 
     assert [row["step"] for row in metrics(killed)] == list(range(1, 13))
     record = killed.record("train")
     assert record is not None and record.facts["resumed_from"] in ([4], [8])
-    assert f"going on from step {record.facts['resumed_from'][0]}" in said
+    assert f"resuming from step {record.facts['resumed_from'][0]}" in said
     assert [path.name for path in sorted(killed.checkpoints.iterdir())] == ["step-00000008", "step-00000012"]
 
 
@@ -69,7 +69,7 @@ def test_sigterm_saves_a_damaged_file_is_passed_over_and_the_next_attempt_goes_o
     file.write_bytes(content)
     said = neuron_jobs.train(run)
     assert said.count(f"ignoring checkpoint {newest.name}: resume/rank-00001.safetensors is damaged") == 1
-    assert f"going on from step {int(before.name.removeprefix('step-'))}" in said
+    assert f"resuming from step {int(before.name.removeprefix('step-'))}" in said
     assert [row["step"] for row in metrics(run)] == list(range(1, 41))
 
 

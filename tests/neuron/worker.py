@@ -23,7 +23,7 @@ def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
     processes = join_processes(run.plan.degrees.world_size)
     attempt = Attempt(run, processes)
-    attempt.to_the_end()
+    attempt.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:
         model = attempt.trainer.model.eval()
         with torch.no_grad():

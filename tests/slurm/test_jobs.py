@@ -12,9 +12,9 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.launch.submit import cancel, submit
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -80,6 +80,16 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
     while queue():
         time.sleep(0.1)
     assert Launchers(slurm).active(run) == []
+
+
+def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: Slurm, make_run: MakeRun) -> None:
+    run = waiting(make_run)
+    prepare(run, Launchers(slurm))
+    by_hand = ["sbatch", "--parsable", "--hold", str(run.script("env"))]
+    done = subprocess.run(by_hand, capture_output=True, text=True, check=True, timeout=30)
+    (job,) = cancel(run, Launchers(slurm))
+    assert (job.stage, job.job_id) == ("env", done.stdout.strip())
+    assert status(run, Launchers(slurm)).stages[0].state == "cancelled"
 
 
 def test_an_interrupted_submission_cancels_what_it_made(

@@ -21,8 +21,8 @@ from hyperpod_ft.cli import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster, default_directory, programs
 from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
-from hyperpod_ft.localcluster.processes import ProcessIdentity, descendants
 from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.processes import ProcessIdentity, descendants
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -70,6 +70,14 @@ def processes_of(cluster: LocalCluster) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def is_unlocked(cluster: LocalCluster) -> bool:
+    """Whether no starter, watch or guard holds the cluster's lock, not even one that was just forked."""
+    lock = cluster._runtime.try_lock()
+    if lock:
+        lock.close()
+    return lock is not None
 
 
 def assert_gone(cluster: LocalCluster) -> None:
@@ -292,12 +300,18 @@ def test_unbound_cluster_outlives_its_starter(own: LocalCluster) -> None:
 @pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("moment", ["daemons.log", "munged.out", "slurmctld.log"])
 def test_starter_stopped_during_up_leaves_nothing(own: LocalCluster, with_signal: signal.Signals, moment: str) -> None:
-    code = "import sys, pathlib, hyperpod_ft.localcluster as l; l.LocalCluster(pathlib.Path(sys.argv[1])).up(nodes=1)"
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from hyperpod_ft.localcluster import LocalCluster
+        LocalCluster._node_states = lambda *_: {}  # no node is ever idle: `up` does not end before the signal
+        LocalCluster(Path(sys.argv[1])).up(nodes=1)"""
     starter = start_python(code, own.directory)
-    wait_until((own.logs / moment).exists)
+    wait_until((own.logs / moment).exists, seconds=50)
     starter.send_signal(with_signal)
     assert starter.wait() != 0
-    wait_until(lambda: processes_of(own) == [], seconds=10)
+    wait_until(lambda: is_unlocked(own), seconds=50)
+    assert processes_of(own) == []
     assert own.down() is False
     assert_gone(own)
 

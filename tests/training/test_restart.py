@@ -44,7 +44,7 @@ def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
     assert record is not None and record.facts["resumed_from"] in ([10], [15])
     assert f"from step {record.facts['resumed_from'][0]}" in said
     # the killed attempt is on the bill, though its last steps were trained again
-    assert record.facts["attempts"] == 2 and len(usage.attempts(killed)) == 2
+    assert record.facts["attempts"] == 2 and len(usage.read(killed)) == 2
     assert record.facts["node_hours"] * 3600 > record.facts["seconds"]
 
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Layout, Lora
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines import checkpoint_directory
@@ -154,7 +154,7 @@ def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None)
             method="lora" if lora else "full",
             base_model=BaseModelSource(source=str(base), revision=None),
             lora=lora,
-            layout=Layout(world_size=1, data_parallel=1, pipeline_parallel=1, tensor_parallel=1),
+            degrees=RankDegrees(world_size=1, data_parallel=1, pipeline_parallel=1, tensor_parallel=1),
             progress={},
             files={name: (checkpoint / name).stat().st_size for name in digests},
             sha256=digests,

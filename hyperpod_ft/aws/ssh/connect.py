@@ -98,10 +98,10 @@ def write_config(route: SshRoute, request: SshRequest) -> str:
     return route.files.hosts.read_text(encoding="utf-8")
 
 
-def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -> int:
+def connect(route: SshRoute, request: SshRequest, report: Callable[[str], None]) -> int:
     """Upload the key, write the configuration, and run ssh in this terminal. Returns its exit status.
 
-    `tell` receives lines of progress; stdout belongs to the remote command. Raises UserError.
+    `report` receives lines of progress; stdout belongs to the remote command. Raises UserError.
     """
     ssm.require("ssh", "aws", "session-manager-plugin")
     identity = ssh_key.find(request.identity, route.files.home / ".ssh")
@@ -110,9 +110,9 @@ def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -
     uploaded = _uploaded(route, request, identity)
     if not uploaded.exists():
         if ssh_key.upload(route.aws_cli, route.target, request.user, identity):
-            tell(f"{request.user} on {route.cluster.name} now accepts the key {identity.file}")
+            report(f"{request.user} on {route.cluster.name} now accepts the key {identity.file}")
         publish.write_text(uploaded, "", 0o600)
-    tell(route.node_name)
+    report(route.node_name)
     status = subprocess.run(command, env=ssm.environment(), check=False).returncode
     if status == _SSH_FAILED:
         uploaded.unlink(missing_ok=True)  # the key may be missing: upload it again next time
@@ -123,9 +123,9 @@ def connect(route: SshRoute, request: SshRequest, tell: Callable[[str], None]) -
     return status
 
 
-def shell(route: SshRoute, tell: Callable[[str], None]) -> int:
+def shell(route: SshRoute, report: Callable[[str], None]) -> int:
     """Open a shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
-    tell(route.node_name)
+    report(route.node_name)
     return ssm.shell(route.aws_cli, route.target)
 
 

@@ -97,10 +97,10 @@ def command(user: str, line: str) -> str:
 
 def upload(aws_cli: ssm.AwsCli, target: str, user: str, identity: SshKey) -> bool:
     """Add the key to the user's authorized_keys. True if it was missing. Raises UserError."""
-    said = ssm.run(aws_cli, target, command(user, identity.line), _ANSWER).strip()
-    match said:
+    output = ssm.run(aws_cli, target, command(user, identity.line), _ANSWER).strip()
+    match output:
         case "added" | "present":
-            return said == "added"
+            return output == "added"
         case "no-user":
             raise UserError(
                 f"{target.rpartition('_')[2]}: no user {user} on this node",
@@ -108,6 +108,6 @@ def upload(aws_cli: ssm.AwsCli, target: str, user: str, identity: SshKey) -> boo
             )
         case _:
             raise UserError(
-                f"{target.rpartition('_')[2]}: could not add the key to {user}'s authorized_keys: {said}",
+                f"{target.rpartition('_')[2]}: could not add the key to {user}'s authorized_keys: {output}",
                 "connect with --ssm and check that /fsx is mounted and that the user owns the home directory",
             )

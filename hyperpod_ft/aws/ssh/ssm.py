@@ -79,21 +79,21 @@ def shell(aws_cli: AwsCli, target: str) -> int:
 
 
 def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:
-    """Run words on the node (no shell, as the document's) and return what follows `answer` in the line that has it.
+    """Run a command on the node (words, without a shell) and return what follows `answer` in the line that has it.
 
     A session's exit status is not the command's, and sessions occasionally end at once without any output (`Cannot
     perform start session: EOF`). So a command must be safe to run twice, and must print `answer`.
     Raises UserError.
     """
     require("aws", "session-manager-plugin")
-    said = ""
+    output = ""
     for _ in range(attempts):
-        said = _said(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target)
-        if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", said, re.MULTILINE):
+        output = _output_of(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target)
+        if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", output, re.MULTILINE):
             return match[1]
-        if (known := _known(said, target)) is not None:
+        if (known := _known(output, target)) is not None:
             raise known
-    raise explained(said, target)
+    raise explained(output, target)
 
 
 def tunnel(aws_cli: AwsCli, target: str) -> None:
@@ -104,19 +104,19 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     with _session(command, stderr=subprocess.PIPE) as session:
         try:
-            _, said = session.communicate()
+            _, output = session.communicate()
         except SystemExit:
             _end(session)
             raise
     if session.returncode:
-        raise explained(said, target)
+        raise explained(output, target)
 
 
-def _said(command: list[str], target: str) -> str:
+def _output_of(command: list[str], target: str) -> str:
     # without a terminal, whose settings the plugin would change, which loses output
     with _session(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as session:
         try:
-            said, _ = session.communicate(timeout=_SECONDS)
+            output, _ = session.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
             _end(session)
             raise UserError(
@@ -126,7 +126,7 @@ def _said(command: list[str], target: str) -> str:
         except BaseException:
             _end(session)
             raise
-    return said
+    return output
 
 
 def _session(
@@ -154,60 +154,60 @@ def _end(session: "subprocess.Popen[str]") -> None:
             os.killpg(session.pid, number)
 
 
-def explained(said: str, target: str) -> UserError:
+def explained(output: str, target: str) -> UserError:
     """The error for a failed session, from the output of the CLI or the agent."""
-    return _known(said, target) or UserError(
-        f"{_node(target)}: no session: {_last_message(said) or 'the AWS CLI gave no error message'}",
+    return _known(output, target) or UserError(
+        f"{_node(target)}: no session: {_last_message(output) or 'the AWS CLI gave no error message'}",
         "run it again; to connect without ssh: --ssm",
     )
 
 
-def _known(said: str, target: str) -> UserError | None:
+def _known(output: str, target: str) -> UserError | None:
     node = _node(target)
-    if "SessionManagerPlugin is not found" in said:
+    if "SessionManagerPlugin is not found" in output:
         name, page = _PAGES["session-manager-plugin"]
         return UserError(f"{name} is not installed", f"install it: {page}")
-    if "TargetNotConnected" in said:
+    if "TargetNotConnected" in output:
         return UserError(
             f"{node}: its SSM agent is not connected",
             "wait some minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
             " replace the node: hyperpod-ft cluster replace-node",
         )
-    if user := re.search(r"RunAs user (\S+) does not exist", said):
+    if user := re.search(r"RunAs user (\S+) does not exist", output):
         return UserError(
             f"{node}: your account's Session Manager logs in as {user[1]} (Run As), a user that the node does not have",
             "clear Run As in Session Manager's preferences, or set it to a user that all nodes have",
         )
-    if "please set the RunAs default user" in said:
+    if "please set the RunAs default user" in output:
         return UserError(
             f"{node}: Run As is enabled without a user in your account's Session Manager",
             "set the user in Session Manager's preferences, or disable Run As",
         )
     if re.search(
-        r"ExpiredToken|token (included in the request )?is expired|session .*has expired|Error loading SSO", said
+        r"ExpiredToken|token (included in the request )?is expired|session .*has expired|Error loading SSO", output
     ):
         return UserError("your AWS credentials have expired", "log in again, for example with: aws sso login")
-    if re.search(r"Unable to locate credentials|NoCredentials|InvalidClientTokenId|UnrecognizedClient", said):
+    if re.search(r"Unable to locate credentials|NoCredentials|InvalidClientTokenId|UnrecognizedClient", output):
         return UserError("no valid AWS credentials", "run `aws configure`, or set AWS_PROFILE or --profile")
-    if profile := re.search(r"config profile \((.*?)\) could not be found", said):
+    if profile := re.search(r"config profile \((.*?)\) could not be found", output):
         return UserError(f"no AWS profile {profile[1]}", "see `aws configure list-profiles`")
-    if "AccessDenied" in said:
+    if "AccessDenied" in output:
         return UserError(
             f"{node}: not allowed to start SSM sessions",
             "allow ssm:StartSession in your policy on the cluster (arn:aws:sagemaker:*:*:cluster/*) and on the"
             f" documents {SSH_DOCUMENT} and {COMMAND_DOCUMENT}",
         )
-    if "InvalidDocument" in said:
+    if "InvalidDocument" in output:
         return UserError(
-            f"{node}: SSM has no such document in this region: {_last_message(said)}",
+            f"{node}: SSM has no such document in this region: {_last_message(output)}",
             "use --ssm, which needs no document",
         )
     return None
 
 
-def _last_message(said: str) -> str:
+def _last_message(output: str) -> str:
     """The CLI's last line, except for those that the plugin prints around every session."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     messages = [line for line in lines if not re.match(r"(Starting|Exiting) session with SessionId", line)]
     return redacted(messages[-1]) if messages else ""
 

@@ -167,7 +167,7 @@ def delete(
 
 
 def remains(session: Session, name: str) -> Remaining:
-    """What the stack of this name has that costs money, asked of each service itself."""
+    """The stack's resources that cost money, as each service reports them."""
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
         stack = describe(client, name)

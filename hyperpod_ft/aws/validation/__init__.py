@@ -1,1 +1,1 @@
-"""What can be checked of a cluster before money is spent."""
+"""Checks of a cluster before it costs money."""

@@ -1,4 +1,4 @@
-"""What AWS offers: instance types in the zone, their threads, training plans. AWS does not publish spare capacity."""
+"""Checks of AWS's offers: instance types in the zone, threads, training plans. AWS does not publish spare capacity."""
 
 from collections.abc import Iterator
 from typing import Any

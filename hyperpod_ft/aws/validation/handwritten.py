@@ -77,8 +77,8 @@ def _groups(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _request(where: str, request: dict[str, Any]) -> list[Finding]:
     findings = []
-    for path, said in check_request("sagemaker", "CreateCluster", request):
-        problem, _, remedy = said.partition("; ")
+    for path, message in check_request("sagemaker", "CreateCluster", request):
+        problem, _, remedy = message.partition("; ")
         findings.append(error(f"{where}: {path}" if path else where, problem, remedy or "correct it"))
     groups = _groups(request)
     names = [group.get("InstanceGroupName") for group in groups]

@@ -1,4 +1,4 @@
-"""Whether the nodes' role and the caller have the permissions they need, by IAM's policy simulator.
+"""Checks that the nodes' role and the caller have the permissions they need, by IAM's policy simulator.
 
 Without permission to simulate, the role's policies are read, and only actions that no statement allows are reported.
 """

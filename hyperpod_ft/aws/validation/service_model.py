@@ -1,4 +1,4 @@
-"""Whether a request satisfies the service's own model, without a client, credentials or network.
+"""Checks a request against the service's own model, without a client, credentials or network.
 
 botocore ships the models but checks only names, types and minimal lengths; it leaves patterns, enums and ranges to the
 service, which reports one violation at a time, and minutes later. This module reports all of them at once.

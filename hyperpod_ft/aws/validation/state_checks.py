@@ -1,4 +1,4 @@
-"""What the account already has: a cluster or a stack of this name, the bucket, a cluster's scripts."""
+"""Checks of what the account already has: a cluster or a stack of this name, the bucket, a cluster's scripts."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.errors import UserError
 
 CONFIG = "adapter_config.json"
-# Stands for every linear layer except the output layer; PEFT replaces it with the modules' names when it saves.
+# Means every linear layer except the output layer; PEFT replaces it with the modules' names when it saves.
 _ALL_LINEAR = "all-linear"
 # Initializations that change the base's weights as well (PEFT, tuners/lora/layer.py, `pissa_init` and its neighbours).
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
@@ -129,7 +129,7 @@ class AdapterConfig(BaseModel):
         return self.alpha(module) / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Whether PEFT gives the module factors, if it is a linear layer or an embedding. Not for `all-linear`."""
+        """Whether PEFT adds factors to the module, if it is a linear layer or an embedding. Not for `all-linear`."""
         if self._excludes(module):
             return False
         if isinstance(self.target_modules, str):

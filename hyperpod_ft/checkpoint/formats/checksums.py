@@ -1,7 +1,7 @@
-"""Recorded checksums: `XXH128SUMS` beside the weights, in xxhsum's format, `<32 hex digits>  <name>` a line.
+"""Recorded checksums: `XXH128SUMS` next to the weights, in xxhsum's format: `<32 hex digits>  <name>` per line.
 
-`xxhsum --check XXH128SUMS` (of the package xxhash) checks them without this kit. XXH3 finds any damage,
-and costs a tenth of SHA-256's time; it does not protect against forgery.
+`xxhsum --check XXH128SUMS` (from the package xxhash) checks them without this kit. XXH3 detects damage at a
+tenth of SHA-256's cost; it does not protect against forgery.
 """
 
 import re
@@ -40,10 +40,10 @@ def recorded(directory: Path) -> dict[str, str]:
 
 
 def record(directory: Path, digests: Mapping[str, str]) -> None:
-    """Record the digests of files, by their names below `directory`, beside each of them."""
-    beside: dict[Path, list[str]] = defaultdict(list)
+    """Record the digests of files, by their names below `directory`, next to each of them."""
+    lines_of: dict[Path, list[str]] = defaultdict(list)
     for name, digest in sorted(digests.items()):
         file = directory / name
-        beside[file.parent].append(f"{digest}  {file.name}\n")
-    for parent, lines in beside.items():
+        lines_of[file.parent].append(f"{digest}  {file.name}\n")
+    for parent, lines in lines_of.items():
         publish.write_text(parent / CHECKSUMS, "".join(lines))

@@ -17,7 +17,7 @@ Names = Mapping[tuple[str, str], Any]
 
 
 class Inert:
-    """Stands for an object of any class: keeps its arguments and state."""
+    """Replaces an object of any class: keeps its arguments and state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -27,7 +27,7 @@ class Inert:
         self.state = state
 
     def __getattr__(self, name: str) -> Any:
-        # called only for fields of the dataclass that it stands for
+        # called only for fields of the dataclass that it replaces
         state = self.__dict__.get("state")
         if isinstance(state, dict) and name in state:
             return state[name]
@@ -35,7 +35,7 @@ class Inert:
 
 
 def inert(*_arguments: Any) -> None:
-    """Stands for a function whose result is not needed."""
+    """Replaces a function whose result is not needed."""
 
 
 def loads(content: bytes, names: Names, where: Path, persistent: Callable[[Any], Any] | None = None) -> Any:

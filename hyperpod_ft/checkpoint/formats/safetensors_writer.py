@@ -67,7 +67,7 @@ class Written:
 def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress) -> Written:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
-    `directory` comes from `resumable_directory`. A tensor larger than `max_shard_bytes` gets a shard of its own.
+    `directory` comes from `resumable_directory`. A tensor larger than `max_shard_bytes` gets a separate shard.
     Raises NoSpaceError when the volume has too little space.
     """
     shards = list(_shards(tensors, max_shard_bytes))

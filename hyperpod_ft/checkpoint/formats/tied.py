@@ -21,8 +21,8 @@ def embedding(names: Collection[str]) -> str | None:
 
 def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """`config`: config.json, where a missing key means the default of the architecture."""
-    told = config.get("tie_word_embeddings")
-    return bool(told) if told is not None else OUTPUT not in names and embedding(names) is not None
+    stated = config.get("tie_word_embeddings")
+    return bool(stated) if stated is not None else OUTPUT not in names and embedding(names) is not None
 
 
 def with_tied_output(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:

@@ -1,1 +1,1 @@
-"""Base model plus adapters to a model."""
+"""Merging adapters into their base model."""

@@ -1,4 +1,4 @@
-"""The model card of a merge outside any run: it names base and adapters. A run's own is stages/model_card.py."""
+"""The model card of a merge outside a run, which names base and adapters. For a run: stages/model_card.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from hyperpod_ft import __version__
 
 
 def merge_card(base: Path, adapters: Sequence[tuple[Path, float]]) -> str:
-    """README.md, with the header that the Hub reads; `adapters`: directories with their weights."""
+    """README.md, with the header for the Hub; `adapters`: directories with their weights."""
     name = base.resolve().name
     header = {"base_model": name, "library_name": "transformers", "tags": ["hyperpod-ft", "lora", "merge"]}
     rows = [("base model", name)]

@@ -1,4 +1,4 @@
-"""Base model plus LoRA adapters: one Hugging Face model, streamed; memory does not grow with the model."""
+"""Merges LoRA adapters into their base model, streaming: memory does not grow with the model."""
 
 import json
 import time
@@ -32,13 +32,13 @@ from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
-# Values that are converted together.
+# Values converted at a time.
 _BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
 class WeightedAdapter:
-    """A PEFT adapter, and the factor of its update."""
+    """A PEFT adapter and the factor of its updates."""
 
     directory: Path
     weight: float = 1.0
@@ -69,19 +69,20 @@ def merge(
     """Write base + adapters as the model directory `target`.
 
     Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
-    DoRA rescales, tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
-    `dtype` (torch's name, or `base`) asks for another. `card` becomes README.md; None: one with base and adapters.
+    DoRA rescales; tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
+    `dtype` (torch's name, or `base`) selects another dtype. `card` becomes README.md; None: a card naming base and
+    adapters.
 
     A killed merge resumes when it is called again with the same files.
 
     Raises UserError when an adapter does not fit the base, is damaged, conflicts with another, needs an unsupported
-    operation, or has only updates of zero, and when the result is not finite; nothing is published then.
+    operation, or has only zero updates, and when the result is not finite. Nothing is published then.
     """
     clock = time.monotonic()
     refuse_overlap(target, [base, *(one.directory for one in adapters)])
     files = [read_adapter(one.directory) for one in adapters]
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
-    # the writer's threads use all CPUs already; more threads of BLAS would only compete
+    # the writer's threads already use all CPUs; BLAS threads would only compete with them
     with Reader() as reader, threadpool_limits(1, "blas"):
         classified = [_classified(reader, one, model) for one in files]
         weights = [one.weight for one in adapters]
@@ -98,8 +99,7 @@ def merge(
             unchanged = _unchanged(reader, model, plan, directory)
             if unchanged == len(plan.touched):
                 raise UserError(
-                    f"{adapters[0].directory}: nothing was learned: every update is lost in the rounding to the"
-                    " weights' dtype",
+                    f"{adapters[0].directory}: nothing was learned: rounding to the weights' dtype loses every update",
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
                 )
             _copy_other_files(directory, model, files, plan, dtype)
@@ -155,7 +155,7 @@ def _copy(reader: Reader, tensor: LogicalTensor, dtype: str, base: Path, begin: 
 
 
 def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[float]) -> dict[str, Any]:
-    """Everything in the inputs that decides what is written."""
+    """Everything in the inputs that determines the output."""
     inputs = {piece.file for tensor in model.stored.values() for piece in tensor.pieces}
     inputs |= {model.directory / model_directory.CONFIG}
     states = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(inputs)]
@@ -175,7 +175,7 @@ def _unchanged(reader: Reader, model: Base, plan: MergePlan, directory: Path) ->
 def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:
     model_directory.copy_files(model.directory, directory)
     if "vocab_size" in plan.config:
-        # it has tokens that the base's tokenizer lacks
+        # the adapter has tokens that the base's tokenizer lacks
         for one in files:
             model_directory.copy_files(one.directory, directory, TOKENIZER)
     if plan.config:

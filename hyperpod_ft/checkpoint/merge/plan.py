@@ -1,4 +1,4 @@
-"""What a merge writes: the source of every tensor of the result, and the updates added to it."""
+"""Plans a merge: the source of every tensor of the result, and the updates added to it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Base:
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
-        """With the output layer, even if it is stored as the embedding only."""
+        """All tensors, including the output layer even if only the embedding is stored."""
         return tied.with_tied_output(self.stored) if self.is_tied else dict(self.stored)
 
 
@@ -75,7 +75,7 @@ def read_base(directory: Path, modules: Iterable[str]) -> Base:
 
 
 def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]) -> str:
-    """The prefix that all names of a model saved without its head lack; transformers adds it again."""
+    """The prefix missing from all names of a model saved without its head; transformers adds it when loading."""
     for module in modules:
         prefix, _, rest = module.partition(".")
         if f"{rest}.weight" in tensors and not any(name.startswith(f"{prefix}.") for name in tensors):
@@ -84,7 +84,7 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
 
 
 def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> AdapterEffect:
-    """The adapter without whole tensors that equal the base's: PEFT saves some that were not trained."""
+    """The adapter without whole tensors that equal the base's: PEFT saves some untrained ones."""
     tensors = base.tensors
     replaced = {
         name: tensor for name, tensor in adapter.replaced.items() if not same_values(reader, tensor, tensors[name])
@@ -93,7 +93,7 @@ def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> Adapte
 
 
 def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> MergePlan:
-    """`adapters`: each with the factor of its updates.
+    """Plan the merge of `adapters`, each with the factor of its updates.
 
     Raises UserError when adapters conflict, or the result would not be a valid model.
     """
@@ -122,7 +122,7 @@ def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change])
             raise UserError(f"{base.directory}: {name} may also be its output layer", _WITH_PEFT)
         if change.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
             raise UserError(
-                f"{change.source.pieces[0].file}: {name} has shape {list(change.source.shape)}, in the base model"
+                f"{change.source.pieces[0].file}: {name} has shape {list(change.source.shape)}, the base model's is"
                 f" {list(tensors[name].shape)}",
                 "use the base that the adapter was trained on",
             )

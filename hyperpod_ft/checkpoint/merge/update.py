@@ -1,21 +1,21 @@
-"""The arithmetic of a merge, any range of a weight at a time: W + scale * (B @ A), and DoRA's rescaling.
+"""The arithmetic of a merge, for any range of a weight: W + scale * (B @ A), and DoRA's rescaling.
 
-The steps are those of PEFT 0.17 when it merges on a CPU with factors in fp32, to which it converts those of 16 bits on
+The steps are those of PEFT 0.17 when it merges on a CPU with factors in fp32, to which it converts 16-bit factors on
 loading (`autocast_adapter_dtype`): multiply the factors, multiply by the scale, add the weight, and round once to the
-weight's dtype (tuners/lora/layer.py, `get_delta_weight` and `merge`; variants.py, `merge_unsafe`). A weight in fp64 has
-all of it done in fp64. What is added to an embedding is rounded to its dtype before that too, except by DoRA.
+weight's dtype (tuners/lora/layer.py, `get_delta_weight` and `merge`; variants.py, `merge_unsafe`). For a weight in
+fp64, all of this is done in fp64. Except with DoRA, an embedding's update is rounded to its dtype before it is added.
 
 Accuracy: a result differs from the exact one by at most the final rounding to the dtype, the rounding of the sum with
 the weight, and gamma(r + 2) * |scale| * (|B| @ |A|), with gamma(n) = n u / (1 - n u), rank r and the unit roundoff u of
 fp32 (2**-24). This holds for every order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
-edition, section 3.1), so PEFT's result keeps within the same bound, and the two differ by at most twice as much: one
+edition, section 3.1), so PEFT's result satisfies the same bound, and the two differ by at most twice as much: one
 unit in the last place of the dtype, and twice the error of the fp32 sum. Rounding an embedding's update and DoRA's
 rescaling add to the bound. A weight in fp64 has u = 2**-53.
 
-Order: every element is summed in one order, which depends neither on the range that is filled nor on the number of
-threads. The product is cut into tiles at fixed places of the weight, each of which is always multiplied as a whole;
-norms are summed row by row. The order within a tile is that of numpy's BLAS, which has kernels for several kinds of
-processor: the last bits may differ where it chooses another one.
+Order: the order of summation of an element depends neither on the range that is filled nor on the number of threads.
+The product is cut into tiles at fixed positions of the weight, and each tile is always multiplied as a whole; norms are
+summed row by row. The order within a tile is that of numpy's BLAS, which has kernels for several kinds of processor:
+the last bits may differ if it chooses a different kernel.
 """
 
 import threading
@@ -34,22 +34,23 @@ from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.tensors.scratch import scratch
 from hyperpod_ft.errors import UserError
 
-# Elements that are computed together: an fp32 block of them stays in the core's own cache through all passes.
+# Elements computed at a time: an fp32 block of them stays in the core's own cache through all passes.
 _BLOCK_ELEMENTS = 1 << 17
-# Rows of the weight that are multiplied together. Kernels of a BLAS may sum the rows of one call in different orders
+# Rows of the weight multiplied at a time. BLAS kernels may sum the rows of one call in different orders
 # (OpenBLAS 0.3.31 does for AVX2), so a row must not move within its tile: tiles begin at multiples of this.
 _TILE = 16
-# OpenBLAS copies (packs) the factors before it multiplies them, unless a call has at most so many multiplications. For
-# small ranks, calls below that limit are up to 1.7 times as fast; for larger ones, a call for each row of tiles is.
+# OpenBLAS copies (packs) the factors before it multiplies them, unless a call has at most this many multiplications.
+# For small ranks, calls below that limit are up to 1.7 times as fast; for larger ranks, one call per row of tiles is
+# faster.
 _UNPACKED = 1_000_000
 _UNPACKED_RANK = 192
 
 
 @dataclass(frozen=True)
 class _Product:
-    """left @ right, of the shape of the weight as it is stored."""
+    """left @ right, in the shape of the stored weight."""
 
-    left: Floats  # (rows, r), times the scale; rows of zeros complete the last tile
+    left: Floats  # (rows, r), times the scale; zero rows pad the last tile
     right: Floats  # (r, columns)
 
     def rows(self, first: int, last: int, use: str) -> Floats:
@@ -73,10 +74,10 @@ class _Product:
 
 
 class Updated:
-    """A weight with updates added; `fill` gives any range of the result as `dtype`.
+    """A weight with updates added; `fill` computes any range of the result as `dtype`. Thread-safe.
 
-    Factors are read when the first element is asked for, and let go with the last: `fill` has to be called once for
-    each element. From several threads.
+    Factors are read for the first element and released after the last: `fill` must be called exactly once for each
+    element.
     """
 
     def __init__(self, reader: Reader, weight: LogicalTensor, updates: Sequence[Update], dtype: str) -> None:
@@ -86,29 +87,29 @@ class Updated:
         self._dtype = dtype
         self._rows = weight.shape[0]
         self._columns = weight.elements // max(1, self._rows)
-        self._left = weight.elements
+        self._remaining = weight.elements
         self._products: list[_Product] = []
         self._magnitude: Floats | None = None
         self._norms: Floats | None = None  # of columns
         self._changing = threading.Lock()
 
     def fill(self, begin: int, end: int, out: Stored) -> None:
-        """Elements [begin, end) into `out`, 1-D. Raises UserError when one is NaN or Inf."""
-        # NumPy's warnings of overflow are off: what becomes NaN or Inf is refused below
+        """Write elements [begin, end) to `out`, 1-D. Raises UserError when one is NaN or Inf."""
+        # NumPy's overflow warnings are off: NaN and Inf are refused below
         with np.errstate(all="ignore"), self._loaded(end - begin):
             columns = self._columns
-            for first, last in self._readings(begin // columns, -(-end // columns)):
+            for first, last in self._chunks(begin // columns, -(-end // columns)):
                 stored = self._borrow(first, last)
                 for low, high in self._blocks(first, last):
                     total = self._sum(low, high, stored[low - first : high - first]).reshape(-1)
-                    # of the first and the last row, the range may hold a part
+                    # the range may cover only part of the first and the last row
                     start, stop = max(begin, low * columns), min(end, high * columns)
                     part = total[start - low * columns : stop - low * columns]
                     if kind := narrow(part, self._dtype, out[start - begin : stop - begin]):
                         tensor = f"tensor {self._weight.name} merged as {self._dtype}"
                         raise UserError(
                             f"{self._updates[0].where}: {tensor} holds {kind}",
-                            "the adapter or the base model is broken, or the dtype too narrow",
+                            "use a wider dtype; if it remains, the adapter or the base model is damaged",
                         )
 
     @contextmanager
@@ -118,8 +119,8 @@ class Updated:
                 self._load()
         yield
         with self._changing:
-            self._left -= elements
-            if self._left <= 0:
+            self._remaining -= elements
+            if self._remaining <= 0:
                 self._products, self._magnitude, self._norms = [], None, None
 
     def _load(self) -> None:
@@ -130,13 +131,13 @@ class Updated:
             self._magnitude = _floats(self._reader, update.magnitude, number)
             self._norms = self._column_norms() if update.transposed else None
 
-    def _readings(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """What is read at once of rows [first, last)."""
+    def _chunks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of rows [first, last) that are read at a time."""
         rows = max(1, BLOCK_BYTES // max(1, self._columns * STORED[self._weight.dtype].itemsize))
         return _cut(first, last, rows // _TILE * _TILE or rows)
 
     def _borrow(self, first: int, last: int) -> Stored:
-        """Rows of the weight as they are stored, good until this thread reads again."""
+        """Rows of the weight as stored, valid until this thread reads again."""
         found = self._reader.borrow(self._weight, first * self._columns, last * self._columns)
         return found.reshape(last - first, self._columns)
 
@@ -153,7 +154,7 @@ class Updated:
         return total
 
     def _added(self, first: int, last: int, stored: Stored) -> Floats:
-        """Weight and updates, of shape (last - first, columns)."""
+        """The sum of weight and updates, (last - first, columns)."""
         total = self._products[0].rows(first, last, "update")
         for product in self._products[1:]:
             total += product.rows(first, last, "further update")
@@ -175,7 +176,7 @@ class Updated:
 
 
 def _row_norms(values: Floats) -> Floats:
-    """Of each row. numpy sums a contiguous row pairwise, by itself and alike on every processor."""
+    """The norm of each row. numpy sums each contiguous row pairwise, the same way on every processor."""
     squares = scratch("squares", values.shape, values.dtype)
     np.multiply(values, values, out=squares)
     norms: Floats = np.sqrt(squares.sum(axis=1))

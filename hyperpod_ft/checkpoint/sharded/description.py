@@ -1,4 +1,4 @@
-"""`checkpoint.json`: what an engine of this kit says about a checkpoint that it wrote. Written last, read first."""
+"""`checkpoint.json`: an engine's description of a checkpoint that it wrote. Written last, read first."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.errors import UserError
 
 NAME = "checkpoint.json"
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 _REMEDY = "use an earlier checkpoint"
 
 
@@ -35,8 +35,8 @@ class BaseModelSource(_Part):
     revision: str | None
 
 
-class Layout(_Part):
-    """Ranks in total, and along each axis."""
+class RankDegrees(_Part):
+    """The number of ranks in total and along each axis."""
 
     world_size: int
     data_parallel: int
@@ -50,14 +50,14 @@ class Description(_Part):
     `lora` is None with method `full`. `progress` belongs to the engine: the counters that a restart continues from.
     """
 
-    format: Literal[2] = FORMAT
+    format: Literal[3] = FORMAT
     engine: str
     step: int
     fingerprint: str
     method: Literal["lora", "full"]
     base_model: BaseModelSource
     lora: Lora | None
-    layout: Layout
+    degrees: RankDegrees
     progress: dict[str, Any]
     files: dict[str, int]
     sha256: dict[str, str]

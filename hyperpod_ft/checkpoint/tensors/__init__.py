@@ -1,1 +1,1 @@
-"""Descriptions of tensors, and their bytes."""
+"""Logical tensors: where they are stored, and reading, converting and comparing their elements."""

@@ -1,4 +1,4 @@
-"""Blocks of a file, processed by threads in any order, and their digest in file order."""
+"""Processes a file's blocks with threads in any order, and computes their digest in file order."""
 
 import contextlib
 import threading
@@ -8,22 +8,22 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import xxhash
 
 from hyperpod_ft.checkpoint.tensors.elements import Stored
-from hyperpod_ft.system import usable_cpus
+from hyperpod_ft.processes import usable_cpus
 
-# More than the CPUs of this job: some threads wait for the disk while others compute.
+# More threads than CPUs of this job: some wait for the disk while others compute.
 THREADS = min(8, 2 + usable_cpus())
 
 
 def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
-    """Call `work(begin)` for all, started in this order. When one fails, those not started are skipped, and its
-    error is raised after the last has ended, when no thread uses the file any more.
+    """Call `work(begin)` for all, started in this order. If one fails, those not started are skipped. Its error is
+    raised after the others have ended, when no thread uses the file any more.
     """
     futures: list[Future[None]] = []
     try:
         futures.extend(pool.submit(work, begin) for begin in begins)
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        # the last first: a block that waits for its turn needs the block before it
+        # in reverse: a block that waits for its turn needs the block before it
         for future in reversed(futures):
             future.cancel()
         wait(futures)
@@ -32,7 +32,7 @@ def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[in
 
 
 class Digest:
-    """The XXH3 (128 bits) of blocks that threads finish in any order; they must be started in order."""
+    """XXH3 (128 bits) over blocks that threads finish in any order; they must be started in order."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -42,7 +42,7 @@ class Digest:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Encloses the work on a block: when it fails, the blocks that wait for it fail with the same error."""
+        """Encloses the work on a block: if it fails, the blocks that wait for it fail with the same error."""
         try:
             yield
         except BaseException as error:
@@ -52,7 +52,7 @@ class Digest:
             raise
 
     def update(self, begin: int, block: Stored) -> None:
-        """Take in the bytes from position `begin`, after all those before it."""
+        """Add the bytes at position `begin`; waits until all bytes before it are added."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or self._position == begin)
             if self._error is not None:

@@ -1,4 +1,4 @@
-"""Whether two tensors have the same values, and whether the copies on different ranks agree."""
+"""Compares two tensors, and the copies of a tensor on different ranks."""
 
 from collections.abc import Iterable
 from math import prod
@@ -12,15 +12,15 @@ from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 
-# Elements.
+# Elements in the first block.
 _FIRST_LOOK = 1 << 17
 
 
 def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> bool:
-    """Whether a tensor, rounded to the other's dtype, is the other bit for bit.
+    """Whether a tensor, rounded to the other's dtype, equals the other bit for bit.
 
-    Stops at the first difference, which is usually at the start: the first block is small, and each further one is
-    twice as large.
+    Stops at the first difference, which is usually near the start: the first block is small, and each next one is twice
+    as large.
     """
     if tensor.shape != other.shape:
         return False
@@ -44,17 +44,17 @@ def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> 
 
 
 def refuse_divergence(reader: Reader, tensors: Iterable[LogicalTensor], where: Path) -> None:
-    """Raise UserError when a tensor's replicas, which other ranks hold, are not equal to it, bit for bit.
+    """Raise UserError when a tensor differs from its replicas on other ranks.
 
-    Ranks that continue from different values train different models: it is unknown which copy is right.
+    Ranks with different values train different models, and it is unknown which copy is right.
     """
     differing = [(name, by) for name, by in ((tensor.name, _divergence(reader, tensor)) for tensor in tensors) if by]
     if differing:
         name, largest = max(differing, key=lambda pair: pair[1])
         raise UserError(
-            f"{where}: {len(differing)} tensors that should be equal on every rank differ, most of all {name}:"
+            f"{where}: {len(differing)} tensors that should be equal on every rank differ, {name} most:"
             f" largest difference {largest:.6g}",
-            "the ranks trained different models (sequence parallelism without summed gradients does that): train again",
+            "train again: the ranks trained different models, as sequence parallelism without summed gradients does",
         )
 
 
@@ -78,7 +78,7 @@ def _difference(reader: Reader, tensor: LogicalTensor, replica: Piece) -> float:
 
 
 def _box(tensor: LogicalTensor, box: Piece) -> LogicalTensor:
-    """The part of a tensor that `box` covers, as a tensor of its own."""
+    """The part of a tensor that `box` covers, as a separate tensor."""
     width = STORED[tensor.dtype].itemsize
     pieces = []
     for piece in tensor.pieces:

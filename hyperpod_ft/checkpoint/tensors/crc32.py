@@ -1,4 +1,4 @@
-"""The CRC-32 of a range from those of its parts, so that a file can be checked while it is read in any order."""
+"""Combines the CRC-32 of parts into that of a range, so that a file can be checked while it is read in any order."""
 
 import threading
 import zlib
@@ -13,10 +13,10 @@ _POLYNOMIAL = 0xEDB88320  # of zip and zlib, bits reversed
 
 
 def combine(parts: Iterable[tuple[int, int]]) -> int:
-    """The CRC-32 of parts end to end, each given as (its CRC-32, its bytes).
+    """The CRC-32 of concatenated parts, each given as (CRC-32, bytes).
 
-    Appending n zero bytes to a message is linear in the CRC over GF(2): the n-th power of a 32 x 32 bit matrix, here by
-    its powers of two (Mark Adler's crc32_combine in zlib).
+    Appending n zero bytes to a message is linear in the CRC over GF(2): the n-th power of a 32 x 32 bit matrix, here a
+    product of its powers of two (Mark Adler's crc32_combine in zlib).
     """
     whole = 0
     for crc, length in parts:
@@ -59,14 +59,14 @@ _ZEROS = _powers()
 
 
 class Ledger:
-    """The CRC-32 of every range of files that was read; from any thread."""
+    """Records the CRC-32 of every file range that was read; thread-safe."""
 
     def __init__(self) -> None:
         self._ranges: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)  # offset, bytes, CRC-32
         self._lock = threading.Lock()
 
     def note(self, file: Path, offset: int, content: Stored) -> None:
-        """`content`, contiguous, was read from bytes `offset` on."""
+        """Record that `content`, contiguous, was read from byte `offset`."""
         crc = zlib.crc32(content.data)
         with self._lock:
             self._ranges[file].append((offset, content.nbytes, crc))
@@ -77,7 +77,7 @@ class Ledger:
             ranges.sort()
 
     def crc32(self, file: Path, offset: int, size: int) -> int | None:
-        """Of a range of the file; None unless what was read covers it exactly once."""
+        """The CRC-32 of a range of the file; None unless the recorded reads cover it exactly once."""
         parts = []
         position = offset
         ranges = self._ranges.get(file, [])

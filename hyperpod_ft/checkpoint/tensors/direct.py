@@ -1,8 +1,8 @@
-"""Direct I/O: reading and writing past the page cache, with a silent fallback to ordinary I/O.
+"""Direct I/O: reads and writes that bypass the page cache, with a silent fallback to ordinary I/O.
 
 Through the cache, the CPU copies tens of gigabytes once more although they are not read again; they evict everything
-else and are written back in stalls. tmpfs of older kernels and some network file systems refuse direct I/O, when a file
-is opened or only at the first transfer.
+else, and writing them back stalls. tmpfs of older kernels and some network file systems refuse direct I/O, when a
+file is opened or only at the first transfer.
 """
 
 import errno
@@ -20,17 +20,17 @@ from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.errors import UserError
 
 BLOCK_BYTES = 8 << 20
-# Of addresses, offsets and lengths: the largest logical block of any disk in use.
+# For addresses, offsets and lengths: the largest logical block size of disks in use.
 ALIGNMENT = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
-# For smaller reads the cache costs less than reading whole blocks.
+# Smaller reads are faster through the cache than as whole blocks.
 _LEAST_DIRECT_READ = 256 << 10
 
 _local = threading.local()
 
 
 def buffer(use: str) -> Stored:
-    """This thread's memory for one `use`: BLOCK_BYTES and two alignments more, uint8, on a page boundary."""
+    """This thread's buffer for one `use`: BLOCK_BYTES plus two alignments, uint8, page-aligned."""
     buffers: dict[str, Stored] = _local.__dict__.setdefault("buffers", {})
     if use not in buffers:
         buffers[use] = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES + 2 * ALIGNMENT), np.uint8)
@@ -53,7 +53,7 @@ class _Descriptor:
     def transfer(self, operation: Callable[[int], int]) -> int:
         """`operation(number)`, repeated through the cache when it is invalid as direct I/O."""
         while True:
-            direct = self._direct  # before the call: another thread may fall back meanwhile
+            direct = self._direct  # read before the call: another thread may fall back during it
             try:
                 return operation(self.number)
             except OSError as error:
@@ -86,7 +86,7 @@ class DirectReader:
         os.close(self._cached)
 
     def read(self, offset: int, out: Stored) -> None:
-        """Bytes from `offset` on into all of `out`, 1-D and contiguous. Raises UserError at the end of the file."""
+        """Fill `out`, 1-D and contiguous, with the bytes from `offset` on. Raises UserError at the end of the file."""
         target = out.data.cast("B")
         while len(target) >= _LEAST_DIRECT_READ:
             found = self._read_directly(offset, min(len(target), BLOCK_BYTES))
@@ -109,7 +109,7 @@ class DirectReader:
         return copied
 
     def _read_directly(self, offset: int, size: int) -> Stored:
-        """Some bytes from `offset` on, at least one and at most `size`, in this thread's memory."""
+        """Between 1 and `size` bytes from `offset` on, in this thread's buffer."""
         aligned = buffer("read")
         skipped = offset % ALIGNMENT
         span = -(-(skipped + size) // ALIGNMENT) * ALIGNMENT
@@ -131,7 +131,7 @@ class DirectReader:
 
 
 class DirectWriter:
-    """Writes blocks of a new file, from any thread. Its mode follows the umask."""
+    """Writes blocks of a new file; thread-safe. The file's mode follows the umask."""
 
     def __init__(self, path: Path, size: int) -> None:
         """Reserve `size` bytes: blocks can then be written in any order at full speed, and a full disk fails here."""
@@ -141,7 +141,7 @@ class DirectWriter:
             try:
                 os.posix_fallocate(self._descriptor.number, 0, size)
             except OSError as error:
-                # from a file system without it (older Lustre), or from the C library's emulation
+                # the file system (older Lustre) or the C library's emulation does not support it
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     os.close(self._descriptor.number)
                     raise
@@ -153,14 +153,14 @@ class DirectWriter:
         os.close(self._descriptor.number)
 
     def write(self, block: Stored, offset: int) -> None:
-        """`block`, uint8, starts on a page and is whole pages long, as `offset` is."""
+        """Write `block`, uint8; its address, its length and `offset` are multiples of a page."""
         view = block.data
         while view:
             written = self._descriptor.transfer(partial(_write, view, offset))
             view, offset = view[written:], offset + written
 
     def finish(self) -> None:
-        """Cut off the last block's padding; all is on disk afterwards."""
+        """Truncate the last block's padding, and flush the file to disk."""
         os.ftruncate(self._descriptor.number, self._size)
         os.fsync(self._descriptor.number)
 

@@ -1,7 +1,7 @@
 """Elements as stored bits and as numbers: support for bfloat16 and the 8-bit floats, which numpy lacks.
 
-A stored array has the dtype of the same width that numpy knows: BF16 is uint16, the F8 formats are uint8, all else is
-itself. Temporaries are no larger than the caller's block.
+A stored array has a numpy dtype of the same width: uint16 for BF16, uint8 for the F8 formats, and its own dtype
+otherwise. Temporaries are no larger than the caller's block.
 """
 
 import math
@@ -18,11 +18,11 @@ Stored = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
 
 STORED: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in NUMPY_CODE.items()}
-# The dtypes with arithmetic. An 8-bit float has a value only together with a scale that is stored elsewhere.
+# The dtypes that can be computed with. The value of an 8-bit float depends on a scale that is stored elsewhere.
 ARITHMETIC = frozenset({"F64", "F32", "F16", "BF16"})
 
-# By dtype: the width's integers, and the pattern of infinity, which every NaN of the same sign exceeds. E4M3 (the "fn"
-# kind) has no infinity, and NaN is all ones.
+# By dtype: integers of the same width, and the bit pattern of infinity, which every NaN of the same sign exceeds. E4M3
+# (the "fn" variant) has no infinity, and its NaN is all ones.
 _INFINITY: dict[str, tuple[str, str, int]] = {
     "F64": ("<i8", "<u8", 0x7FF0_0000_0000_0000),
     "F32": ("<i4", "<u4", 0x7F80_0000),
@@ -31,13 +31,13 @@ _INFINITY: dict[str, tuple[str, str, int]] = {
     "F8_E4M3": ("i1", "u1", 0x7F),
     "F8_E5M2": ("i1", "u1", 0x7C),
 }
-# From here on values round to infinity: half a step beyond the largest number.
+# From this value on, numbers round to infinity: half a step beyond the largest number.
 _OVERFLOW = {"F64": math.inf, "F32": 2.0**128 - 2.0**103, "F16": 65520.0, "BF16": 2.0**128 - 2.0**119}
-_BLOCK_ELEMENTS = 1 << 16  # a pass and its temporaries stay in the core's own cache
+_BLOCK_ELEMENTS = 1 << 16  # one pass and its temporaries fit in the core's own cache
 
 
 def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
-    """The values, exact: float32, or float64 of F64. In `out` when given, else maybe `stored` itself."""
+    """The exact values: float32, or float64 for F64. Returns `out` if given; otherwise possibly `stored` itself."""
     if dtype in ("F32", "F64") and out is None:
         return stored
     if dtype not in ARITHMETIC:
@@ -57,8 +57,8 @@ def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
 def narrow(values: Floats, dtype: str, out: Stored) -> str:
     """Round values once, to nearest, ties to even, into `out` of the same shape.
 
-    From float64 to BF16 it is by way of float32, as in torch. Returns `NaN` or `Inf` when `out` then holds one, else
-    nothing.
+    float64 becomes BF16 by way of float32, as in torch. Returns `NaN` or `Inf` if `out` holds one afterwards, otherwise
+    an empty string.
     """
     kind = _rounds_to(values, dtype)
     if dtype == "F16" and values.dtype == np.float32 and not kind:
@@ -68,8 +68,8 @@ def narrow(values: Floats, dtype: str, out: Stored) -> str:
         with np.errstate(over="ignore"):
             np.copyto(out, values, casting="same_kind")
         return kind
-    # float32 to its upper half: adding 0x7FFF, and one more when the kept part is odd, carries where it rounds up, into
-    # the exponent too as it should.
+    # Keep the upper half of float32. Adding 0x7FFF, plus one if the kept part is odd, carries when it must round up,
+    # into the exponent too if needed.
     bits = values.astype(np.float32, copy=False).view(np.uint32)
     carry = scratch("carry", bits.shape, bits.dtype)
     np.right_shift(bits, 16, out=carry)
@@ -79,7 +79,7 @@ def narrow(values: Floats, dtype: str, out: Stored) -> str:
     np.right_shift(carry, 16, out=carry)
     np.copyto(out, carry, casting="unsafe")
     if kind == "NaN":
-        # the carry may have run through one, into the sign
+        # the carry may have overflowed a NaN into its sign
         np.copyto(out, 0x7FC0, where=np.isnan(values))
     return kind
 
@@ -94,7 +94,7 @@ def _rounds_to(values: Floats, dtype: str) -> str:
 
 
 def convert(stored: Stored, dtype: str, to: str, out: Stored) -> None:
-    """`stored` of `dtype` as `to`, rounded once; both 1-D."""
+    """Convert `stored` from `dtype` to `to`, rounded once, into `out`; both 1-D."""
     if dtype == to:
         np.copyto(out, stored)
         return
@@ -104,13 +104,13 @@ def convert(stored: Stored, dtype: str, to: str, out: Stored) -> None:
 
 
 def nonfinite(stored: Stored, dtype: str) -> str:
-    """`NaN` or `Inf` when there is one, else empty; always empty for integers."""
+    """`NaN` or `Inf` if one is present, otherwise empty; always empty for integers."""
     if dtype not in _INFINITY or not stored.size:
         return ""
     signed, unsigned, infinity = _INFINITY[dtype]
     negative = 1 << (8 * stored.itemsize - 1)
     bits = np.ascontiguousarray(stored)
-    # as integers the positive ones are the largest with a sign, the negative ones without
+    # as signed integers the positive numbers are largest, as unsigned integers the negative ones
     largest = max(int(bits.view(signed).max()), int(bits.view(unsigned).max()) - negative)
     if largest < infinity:
         return ""

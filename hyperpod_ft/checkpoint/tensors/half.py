@@ -1,7 +1,7 @@
-"""Half precision (F16) to float32 and back with operations on whole arrays; numpy converts one element at a time.
+"""Converts half precision (F16) to float32 and back with whole-array operations; numpy converts element by element.
 
-Half has 5 bits of exponent and 10 of mantissa, float32 8 and 23: a shift by 13 puts one's bits into the other's place,
-and the biases of their exponents differ by 112.
+Half has 5 exponent bits and 10 mantissa bits, float32 has 8 and 23: a shift by 13 aligns the bits of one with the
+other, and their exponent biases differ by 112.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from hyperpod_ft.checkpoint.tensors.scratch import scratch
 
 _BIAS = 112
-# The pattern of the smallest normal one as float32, without its sign.
+# The bit pattern of the smallest normal half as float32, without its sign.
 _NORMAL = np.float32(2.0**-14).view(np.uint32) << 1
 
 
 def widen(stored: NDArray[np.float16], out: NDArray[Any]) -> None:
-    """The values, exact, into `out`, float32."""
+    """Write the exact values to `out`, float32."""
     bits = out.view(np.int32)
     np.copyto(bits, stored.view(np.int16))  # the sign fills the upper half
     np.left_shift(bits, 13, out=bits)
@@ -29,10 +29,10 @@ def widen(stored: NDArray[np.float16], out: NDArray[Any]) -> None:
 
 
 def narrow(values: NDArray[Any], out: NDArray[np.float16]) -> None:
-    """Round float32 to nearest, ties to even; no value may be so large that it becomes infinity (65520)."""
+    """Round float32 to nearest, ties to even; no value may round to infinity (65520 or more)."""
     bits = values.view(np.uint32)
     carry = scratch("carry", bits.shape, bits.dtype)
-    # adding half of what is cut off, less one when the kept part is even, carries where it rounds up
+    # adding half of the removed part, less one if the kept part is even, carries when it must round up
     np.right_shift(bits, 13, out=carry)
     np.bitwise_and(carry, 1, out=carry)
     np.add(carry, 0xFFF, out=carry)

@@ -1,4 +1,4 @@
-"""Logical tensors: the contents of a checkpoint as names, dtypes, shapes and byte ranges. Nothing here reads data."""
+"""Logical tensors: the contents of a checkpoint as names, dtypes, shapes and byte ranges. This module reads no data."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 
-# safetensors' name, torch's name, bytes of an element, and numpy's code for the bits, which it stores as integers where
-# it lacks the dtype.
+# safetensors' name, torch's name, bytes per element, and numpy's code for the stored bits: an integer if numpy lacks
+# the dtype.
 _DTYPES = (
     ("F64", "float64", 8, "<f8"),
     ("F32", "float32", 4, "<f4"),
@@ -38,21 +38,21 @@ class Piece:
     """A box of a logical tensor and where it is stored: element (i, j) at offset + (i, j)·strides elements."""
 
     file: Path
-    offset: int  # bytes, of the box's first element
+    offset: int  # bytes; of the box's first element
     start: tuple[int, ...]  # where the box begins in the logical tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements
 
     @property
     def extent(self) -> int:
-        """Elements from the box's first to past its last, gaps included."""
+        """Elements from the box's first to its last, gaps included."""
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     @property
     def alone(self) -> "Piece":
-        """The same elements as the one piece of a tensor of their own."""
+        """The same elements as the only piece of a separate tensor."""
         return replace(self, start=(0,) * len(self.shape))
 
 
@@ -60,7 +60,7 @@ class Piece:
 class LogicalTensor:
     """One whole tensor under its final name, assembled from its pieces.
 
-    `replicas` are further copies of parts of it, which other ranks hold and which must be equal.
+    `replicas` are copies of parts of it on other ranks, which must be equal.
     """
 
     name: str
@@ -71,7 +71,7 @@ class LogicalTensor:
 
     @property
     def stored(self) -> tuple[Piece, ...]:
-        """All its stored pieces, copies included."""
+        """All stored pieces, replicas included."""
         return (*self.pieces, *self.replicas)
 
     @property

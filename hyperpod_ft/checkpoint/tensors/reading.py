@@ -1,4 +1,4 @@
-"""Reads any range of a logical tensor's elements, so that no tensor has to be in memory whole."""
+"""Reads any range of a logical tensor's elements, so that no whole tensor must fit in memory."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, nonf
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
-# A checkpoint may have thousands of files; this many stay open between reads.
+# A checkpoint may have thousands of files; at most this many stay open between reads.
 _IDLE_READERS = 64
 
 
 class Reader:
-    """Reads logical tensors, from any number of threads. The `ledger`, if given, notes what `fill` reads."""
+    """Reads logical tensors; thread-safe. The `ledger`, if given, records what `fill` reads."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger
-        self._idle: list[DirectReader] = []  # the least recently used first
+        self._idle: list[DirectReader] = []  # least recently used first
         self._lock = threading.Lock()
 
     def __enter__(self) -> "Reader":
@@ -33,7 +33,7 @@ class Reader:
             self._idle.pop().close()
 
     def fill(self, tensor: LogicalTensor, begin: int, end: int, out: Stored) -> None:
-        """Elements [begin, end) in row-major order into `out`, 1-D, of the stored dtype (`elements.STORED`).
+        """Read elements [begin, end) in row-major order into `out`, 1-D, of the stored dtype (`elements.STORED`).
 
         Raises UserError when a file ends early or cannot be read.
         """
@@ -51,7 +51,7 @@ class Reader:
         first_row, last_row = begin // row, -(-end // row)
         aligned = (first_row * row, last_row * row) == (begin, end)
         rows = out if aligned else np.empty((last_row - first_row) * row, out.dtype)
-        # a row that spans two blocks is noted with the first
+        # a row that spans two blocks is recorded with the first
         begun = -(-begin // row)
         self._gather(tensor, first_row, last_row, rows.reshape(last_row - first_row, *tensor.shape[1:]), begun)
         if not aligned:
@@ -79,7 +79,7 @@ class Reader:
         return whole.reshape(tensor.shape)
 
     def floats(self, tensor: LogicalTensor) -> Floats:
-        """The whole tensor's values, in its shape: float32, or float64 of F64."""
+        """The whole tensor's values, in its shape: float32, or float64 for F64."""
         return widen(self.stored(tensor), tensor.dtype)
 
     def blocks(self, tensor: LogicalTensor, block_bytes: int = BLOCK_BYTES) -> Iterator[Stored]:
@@ -92,12 +92,12 @@ class Reader:
             yield buffer[: end - begin]
 
     def box(self, piece: Piece, dtype: str) -> Stored:
-        """One piece by itself, in its shape."""
+        """The elements of one piece, in its shape."""
         alone = LogicalTensor("", dtype, piece.shape, (piece.alone,))
         return self.stored(alone)
 
     def _gather(self, tensor: LogicalTensor, first: int, last: int, rows: Stored, noted: int) -> None:
-        """Rows [first, last) of a tensor whose pieces do not all hold whole, contiguous rows; notes from `noted` on."""
+        """Rows [first, last) of a tensor with pieces other than whole, contiguous rows; records from row `noted` on."""
         parts = [cut for piece in tensor.pieces if (cut := _rows_of(piece, first, last, rows.itemsize)) is not None]
         for together in _shared_extents(parts, rows.itemsize):
             low = together[0].offset
@@ -130,7 +130,7 @@ class Reader:
                 spare.close()
 
     def _take(self, file: Path) -> DirectReader | None:
-        """An idle reader of the file. While it is in use it is not in the list, so that no other thread closes it."""
+        """Take an idle reader of the file off the list, so that no other thread closes it while it is in use."""
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index].path == file:
@@ -149,7 +149,7 @@ def _holds_whole_rows(piece: Piece, tensor: LogicalTensor) -> bool:
 
 
 def _rows_of(piece: Piece, first: int, last: int, itemsize: int) -> Piece | None:
-    """What `piece` holds of rows [first, last) of its tensor."""
+    """The part of `piece` in rows [first, last) of its tensor."""
     low, high = max(first, piece.start[0]), min(last, piece.start[0] + piece.shape[0])
     if low >= high or 0 in piece.shape:
         return None
@@ -158,7 +158,7 @@ def _rows_of(piece: Piece, first: int, last: int, itemsize: int) -> Piece | None
 
 
 def _shared_extents(parts: Sequence[Piece], itemsize: int) -> Iterator[list[Piece]]:
-    """Groups of pieces whose bytes overlap in one file, as columns of one matrix do: each is read at once."""
+    """Groups of pieces whose bytes overlap in one file, as columns of one matrix do: each group is one read."""
     group: list[Piece] = []
     end = 0
     for part in sorted(parts, key=lambda part: (str(part.file), part.offset)):

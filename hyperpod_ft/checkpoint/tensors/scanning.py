@@ -12,18 +12,18 @@ from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.progress import ByteProgress
 
-# Half of what a transfer may be: each thread holds a block up to three times.
+# Half of the largest transfer: each thread holds up to three copies of a block.
 _BLOCK_BYTES = direct.BLOCK_BYTES // 2
-# An element may reach this far into the next block: files of other programs need not align tensors.
+# An element may extend this far into the next block: other programs may write unaligned tensors.
 _OVERLAP = 7
 
-# `inspect(tensor, first, stored)`: elements from number `first` on, row-major, 1-D, of the stored dtype, valid during
-# the call only. It is called from several threads, in any order, once for each element.
+# `inspect(tensor, first, stored)`: elements from index `first` on, row-major, 1-D, of the stored dtype, valid only
+# during the call. Called from several threads, in any order; each element is passed once.
 Inspect = Callable[[LogicalTensor, int, Stored], None]
 
 
 class Scanner:
-    """Threads that read files whole, one file after another."""
+    """Threads that read whole files, one file after another."""
 
     def __init__(self, progress: ByteProgress) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "scanner")
@@ -36,7 +36,7 @@ class Scanner:
         self._pool.shutdown()
 
     def scan(self, file: Path, tensors: Sequence[LogicalTensor] = (), inspect: Inspect | None = None) -> str:
-        """Show `inspect` every element of `tensors`, all of which `file` holds in this order.
+        """Pass every element of `tensors`, which `file` holds in this order, to `inspect`.
 
         Returns the file's XXH3 (128 bits) as hex. Raises UserError when it cannot be read to its end.
         """
@@ -63,7 +63,7 @@ class Scanner:
 def _elements(
     tensors: Sequence[LogicalTensor], begins: Sequence[int], begin: int, end: int, block: Stored
 ) -> Iterator[tuple[LogicalTensor, int, Stored]]:
-    """The elements that begin in bytes [begin, end) of the file; `block` holds these bytes and some that follow."""
+    """The elements that begin in bytes [begin, end) of the file; `block` holds these bytes and some after them."""
     for index in range(max(0, bisect_right(begins, begin) - 1), len(tensors)):
         tensor, offset = tensors[index], begins[index]
         if offset >= end:

@@ -1,6 +1,6 @@
-"""Whether a configuration fits the tensors next to it, by names and shapes: a line for each fault.
+"""Checks a configuration against its tensors' names and shapes: one line per fault.
 
-On a mismatch, transformers and PEFT do anything from raising an error to using random weights with a warning.
+On a mismatch, transformers and PEFT may raise an error, or only warn and use random weights.
 """
 
 import re
@@ -22,7 +22,7 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(
 
 
 def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
-    """Of a Hugging Face model. Raises UserError when config.json cannot be read."""
+    """The faults of a Hugging Face model. Raises UserError when config.json cannot be read."""
     config = model_directory.read_config(directory)
     where = directory / model_directory.CONFIG
     embedding, output = tied.embedding(tensors), tied.OUTPUT
@@ -30,7 +30,7 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     for name in (embedding, output):
         if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
             yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
-    stated = config.get("tie_word_embeddings")  # left out, its default depends on the architecture
+    stated = config.get("tie_word_embeddings")  # its default depends on the architecture
     if embedding and output not in tensors and stated is False and _is_causal(config):
         yield f"{where}: tie_word_embeddings is false, but there is no {output}"
     if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):
@@ -38,7 +38,7 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     yield from _dtype_faults(config, where, tensors)
     count = config.get("num_hidden_layers")
     layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
-    # extra layers are valid: some models predict several tokens with them
+    # extra layers are valid: some models use them to predict several tokens
     if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
         yield f"{where}: num_hidden_layers is {count}, but only {present} layers have weights"
 
@@ -56,18 +56,18 @@ def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
 def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:
     stated = config.get("dtype", config.get("torch_dtype"))
     held = sorted({tensor.dtype for tensor in tensors.values()} & FLOATING)
-    # norms and gates are often kept in a wider dtype than the rest; quantized weights have their own
+    # norms and gates often have a wider dtype than the rest; quantized weights have their own dtypes
     wanted = None if "quantization_config" in config else DTYPE_OF_TORCH_NAME.get(str(stated))
     if wanted and held and wanted not in held:
         yield f"{where}: dtype is {stated}, the tensors are {', '.join(held)}"
 
 
 def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
-    """Of a PEFT adapter: LoRA factors without a partner or with a wrong rank. Raises UserError like `model_faults`."""
+    """The faults of a PEFT adapter: LoRA factors without a partner or of the wrong rank. Raises as `model_faults`."""
     where = directory / lora_config.CONFIG
     values = read_object(where, "save the adapter again")
     if values.get("peft_type") != "LORA":
-        return  # only the files of other kinds are checked
+        return  # for other adapter types, only the files are checked
     config = lora_config.parse_config(where, values)
     for name, tensor in tensors.items():
         if factor := _FACTOR.fullmatch(name):

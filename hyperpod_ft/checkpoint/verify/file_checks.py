@@ -1,4 +1,4 @@
-"""Checks of a model or adapter directory's headers, index and configuration. No tensor's data is read."""
+"""Checks of a model or adapter directory's headers, index and configuration, without reading tensor data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Contents:
-    """Of a Hugging Face model or a PEFT adapter. `findings`: a line for each fault."""
+    """The contents of a Hugging Face model or a PEFT adapter. `findings`: one line per fault."""
 
     is_adapter: bool
-    files: Mapping[str, Sequence[LogicalTensor]]  # of weights, those with a valid header
-    is_whole: bool  # whether all are valid and none is missing
+    files: Mapping[str, Sequence[LogicalTensor]]  # the weight files with a valid header
+    is_whole: bool  # whether all files are valid and present
     findings: tuple[str, ...]
 
     @property

@@ -1,8 +1,9 @@
-"""A merged model's logits against those of its adapter, live on its base, on a fixed prompt.
+"""Compares a merged model's logits with those of the unmerged adapter on its base, on a fixed prompt.
 
-How much may they differ? In fp32, by what the order of summation makes. A narrower merged model also differs by the
-rounding of its weights. What that does to logits depends on the model, so it is measured: the merged model's logits are
-computed again with each rounded weight moved at random, as far as rounding may have moved it.
+How much may they differ? In fp32, as much as a different order of summation explains. A merged model in a narrower
+dtype also differs by the rounding of its weights. The effect of rounding on logits depends on the model, so it is
+measured: the merged model's logits are computed again with each rounded weight changed at random, by at most the
+rounding error.
 """
 
 import math
@@ -28,13 +29,14 @@ from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.progress import ByteProgress
 
 _TOKENS = 48
-# Of the logits' root mean square; sums in another order differ by 1e-6 of it in small models, by 1e-5 in deep ones.
+# Relative to the logits' root mean square; a different order of summation changes it by 1e-6 in small models, by 1e-5
+# in deep ones.
 _ARITHMETIC_TOLERANCE = 1e-4
-# How many times the difference that random roundings make is still explained by rounding.
+# Differences up to this many times those of random rounding are attributed to rounding.
 _ROUNDING_FACTOR = 1.5
-# The distance of 1 to the next number.
+# The distance from 1 to the next number.
 _EPSILON = {"BF16": 2.0**-7, "F16": 2.0**-10}
-# What a live PEFT model puts between the names of a module of the base and of its parameter.
+# What a live PEFT model inserts between the names of a base module and its parameter.
 _WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
 
 _ADAPTER = "default"  # PEFT's name for the only one
@@ -44,10 +46,11 @@ Tensors = Mapping[str, LogicalTensor]
 
 @dataclass(frozen=True)
 class Logits:
-    """A merged model's logits (M) against those of the adapter on its base (A): absolute differences.
+    """Absolute differences between a merged model's logits (M) and those of the adapter on its base (A).
 
-    `tolerance` is what the root of the mean square of M - A may be; `rounding` is what random roundings of the merged
-    weights make it. `effect`: what the adapter makes of it, None where M - A is too large already or A is zero.
+    `tolerance` is the largest accepted root mean square of M - A; `rounding` is the root mean square of the change that
+    random rounding of the merged weights causes. `effect` is that of the change which the adapter causes; None if M - A
+    is too large already or A is zero.
     """
 
     tokens: int
@@ -58,28 +61,28 @@ class Logits:
     rounding: float
     effect: float | None
     tolerance: float
-    top1_agreement: float  # share of the positions with the same most likely token
+    top1_agreement: float  # share of positions with the same most likely token
     seconds: float
 
     def findings(self, directory: Path) -> tuple[str, ...]:
-        """A line when the difference is not explained, or the base alone would pass too."""
+        """One line if rounding does not explain the difference, or if the base alone would pass too."""
         if self.effect is not None and self.effect > self.tolerance:
             return ()
         if self.scale == 0 or self.effect is not None:
             return (
-                f"{directory}: the comparison cannot tell whether the adapter is in it: the adapter changes the base's"
+                f"{directory}: the comparison cannot show whether the adapter was merged: it changes the base's"
                 f" logits by {self.effect or 0:.3g} (root mean square), the tolerance is {self.tolerance:.3g}",
             )
         return (
             f"{directory}: its logits are not those of the adapter on the base: they differ by"
-            f" {self.rms_difference:.3g} (root mean square), rounding explains {self.tolerance:.3g}",
+            f" {self.rms_difference:.3g} (root mean square), the tolerance is {self.tolerance:.3g}",
         )
 
 
 def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     """Compute both models' logits, streaming their weights.
 
-    Raises UserError when one of the models cannot be built, or tensors do not fit it.
+    Raises UserError when a model cannot be built or its tensors do not fit.
     """
     clock = time.monotonic()
     merged_tensors, base_tensors, factors = read_tensors(merged), read_tensors(base), read_tensors(adapter)
@@ -106,7 +109,7 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
         rounding = _rms(moved_logits - merged_logits)
     tolerance = _ARITHMETIC_TOLERANCE * scale + _ROUNDING_FACTOR * rounding
     difference = (merged_logits - live_logits).abs()
-    if _rms(difference) <= tolerance and scale > 0:  # not so for NaN
+    if _rms(difference) <= tolerance and scale > 0:  # false for NaN
         base_logits = _run(skeleton(base), find_base, tokens, base, f"{passes}/{passes}: base")
         effect = _rms(live_logits - base_logits)
     return Logits(
@@ -124,7 +127,7 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
 
 
 def _tied(model: PreTrainedModel) -> dict[str, str]:
-    """The name of the output layer's weight to that of the embedding's, where they are one."""
+    """Maps the output layer's weight to the embedding's, by name, if they are tied."""
     names = {id(module): name for name, module in model.named_modules()}
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding = model.get_input_embeddings()
@@ -136,7 +139,7 @@ def _tied(model: PreTrainedModel) -> dict[str, str]:
 def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find:
     def find(name: str) -> LogicalTensor:
         name = tied.get(name, name)
-        # saved without its head, a model lacks the first part of its names
+        # a model saved without its head lacks the first part of these names
         for known in (name, name.partition(".")[2]):
             if known in tensors:
                 return tensors[known]
@@ -146,9 +149,9 @@ def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find
 
 
 def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tuple[nn.Module, set[str]]:
-    """The model with PEFT's layers in it, on the meta device too, and the names of the base's tensors that they change.
+    """The model with PEFT's layers, also on the meta device, and the names of the base tensors that they change.
 
-    Raises UserError when PEFT does not know the adapter, or the model has no place for all its tensors.
+    Raises UserError when PEFT cannot apply the adapter, or the model has no parameter for one of its tensors.
     """
     try:
         with warnings.catch_warnings():
@@ -162,7 +165,9 @@ def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tup
         ) from error
     names = [name for name, _ in wrapped.named_parameters(remove_duplicate=False)]
     if unused := sorted(factors.keys() - {_saved_name(name) for name in names}):
-        raise UserError(f"{adapter}: does not fit the base model: no place for {unused[0]}", "use the right base")
+        raise UserError(
+            f"{adapter}: does not fit the base model, which has no parameter for {unused[0]}", "use the right base"
+        )
     touched = {_base_name(name) for name in names if ".base_layer." in name or ".modules_to_save." in name}
     return wrapped, touched
 
@@ -172,12 +177,12 @@ def _base_name(live: str) -> str:
 
 
 def _saved_name(live: str) -> str:
-    # PEFT leaves out that it is a module's weight (utils/save_and_load.py, get_peft_model_state_dict)
+    # PEFT omits `.weight` here (utils/save_and_load.py, get_peft_model_state_dict)
     return (saved_name(live, _ADAPTER) or "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
 def _find_live(factors: Tensors, find_base: Find) -> Find:
-    """PEFT's order: what the adapter's file holds replaces what the base has."""
+    """As in PEFT, a tensor in the adapter's file replaces the base's."""
 
     def find(live: str) -> LogicalTensor:
         saved = _saved_name(live)
@@ -204,7 +209,7 @@ def _run(
 
 
 def _users(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's layers that do DoRA, by the names of the layers inside: they take the norm of what these hold."""
+    """PEFT's DoRA layers, by the names of the layers inside them, whose weights they read to compute norms."""
     return {
         f"{name}.{part}": module
         for name, module in model.named_modules()
@@ -214,7 +219,7 @@ def _users(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _round_at_random(names: Set[str]) -> Change:
-    """Move the elements of these tensors by what rounding to their dtype may move them: half its epsilon, relative."""
+    """Change the elements of these tensors at random by up to half the dtype's epsilon, relative, as rounding does."""
 
     def change(tensor: LogicalTensor, first: int, rows: torch.Tensor) -> None:
         if tensor.name in names:

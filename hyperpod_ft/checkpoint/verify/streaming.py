@@ -1,8 +1,8 @@
-"""A transformers model whose weights stay in their files: read, block by block, when a layer is called.
+"""Streams the weights of a transformers model from their files, block by block, when a layer is called.
 
-The model is built on the meta device: structure without weights. A linear layer then computes its outputs block by
-block of its weight's rows, and an embedding reads the rows it is asked for, so that a block or two is all there is in
-memory. All other parameters (norms, biases) are small and loaded. Everything is computed in fp32.
+The model is built on the meta device: structure without weights. A linear layer then computes its outputs one block of
+weight rows at a time, and an embedding reads only the rows it needs, so that memory holds one or two blocks. All other
+parameters (norms, biases) are small and loaded whole. Everything is computed in fp32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,22 +25,22 @@ from hyperpod_ft.progress import ByteProgress
 
 _BLOCK_BYTES = 16 << 20  # in fp32
 
-# `find(name)`: the stored tensor of a parameter, by its name in the model. Raises UserError when there is none.
+# `find(name)`: the stored tensor of a parameter, by its name in the model. Raises UserError if it is missing.
 Find = Callable[[str], LogicalTensor]
-# `change(tensor, first, rows)`: alter rows from number `first` on in place, fp32.
+# `change(tensor, first, rows)`: change rows, fp32, in place; the first one is row `first` of the tensor.
 Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
     """The causal language model that config.json describes; its parameters are on the meta device, buffers are real.
 
-    Raises UserError when transformers does not know it, or its weights are quantized.
+    Raises UserError when transformers cannot build it, or its weights are quantized.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
-            raise UserError(f"{directory}: its weights are quantized", "compare logits of models that are not")
+            raise UserError(f"{directory}: its weights are quantized", "compare logits of unquantized models")
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
@@ -48,19 +48,19 @@ def skeleton(directory: Path) -> PreTrainedModel:
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{directory}: transformers cannot build the model: {first_sentence(error)}",
-            "correct config.json, or use its version",
+            "correct config.json, or use the version of transformers that wrote it",
         ) from error
     model.eval()  # type: ignore[no-untyped-call]
     return model
 
 
 class Weights:
-    """Reads weights as fp32; `change` alters them on the way."""
+    """Reads weights as fp32; `change` modifies them after reading."""
 
     def __init__(self, reader: Reader, change: Change | None = None) -> None:
         self._reader = reader
         self._change = change
-        # one for all layers: every thread that torch computes in keeps memory and threads of its own
+        # one thread for all layers: each thread that runs torch operations keeps its own memory and threads
         self._ahead = ThreadPoolExecutor(1, "weights")
         self.progress: ByteProgress | None = None
 
@@ -73,7 +73,10 @@ class Weights:
     def rows(self, tensor: LogicalTensor, first: int, last: int) -> torch.Tensor:
         """Rows [first, last), (last - first, ...), fp32."""
         if tensor.dtype not in ARITHMETIC:
-            raise UserError(f"tensor {tensor.name} is {tensor.dtype}: no arithmetic is done on it here", "use another")
+            raise UserError(
+                f"tensor {tensor.name} is {tensor.dtype}, which cannot be computed with here",
+                "compare with another program",
+            )
         row = tensor.elements // max(1, tensor.shape[0])
         stored = np.empty((last - first) * row, STORED[tensor.dtype])
         self._reader.fill(tensor, first * row, last * row, stored)
@@ -83,7 +86,7 @@ class Weights:
         return values
 
     def blocks(self, tensor: LogicalTensor) -> Iterator[torch.Tensor]:
-        """All rows in order; the next block is read while one is used."""
+        """All rows in order; the next block is read while the current one is used."""
         step = max(1, _BLOCK_BYTES * tensor.shape[0] // (4 * tensor.elements))
         coming = None
         for first in range(0, tensor.shape[0], step):
@@ -98,10 +101,10 @@ class Weights:
 
 
 def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
-    """Have all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
+    """Make all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
 
-    `users`: by the names of layers, the modules that use the layer's weight themselves; it is there while they work.
-    Raises UserError when a parameter has no tensor, or one of another shape.
+    `users`: by layer name, the module that reads the layer's weight directly; the weight is loaded during its call.
+    Raises UserError when a parameter has no tensor, or one of a different shape.
     """
     total = 0
     for prefix, module in model.named_modules():
@@ -109,13 +112,13 @@ def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, n
             tensor = find(f"{prefix}.{name}")
             if tensor.shape != tuple(parameter.shape):
                 raise UserError(
-                    f"{tensor.pieces[0].file}: tensor {tensor.name} is {list(tensor.shape)}, config.json makes it"
+                    f"{tensor.pieces[0].file}: tensor {tensor.name} is {list(tensor.shape)}, config.json requires"
                     f" {list(parameter.shape)}",
-                    "they do not belong together",
+                    "use the config.json that belongs to these weights",
                 )
             if name == "weight" and prefix in users:
                 _load_for(users[prefix], module, weights, tensor)
-            # subclasses do more than look up and multiply
+            # subclasses may do more than look up or multiply
             elif name == "weight" and type(module) is nn.Linear:
                 module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
                 total += tensor.nbytes

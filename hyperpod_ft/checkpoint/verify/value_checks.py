@@ -1,4 +1,4 @@
-"""Checks of tensors' elements while they are read: non-finite values, and differences from expected ones."""
+"""Checks tensor elements while they are read: non-finite values, and differences from expected values."""
 
 import math
 import threading
@@ -13,14 +13,14 @@ from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, 
 from hyperpod_ft.checkpoint.tensors.layout import FLOATING, LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import Reader
 
-_CACHED_ELEMENTS = 1 << 16  # a pass and its temporaries stay in the core's own cache
+_CACHED_ELEMENTS = 1 << 16  # one pass and its temporaries fit in the core's own cache
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The number of elements that differ by more than the tolerance, and the largest absolute difference of any.
+    """The number of elements that differ by more than the tolerance, and the largest absolute difference of all.
 
-    It is NaN if a value is NaN or, like an 8-bit float without its scale, unknown.
+    `largest` is NaN if a value is NaN or unknown, such as an 8-bit float without its scale.
     """
 
     elements: int = 0
@@ -32,7 +32,7 @@ class Difference:
 
 
 class ValueChecks:
-    """Checks elements, from any thread. `expected`: by name, tensors of the same shape to compare with.
+    """Checks elements; thread-safe. `expected`: by name, tensors of the same shape to compare with.
 
     `tolerance` is absolute; 0 requires the same bits, or the same values if the dtypes differ.
     """
@@ -43,10 +43,10 @@ class ValueChecks:
         self._tolerance = tolerance
         self._changing = threading.Lock()
         self.nonfinite: dict[str, str] = {}  # `NaN` or `Inf`, by tensor
-        self.differences: dict[str, Difference] = {}  # by tensor, of those whose bits differ
+        self.differences: dict[str, Difference] = {}  # by tensor, if any bits differ
 
     def inspect(self, tensor: LogicalTensor, first: int, stored: Stored) -> None:
-        """Elements of `tensor` from number `first`, 1-D, of the stored dtype."""
+        """`stored`: elements of `tensor` from index `first`, 1-D, of the stored dtype."""
         if kind := nonfinite(stored, tensor.dtype):
             with self._changing:
                 self.nonfinite[tensor.name] = max(kind, self.nonfinite.get(tensor.name, ""))
@@ -67,7 +67,7 @@ class ValueChecks:
 
 
 def difference(left: Stored, left_dtype: str, right: Stored, right_dtype: str, tolerance: float) -> Difference:
-    """Of two 1-D arrays of the same size, each of its stored dtype."""
+    """The difference of two 1-D arrays of the same size, each of its stored dtype."""
     total = Difference()
     for first in range(0, left.size, _CACHED_ELEMENTS):
         a, b = left[first : first + _CACHED_ELEMENTS], right[first : first + _CACHED_ELEMENTS]

@@ -1,4 +1,4 @@
-"""Whether a model or adapter directory is complete, has the expected tensors, and gives the expected logits.
+"""Verifies that a model or adapter is complete, has the expected tensors, and computes the expected logits.
 
 Its files are read once, by several threads, in bounded memory. Only the comparison of logits needs torch.
 """
@@ -35,18 +35,18 @@ Tensors = Mapping[str, LogicalTensor]
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """With the expected tensors: how many have the same name, dtype, shape and values, and how many do not."""
+    """How many tensors equal the expected ones in name, dtype, shape and values, and how many do not."""
 
     against: str
     tolerance: float
     equal: int
     different: int
-    largest_difference: float  # of all values, within the tolerance or not; NaN if one is not a number
+    largest_difference: float  # over all values, within the tolerance or not; NaN if one is NaN
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The result. `findings`: a line for each fault."""
+    """The result. `findings`: one line per fault."""
 
     directory: str
     kind: str  # `model` or `adapter`
@@ -57,14 +57,14 @@ class Verification:
     comparison: TensorComparison | None
     logits: "Logits | None"
     findings: tuple[str, ...]
-    seconds: float  # for the files; the logits have their own
+    seconds: float  # for the files; `logits` has its own
 
     @property
     def ok(self) -> bool:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, with null in place of NaN and infinity."""
+        """As JSON values, with null for NaN and infinity."""
         return {"ok": self.ok} | asdict(self, dict_factory=_finite)
 
 
@@ -82,11 +82,11 @@ def verify(
 ) -> Verification:
     """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values and configuration.
 
-    With `against`, also that it has that directory's tensors, with values within `tolerance` (absolute; 0: the same
-    bits). With `adapter` and `base`, also that the model's logits are those of the adapter on the base.
+    With `against`, also check that it has that directory's tensors, with values within `tolerance` (absolute; 0: the
+    same bits). With `adapter` and `base`, also check that the model's logits equal those of the adapter on the base.
 
-    Raises UserError, before any weights are read, when there is nothing to check, another directory is of the wrong
-    kind or cannot be read, or the logits need a package that is not installed.
+    Raises UserError, before any weights are read, when the directory has neither a model nor an adapter, another
+    directory is of the wrong kind or cannot be read, or the logits need a package that is not installed.
     """
     _check_tolerance(tolerance, against)
     kind = kinds.expect("", directory, "model", "adapter")
@@ -136,10 +136,10 @@ def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
 
 def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: ValueChecks) -> Iterator[str]:
     """Let `values` inspect all tensors. Yields a line for each file that differs from its recorded checksum."""
-    there = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
-    total = sum((directory / name).stat().st_size for name in there)
+    present = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
+    total = sum((directory / name).stat().st_size for name in present)
     with ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
-        for name in there:
+        for name in present:
             failed: list[str] = []
             scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)
             digest = attempt(failed, scan)
@@ -148,7 +148,7 @@ def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], value
                 yield f"{directory / CHECKSUMS}: has no checksum of {name}"
             elif digests and digest is not None and digest != digests[name]:
                 yield f"{directory / name}: is damaged: its checksum differs from {CHECKSUMS}"
-    for name in sorted(digests.keys() - set(there)):
+    for name in sorted(digests.keys() - set(present)):
         yield f"{directory / CHECKSUMS}: names {name}, which is missing"
 
 
@@ -173,7 +173,7 @@ def _differences(tensors: Tensors, expected: Tensors, found: Mapping[str, Differ
 
 
 def _dtypes_only(tensors: Tensors, expected: Tensors, found: Mapping[str, Difference]) -> list[str]:
-    """A single line if every tensor has the same one wrong dtype and nothing else differs; otherwise none."""
+    """A single line if all tensors have the same wrong dtype and nothing else differs; otherwise an empty list."""
     pairs = {(tensors[name].dtype, expected[name].dtype) for name in tensors.keys() & expected.keys()}
     same_names = tensors.keys() == expected.keys()
     if len(pairs) != 1 or not same_names or any(found[name].elements for name in tensors if name in found):
@@ -206,7 +206,7 @@ def _check_tolerance(tolerance: float, against: Path | None) -> None:
 
 
 def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:
-    """The function that compares logits, or None without the options. Raises UserError when it is not possible."""
+    """The function that compares logits, or None without the options. Raises UserError if they cannot be compared."""
     if adapter is None and base is None:
         return None
     if adapter is None or base is None:

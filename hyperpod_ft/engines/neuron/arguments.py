@@ -1,4 +1,4 @@
-"""What optimum-neuron's trainer is told: the run file in its words. Pure; `NeuronSFTConfig` checks the names."""
+"""The run file as arguments of optimum-neuron's trainer. Pure; `NeuronSFTConfig` checks the names."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _NO_BOUND = 1e30
 def arguments(run: Run, steps: int) -> dict[str, Any]:
     """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
 
-    `steps`: how many optimizer steps the run takes.
+    `steps`: the number of optimizer steps of the run.
     """
     config, degrees = run.config, run.plan.degrees
     training, neuron = config.training, config.neuron
@@ -20,21 +20,21 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "do_train": True,
         "max_steps": steps,
         "per_device_train_batch_size": training.micro_batch_size,
-        # a pipeline wants its micro batches to divide this, though nothing is evaluated
+        # a pipeline requires this to be divisible by its micro batches, although nothing is evaluated
         "per_device_eval_batch_size": training.micro_batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "learning_rate": training.learning_rate,
-        # the kit sets the rate of every step itself
+        # the kit sets the learning rate of every step
         "lr_scheduler_type": "constant",
         "weight_decay": training.weight_decay,
         "adam_beta1": training.adam_beta1,
         "adam_beta2": training.adam_beta2,
-        # without a bound the trainer would not tell the norm
+        # without a bound the trainer would not report the norm
         "max_grad_norm": training.max_grad_norm or _NO_BOUND,
         "bf16": training.precision == "bf16",
         "gradient_checkpointing": training.gradient_checkpointing,
-        # NeuronSFTTrainer looks into it with LoRA, and would have the inputs' gradients kept a second time if it said
-        # True: PEFT does that already. Recomputation is torch_xla's, always the reentrant kind.
+        # NeuronSFTTrainer reads this with LoRA; with True it would enable gradients of the inputs a second time, after
+        # PEFT. Recomputation is torch_xla's, which is always reentrant.
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "tensor_parallel_size": degrees.tensor_parallel,
         "pipeline_parallel_size": degrees.pipeline_parallel,
@@ -48,7 +48,7 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "async_save": neuron.async_save,
         "max_length": config.dataset.max_length,
         "packing": False,
-        # rows are tokenized, packed, and of full length already, with labels of their own
+        # the rows are already tokenized, packed to full length, and labelled
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "label_names": ["labels"],
         "save_strategy": "no",
@@ -59,5 +59,5 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
 
 
 def attention(config: RunConfig) -> str:
-    """The attention implementation, by transformers' names."""
+    """The attention implementation, by transformers' name for it."""
     return "flash_attention_2" if config.flash_attention else "eager"

@@ -1,15 +1,15 @@
-"""Checkpoints of engine neuron: what upstream writes for export, and beside it all that a restart needs.
+"""Checkpoints of engine neuron: upstream's files for export, plus everything a restart needs.
 
-Upstream's own hold no optimizer state of LoRA, and its trainer cannot go on from them. Random numbers and the position
-in the data are functions of the step. A checkpoint is
+Upstream's own checkpoints hold no optimizer state for LoRA, and its trainer cannot resume from them. Random numbers and
+the position in the data are functions of the step. A checkpoint is
 
     step-00000400/
-        checkpoint.json                   as engines/checkpoint_directory.py says
-        adapter_default/ or shards/       neuronx-distributed's layout, which checkpoint/nxd.py reads
-        resume/rank-00000.safetensors     what this rank needs to go on, bit for bit, at the same degrees:
+        checkpoint.json                   see engines/checkpoint_directory.py
+        adapter_default/ or shards/       neuronx-distributed's layout; checkpoint/sharded/nxd/ reads it
+        resume/rank-00000.safetensors     what this rank needs to resume, bit for bit, at the same degrees:
 
-    model.<name>                          its part of the trainable parameters; only the first data-parallel rank's file
-    optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's part with ZeRO-1; without, as `model`
+    model.<name>                          its part of the trainable parameters; only in files of data-parallel rank 0
+    optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's part with ZeRO-1; without it, as `model`
     optimizer.<name>.master               with ZeRO-1: the weights that the optimizer updates, in its own dtype
 """
 
@@ -39,7 +39,7 @@ from hyperpod_ft.runs.run import Run
 
 
 class Checkpoints:
-    """Those of one attempt. `save`, `finish` and `restore` are collective; the kit's part of it meets in the store."""
+    """The checkpoints of one attempt. `save`, `finish` and `restore` are collective, synchronized through the store."""
 
     def __init__(self, run: Run, trainer: Trainer, processes: Processes) -> None:
         self._run, self._trainer, self._processes = run, trainer, processes
@@ -48,7 +48,7 @@ class Checkpoints:
     def save(self, progress: Progress) -> None:
         """Write the checkpoint of `progress.step`; with `neuron.async_save` it is published by the next `finish`.
 
-        Raises RuntimeError when ranks that should hold the same parameter do not.
+        Raises RuntimeError when ranks differ in a parameter that should be equal on them.
         """
         self.finish()
         xm.mark_step()
@@ -57,14 +57,14 @@ class Checkpoints:
         if self._processes.leads:
             publish.remove(partial)
             (partial / "resume").mkdir(parents=True)
-        self._meet(progress, "made")
+        self._barrier(progress, "made")
         try:
             self._trainer.model.save_pretrained(str(partial))
-            # a rank that fails later would wait there for the others, who have not failed
+            # at exit, a rank that fails later would wait for the others, which have not failed
             atexit.unregister(upstream.CheckpointIOState.wait_all)
             self._write_state(_state_file(partial, self._processes.rank))
         except (OSError, RuntimeError, SafetensorError) as error:
-            # torch.save hides it behind a RuntimeError, safetensors in an error of its own
+            # torch.save wraps the OSError in a RuntimeError, safetensors in its own error
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
                 raise
@@ -77,12 +77,12 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Publish what was written last, when every rank has written it, and delete those beyond the wanted number."""
+        """Publish the last checkpoint once every rank has written it; delete those beyond the configured number."""
         progress, self._unfinished = self._unfinished, None
         if progress is None:
             return
         _wait_for_upstream()
-        self._meet(progress, "written")
+        self._barrier(progress, "written")
         partial, final = self._partial(progress), self._run.checkpoint(progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
@@ -90,10 +90,10 @@ class Checkpoints:
             write_description(self._run, progress, partial, digests)
             publish.replace_directory(final, partial)
             delete_old(self._run, final)
-        self._meet(progress, "published")
+        self._barrier(progress, "published")
 
     def restore(self) -> Progress:
-        """Load the newest complete, undamaged checkpoint; no progress when there is none."""
+        """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
         if self._processes.leads:
             checkpoint_directory.remove_leftovers(self._run)
         progress = self._newest()
@@ -116,10 +116,10 @@ class Checkpoints:
     def _newest(self) -> Progress | None:
         candidates = checkpoint_directory.complete_checkpoints(self._run) if self._processes.leads else iter(())
         for attempt in range(1 << 30):
-            told = self._processes.gather(f"restore/{attempt}/chosen", _as_json(next(candidates, None)))[0]
-            if told is None:
+            chosen = self._processes.gather(f"restore/{attempt}/chosen", _as_json(next(candidates, None)))[0]
+            if chosen is None:
                 return None
-            progress = Progress(**told | {"resumed_from": tuple(told["resumed_from"])})
+            progress = Progress(**chosen | {"resumed_from": tuple(chosen["resumed_from"])})
             directory = self._run.checkpoint(progress.step)
             mine = checkpoint_directory.why_damaged(directory, self._processes.rank, self._processes.world_size)
             reasons = self._processes.gather(f"restore/{attempt}/damaged", mine)
@@ -133,7 +133,7 @@ class Checkpoints:
         final = self._run.checkpoint(progress.step)
         return final.with_name(f".{final.name}.partial")
 
-    def _meet(self, progress: Progress, what: str) -> None:
+    def _barrier(self, progress: Progress, what: str) -> None:
         self._processes.gather(f"checkpoint/{progress.step}/{what}", None)
 
     def _write_state(self, file: Path) -> None:
@@ -147,9 +147,9 @@ class Checkpoints:
                     tensors[f"optimizer.{name}.master"] = part
                 for moment in ("exp_avg", "exp_avg_sq"):
                     tensors[f"optimizer.{name}.{moment}"] = state[moment]
-        # copies: without data parallelism the optimizer's tensors are the model's, which safetensors refuses
+        # copied: without data parallelism, optimizer and model share tensors, which safetensors refuses
         held = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        # safetensors leaves a file's mode at 0600, which shuts others out of a shared volume
+        # safetensors sets the file's mode to 0600, which other users of a shared volume could not read
         file.touch()
         mode = file.stat().st_mode
         save_file(held, file)
@@ -160,7 +160,7 @@ class Checkpoints:
         return isinstance(self._trainer.optimizer.optimizer, NeuronZero1Optimizer)
 
     def moments(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-        """Name, what the optimizer updates, and its state, for each trainable parameter."""
+        """For each trainable parameter: its name, the tensor that the optimizer updates, and the optimizer's state."""
         outer = self._trainer.optimizer.optimizer
         inner = outer.base_optimizer if self._divided else outer
         names = {id(parameter): name for name, parameter in self._trainer.parameters().items()}
@@ -171,17 +171,17 @@ class Checkpoints:
         ]
 
     def _check_replicas(self, step: int) -> None:
-        """Raise RuntimeError when a parameter that several ranks hold alike differs between them.
+        """Raise RuntimeError when a parameter that should be equal on several ranks differs between them.
 
-        Such a difference means wrong gradients, and the exported checkpoint has one rank's copy. Compared are, in each
-        pipeline stage, what every tensor-parallel rank holds whole, and the copies of repeated key and value heads.
+        Such a difference means wrong gradients, and the exported checkpoint has only one rank's copy. In each pipeline
+        stage, this compares replicated parameters and the copies of repeated key and value heads.
         """
         trainer = self._trainer
         held = trainer.parameters()
         parts = {name: part_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
         place = [parallel_state.get_pipeline_model_parallel_rank(), 0]
         if self._divided:
-            # what they are made of: each rank may have rounded them at random, and holds the part of its dp rank
+            # compare master weights: each rank may have rounded the weights at random; it holds its dp rank's part
             held = {name: part for name, part, _ in self.moments()}
             place[1] = parallel_state.get_data_parallel_rank()
         own = [[name, [*place, part], _digest(held[name])] for name, part in parts.items() if part is not None]
@@ -193,12 +193,12 @@ class Checkpoints:
                     differing.add(name)
         if differing:
             raise RuntimeError(
-                f"step {step}: {len(differing)} parameters differ between ranks that should hold them alike:"
+                f"step {step}: {len(differing)} parameters differ between ranks where they should be equal:"
                 f" {sorted(differing)[:3]}"
             )
 
     def _digests(self, directory: Path) -> dict[str, str]:
-        """SHA-256 of this rank's share of the files, all of which are on disk afterwards."""
+        """SHA-256 of this rank's share of the files; flushes them to disk."""
         files = sorted(directory.rglob("*"))[self._processes.rank :: self._processes.world_size]
         digests = {}
         for file in files:
@@ -209,7 +209,7 @@ class Checkpoints:
 
 
 def _wait_for_upstream() -> None:
-    """Have what upstream writes meanwhile (`neuron.async_save`) written, and forgotten: it would come back to it."""
+    """Wait for upstream's background writes (`neuron.async_save`), and clear its state: it would finish them again."""
     writing = upstream.g_iostate
     if writing is not None and writing._async_save:
         writing.wait_save(async_remove=False)
@@ -218,7 +218,7 @@ def _wait_for_upstream() -> None:
 
 
 class _States:
-    """The tensors of several state files: each from the first that has it."""
+    """The tensors of several state files, each from the first file that has it."""
 
     def __init__(self, directory: Path, ranks: tuple[int, ...]) -> None:
         self._files = [_state_file(directory, rank) for rank in dict.fromkeys(ranks)]

@@ -1,4 +1,4 @@
-"""Gradients as they should be: what optimum-neuron 0.4.5 and neuronx-distributed 0.15 leave out or count twice."""
+"""Corrections of gradients that optimum-neuron 0.4.5 and neuronx-distributed 0.15 omit or count twice."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ from neuronx_distributed.parallel_layers import grads, parallel_state
 from optimum.neuron.accelerate import optimizer as accelerated_optimizer
 from torch import nn
 
-# Of a fused qkv_proj, whose key and value heads are repeated when there are fewer than tensor-parallel ranks.
+# Parameters of a fused qkv_proj. Its key and value heads are repeated if there are fewer than tensor-parallel ranks.
 _KEY_OR_VALUE = re.compile(r"\.(weight|bias)_[kv]$")
-# Qwen3's norms of queries and keys: one for all heads, and each rank has some of the heads.
+# Qwen3's norms of queries and keys: one norm for all heads, of which each rank has some.
 _OF_HEADS = re.compile(r"\.[qk]_norm\.")
 
 
 def is_replicated(parameter: nn.Parameter) -> bool:
-    """Whether every tensor-parallel rank holds all of it."""
+    """Whether every tensor-parallel rank holds the whole parameter."""
     return not getattr(parameter, "tensor_model_parallel", False)
 
 
@@ -30,7 +30,7 @@ def copies(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
 
 
 def part_held(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int | None:
-    """Which part of the parameter this rank holds, of those that several tensor-parallel ranks hold; None: its own."""
+    """The index of this rank's part among those that several tensor-parallel ranks hold; None if only this one does."""
     if is_replicated(parameter):
         return 0
     if kv_size_multiplier == 1 or not _KEY_OR_VALUE.search(name):
@@ -42,8 +42,8 @@ def part_held(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> in
 def ranks_of_same_heads(tensor_parallel_groups: Iterable[list[int]], kv_size_multiplier: int) -> list[list[int]]:
     """The ranks that hold copies of the same key and value heads, for all heads of all tensor-parallel groups.
 
-    optimum-neuron deals out all heads, then all of them again: rank i of a group of n holds what rank
-    i + n / kv_size_multiplier holds, on every chip (models/training/transformations_utils.py,
+    optimum-neuron assigns all heads in order, then repeats: rank i of a group of n holds the same heads as rank
+    i + n / kv_size_multiplier, on every chip (models/training/transformations_utils.py,
     GQAQKVColumnParallelLinearSpec.create_kv_proj_local_weight_from_regular_weight).
     """
     return [
@@ -54,11 +54,11 @@ def ranks_of_same_heads(tensor_parallel_groups: Iterable[list[int]], kv_size_mul
 
 
 def sum_key_and_value_gradients_over_copies() -> None:
-    """Have gradients of repeated key and value heads summed over the ranks that hold the same heads.
+    """Make neuronx-distributed sum gradients of repeated key and value heads over the ranks with the same heads.
 
-    neuronx-distributed counts consecutive ranks (parallel_layers/parallel_state.py, arrange_kv_groups), but on trn1
-    those of degree 4 belong to several tensor-parallel groups; and on trn2 it assumes that neighbours hold copies of
-    one head. Gradients of other replicas or other heads are then summed, and the copies drift apart.
+    It groups consecutive ranks (parallel_layers/parallel_state.py, arrange_kv_groups), but on trn1 at
+    degree 4 these belong to several tensor-parallel groups, and on trn2 it assumes that neighbours hold copies of one
+    head. It then sums gradients of other replicas or other heads, and the copies diverge.
     """
     parallel_state.arrange_kv_groups = lambda groups, degree, kv_size_multiplier, *_: ranks_of_same_heads(
         parallel_state.get_tensor_model_parallel_replica_groups(), kv_size_multiplier
@@ -66,10 +66,10 @@ def sum_key_and_value_gradients_over_copies() -> None:
 
 
 def partial(parameters: Mapping[str, nn.Parameter], *, sequence_parallel: bool) -> list[nn.Parameter]:
-    """The replicated parameters of whose gradients each tensor-parallel rank has a part only, in order.
+    """The replicated parameters whose gradient on each tensor-parallel rank is only a partial sum, in order.
 
-    With sequence parallelism all of them: a rank sees its part of the sequence. Without, those that work on the rank's
-    own heads (Qwen3).
+    With sequence parallelism, all of them: a rank sees only its part of the sequence. Without it, the norms over the
+    rank's own heads (Qwen3).
     """
     return [
         parameter
@@ -79,10 +79,11 @@ def partial(parameters: Mapping[str, nn.Parameter], *, sequence_parallel: bool) 
 
 
 def sum_over_tensor_parallel(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients that have added up in the parameters over the tensor-parallel ranks, all in one collective.
+    """Sum the accumulated gradients of the parameters over the tensor-parallel ranks, in one collective.
 
-    Upstream sums those of norms alone, and not at all where gradients add up in fp32 (ZeRO-1 with master weights), and
-    leaves out the factors of LoRA: the ranks' copies drift apart, and what is exported is not what was trained.
+    Upstream sums only those of norms, and not even those when gradients accumulate in fp32 (ZeRO-1 with master
+    weights). It never sums those of LoRA factors: the ranks' copies diverge, and the exported model is not the trained
+    one.
     """
     summed = [p.grad if getattr(p, "main_grad", None) is None else p.main_grad for p in parameters]
     held = [gradient for gradient in summed if gradient is not None]
@@ -94,15 +95,15 @@ def sum_over_tensor_parallel(parameters: Iterable[nn.Parameter]) -> None:
         gradient.copy_(part.reshape(gradient.shape))
 
 
-def leave_sums_to_the_kit() -> None:
-    """Upstream's own sum, before the optimizer's step, would come a second time."""
+def disable_upstream_sum() -> None:
+    """Turn off upstream's own sum before the optimizer step, which would sum the gradients a second time."""
     accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None
 
 
 def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> None:
-    """Have the optimizer clip by the norm of the whole model's gradient.
+    """Patch the optimizer to clip by the norm of the whole model's gradient.
 
-    Upstream counts repeated key and value heads once a copy. `copies_of`: see `copies`, by the parameter's id.
+    Upstream counts repeated key and value heads once per copy. `copies_of`: the result of `copies`, by parameter id.
     """
     inner = optimizer.optimizer
     if isinstance(inner, NeuronZero1Optimizer):
@@ -132,7 +133,7 @@ def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> Non
 def _norm(
     gradients: Iterable[tuple[torch.Tensor, int]], sharding_groups: list[list[int]] | None = None
 ) -> torch.Tensor:
-    """The 2-norm over all ranks of one model, fp32 [1]; the same graph on each of them."""
+    """The 2-norm over all ranks of one model, fp32 [1]; the graph is the same on every rank."""
     squares = [gradient.detach().float().pow(2).sum() / copies for gradient, copies in gradients]
     total = torch.stack(squares).sum().reshape(1)
     for group in (

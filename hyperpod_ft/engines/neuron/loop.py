@@ -1,9 +1,10 @@
 """Engine neuron: optimum-neuron's trainer on PyTorch/XLA, with tensor, pipeline and data parallelism.
 
-The model, its division, adapters, optimizer and backward pass are the trainer's. The loop over the steps is the kit's:
-the trainer's own cannot resume, trains on other rows after a restart, and weighs data-parallel ranks alike however many
-tokens count in their rows. (A pipeline still weighs rows alike: upstream takes the mean of each by itself.) What all
-ranks have to know of a step is one all-reduce, read while the device works on the next: the host traces one step ahead.
+The trainer provides the sharded model, adapters, optimizer and backward pass. The loop over the steps is the kit's: the
+trainer's own cannot resume, trains on different rows after a restart, and gives data-parallel ranks equal weight,
+however many of their tokens count in the loss. (A pipeline still gives rows equal weight: upstream averages each row
+separately.) Per step, ranks exchange their results in one all-reduce, which the host reads while the device works on
+the next step: the host traces one step ahead.
 """
 
 import math
@@ -21,7 +22,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, TrainingRows
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
+from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
@@ -35,7 +36,7 @@ _LATE = 1e6
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    return Attempt(run, processes).to_the_end()
+    return Attempt(run, processes).run_to_end()
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     steps = min(run.config.neuron.precompile_steps, attempt.steps)
     for number in range(1, steps + 1):
         attempt.send(number, [])
-    # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: other graphs.
+    # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: another graph.
     for _, _, state in attempt.checkpoints.moments():
         state["step"].fill_(_LATE)
     attempt.send(steps, [])
@@ -91,8 +92,11 @@ class Attempt:
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.checkpoints = checkpoints.Checkpoints(run, self.trainer, processes)
 
-    def to_the_end(self) -> Trained:
-        """Train what is left. Raises Interrupted after a signal, UserError when the loss is none to go on from."""
+    def run_to_end(self) -> Trained:
+        """Train the remaining steps.
+
+        Raises Interrupted after a signal, UserError when training cannot continue from the loss.
+        """
         self._resume()
         self.log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, self.progress, _peak_memory_mb
@@ -102,12 +106,12 @@ class Attempt:
             self._announce()
         sent: _Sent | None = None
         stop = 0
-        with asked_to_stop() as signals:
+        with collect_signals() as signals:
             for number in range(self.progress.step + 1, self.steps + 1):
                 last = number == self.steps
                 saves = bool(last or stop or number % self.config.save_every_steps == 0)
                 if saves and sent:
-                    # taken now and not together with the step that is saved, so that both have a time of their own
+                    # waited for now, not together with the step that is saved, so that each is timed separately
                     stop, sent = max(stop, self._take(sent)), None
                 before, sent = sent, self.send(number, signals)
                 if before:
@@ -122,7 +126,7 @@ class Attempt:
         return Trained(self.run.checkpoint(self.steps), self._facts())
 
     def send(self, number: int, signals: list[int]) -> _Sent:
-        """Give the device all of step `number`."""
+        """Send all of step `number` to the device, without waiting for it."""
         optimizer = self.trainer.optimizer
         self._seed(number)
         loss = self._forward_backward(number)
@@ -133,7 +137,7 @@ class Attempt:
         optimizer.step()
         summary = torch.stack(
             [
-                # equal on the ranks of one model, but for a pipeline's: its last stage has it, the others have 0
+                # equal on the ranks of one model, except in a pipeline: its last stage has the loss, the others 0
                 loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
                 optimizer.grad_norm.detach().float().reshape(()) / self.processes.world_size,
                 *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
@@ -145,9 +149,9 @@ class Attempt:
         return _Sent(number, rate, summary)
 
     def _seed(self, number: int) -> None:
-        """Dropout of step `number`: a function of it alone, so that no restart has to know what was drawn before.
+        """Seed the dropout of step `number` from the step alone, so that a restart needs no random state.
 
-        The ranks of one model draw alike: masks of what each holds whole have to be the same.
+        The ranks of one model use the same seed: masks of replicated activations must be the same.
         """
         text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
         seed = int(publish.text_digest(text)[:12], 16)
@@ -155,18 +159,21 @@ class Attempt:
         xm.set_rng_state(seed)
 
     def _forward_backward(self, number: int) -> torch.Tensor:
-        """Leave the gradients of the step's mean loss; gives this rank's loss, fp32 [], whose mean over dp it is."""
+        """Compute the gradients of the step's mean loss.
+
+        Returns this rank's loss, fp32 []; its mean over dp is the step's.
+        """
         rows_of_step = self.order.step(number)
         tokens = self.rows.label_tokens(rows_of_step)
-        # a pipeline takes each row's mean by itself
+        # a pipeline averages each row separately
         if not tokens or (
             self.pipeline and not all(self.rows.label_tokens(rows_of_step[[i]]) for i in range(rows_of_step.size))
         ):
             raise UserError(
-                f"step {number}: no token of {'one' if tokens else 'any'} of its rows counts in the loss",
+                f"step {number}: {'a row has' if tokens else 'its rows have'} no token that counts in the loss",
                 "check dataset.loss_on and the data",
             )
-        # gradients are averaged over dp: so are sums that each rank divides by its share of the step's tokens
+        # gradients are averaged over dp, so each rank divides its sums by the step's tokens / dp
         share = None if self.pipeline else torch.tensor(tokens / self.data_parallel, device=self.device)
         total = torch.zeros((), device=self.device)
         for rows in self.order.micro_batches(number, self.data_parallel_rank):
@@ -180,20 +187,20 @@ class Attempt:
         batch = self.rows.batch(rows, torch.device("cpu") if self.pipeline else self.device)
         inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
         if self.pipeline:
-            # it was traced with one; rows are full, and the model's mask is causal by itself
+            # it was traced with one; the rows are full, and the model applies the causal mask itself
             inputs["attention_mask"] = torch.ones_like(batch.input_ids)
         return inputs
 
     def _take(self, sent: _Sent) -> int:
-        """Wait for the step and take note of it. Returns the signal that asked some rank to stop; 0: none.
+        """Wait for the step and log it. Returns the signal that a rank received; 0: none.
 
-        Raises UserError, on every rank, when loss or gradients are none to go on from.
+        Raises UserError, on every rank, when loss or gradients are not finite, or training diverges.
         """
         loss, norm, *asked = sent.summary.cpu().tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {sent.number}: the loss is {loss} and the gradient norm {norm}; nothing was saved",
-                "lower training.learning_rate, or look at the rows of this step",
+                "lower training.learning_rate, or check the rows of this step",
             )
         self.progress = self.log.advance(self.progress, loss)
         if self.processes.leads:
@@ -202,7 +209,7 @@ class Attempt:
         return int(max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0))
 
     def _resume(self) -> None:
-        """Load the newest complete checkpoint; no progress when there is none."""
+        """Load the newest complete checkpoint; without one, start at step 0."""
         self.progress = self.checkpoints.restore()
         if 0 < self.progress.step < self.steps:
             self.progress = replace(self.progress, resumed_from=(*self.progress.resumed_from, self.progress.step))
@@ -217,7 +224,7 @@ class Attempt:
             flush=True,
         )
         if self.progress.step:
-            print(f"train: going on from step {self.progress.step}", flush=True)
+            print(f"train: resuming from step {self.progress.step}", flush=True)
 
     def _facts(self) -> dict[str, Any]:
         degrees = self.run.plan.degrees
@@ -231,5 +238,5 @@ class Attempt:
 
 
 def _peak_memory_mb() -> float:
-    """Of this process on the host: XLA tells what is in use, not what was."""
+    """Peak memory of this process on the host: XLA reports current use only, not the peak."""
     return peak_memory_mb(torch.device("cpu"))

@@ -1,6 +1,6 @@
-"""optimum-neuron's trainer with the run's model, adapters and optimizer, and with its defects on this path mended.
+"""optimum-neuron's trainer with the run's model, adapters and optimizer, and fixes for its bugs on this path.
 
-What is mended was seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; docs/fidelity.md says how.
+The bugs were seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; docs/fidelity.md lists them.
 """
 
 import math
@@ -26,20 +26,20 @@ _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projectio
 
 
 class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
-    """What makes the model ready, runs forward and backward, and holds the optimizer; the loop is the engine's."""
+    """Prepares the model, runs forward and backward passes, and holds the optimizer; the engine has its own loop."""
 
-    partial: list[nn.Parameter]  # those whose gradients have to be summed over the tensor-parallel ranks
-    trainable_here: int  # elements of the trainable parameters of this pipeline stage, over all its ranks
+    partial: list[nn.Parameter]  # parameters whose gradients must be summed over the tensor-parallel ranks
+    trainable_here: int  # elements of this pipeline stage's trainable parameters, over all its ranks
     kv_size_multiplier: int  # how many tensor-parallel ranks hold each key and value head
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         if not self.args.bf16:
-            # without this ZeRO-1 keeps the weights of an fp32 training in bf16
+            # otherwise ZeRO-1 keeps the weights in bf16 when training in fp32
             self.accelerator.mixed_precision_config.optimizer_use_master_weights = True
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        # NeuronSFTTrainer's adds `use_cache`, which pipeline parallelism refuses; the model has it off anyway
+        # NeuronSFTTrainer's version adds `use_cache`, which pipeline parallelism refuses; the model has it off anyway
         return NeuronTrainer.compute_loss(self, *arguments, **options)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -49,9 +49,9 @@ class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
 
 
 def build(run: Run, steps: int) -> Trainer:
-    """The trainer, ready for its first step. Collective: joins the process group."""
+    """Build the trainer, ready for its first step. Collective: joins the process group."""
     config = run.config
-    # alike on every rank: what tensor parallelism leaves whole has to be equal everywhere
+    # the same seed on every rank: parameters that are not split must be equal on all ranks
     torch.manual_seed(config.seed)
     gradients.sum_key_and_value_gradients_over_copies()
     settings = NeuronSFTConfig(**neuron_arguments.arguments(run, steps))
@@ -68,7 +68,7 @@ def build(run: Run, steps: int) -> Trainer:
         args=settings,
         processing_class=AutoTokenizer.from_pretrained(run.base_model),
         peft_config=_adapters(run) if config.training.method == "lora" else None,
-        # looked at for the names of its columns; the engine feeds the rows
+        # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
     heads = (model.config.num_attention_heads, model.config.num_key_value_heads)
@@ -83,13 +83,13 @@ def build(run: Run, steps: int) -> Trainer:
     gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled
     trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
-    gradients.leave_sums_to_the_kit()
+    gradients.disable_upstream_sum()
     return trainer
 
 
 def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
-    # by the names that they have in the model's files: upstream fuses some of them
+    # by their names in the model's files: upstream fuses some of them
     names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     for target in targets:
         if target.rpartition(".")[2] not in names:
@@ -113,11 +113,11 @@ def _adapters(run: Run) -> LoraConfig:
 
 @torch.no_grad()
 def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
-    """Give every lora_A the values that it has at any degree of tensor parallelism: its part of one whole matrix.
+    """Draw every lora_A as one whole matrix, of which each rank takes its part: the same at any tensor-parallel degree.
 
-    `heads`: the model's attention heads, and its key/value heads. Upstream draws each rank's part by itself, from
-    generators in the same state: every rank has the same block.
-    Kaiming uniform with a = sqrt(5), as PEFT (tuners/lora/layer.py, reset_lora_parameters): bound 1 / sqrt(columns).
+    `heads`: the numbers of attention heads and key/value heads. Upstream draws each rank's part separately, from
+    generators in the same state, so that every rank gets the same block.
+    Kaiming uniform with a = sqrt(5), as in PEFT (tuners/lora/layer.py, reset_lora_parameters): bound 1 / sqrt(columns).
     """
     for name, parameter in model.named_parameters():
         if ".lora_A." not in name:
@@ -130,7 +130,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         repeated = kv_size_multiplier(heads[1], parts)
         if ".o_proj." in name and repeated > 1:
-            # where key and value heads are repeated, upstream deals the query heads out in another order
+            # when key and value heads are repeated, upstream assigns the query heads in a different order
             local = _heads_of_rank(whole, *heads, repeated, "output")
         else:
             rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0

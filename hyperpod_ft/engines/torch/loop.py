@@ -21,7 +21,7 @@ from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, TrainingRows
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, asked_to_stop
+from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints, optimizer
@@ -89,7 +89,7 @@ class Training:
         if self.processes.leads:
             log.open()
             self._announce(progress)
-        with asked_to_stop() as signals:
+        with collect_signals() as signals:
             while progress.step < self.steps:
                 step = self.step(progress.step + 1, signals)
                 progress = log.advance(progress, step.loss)

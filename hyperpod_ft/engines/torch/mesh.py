@@ -1,4 +1,4 @@
-"""This rank's device, the process group, and the `dp x tp` device mesh. No device is named here: torch knows them."""
+"""This rank's device, the process group, and the `dp x tp` device mesh, for any device type in the catalogue."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from hyperpod_ft.planning.parallelism import Degrees
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:
-    """The device of a rank, made the current one. Raises UserError when torch does not find the instance's kind."""
+    """A rank's device, set as the current one. Raises UserError if torch does not find the instance type's device."""
     kind = CATALOGUE[instance_type].device
     if kind == "cpu":
         # a restart must give the same bits; on accelerators some kernels have no deterministic version
@@ -36,7 +36,7 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
 def device_mesh(device: torch.device, processes: Processes, degrees: Degrees) -> Iterator[DeviceMesh]:
     """Join the process group for the block; the mesh has axes `dp` and `tp`.
 
-    tp is innermost: its ranks, which talk several times a layer, are neighbours on one node.
+    tp is innermost: its ranks communicate several times per layer, so they are neighbours on one node.
     """
     dist.init_process_group(
         dist.get_default_backend_for_device(device),

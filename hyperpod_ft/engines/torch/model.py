@@ -1,4 +1,4 @@
-"""The model on this rank: loaded, given its adapters, divided over tp, sharded over dp, in the right precision."""
+"""The model on this rank: loaded, with its adapters, split over tp and sharded over dp, in the configured precision."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,17 @@ from hyperpod_ft.engines.torch import tensor_parallel
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run
 
-# Layers of a rank smaller than this share their all-gathers and reduce-scatters.
+# Consecutive layers share their all-gathers and reduce-scatters up to this size on a rank.
 BUCKET_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A model whose parameters are DTensors, and what the training loop needs to know about them."""
+    """A model whose parameters are DTensors, and what the training loop needs about them."""
 
     module: nn.Module
     trainable: dict[str, nn.Parameter]  # by FQN; fp32
-    partial: list[nn.Parameter]  # those whose gradients must be summed over tp
+    partial: list[nn.Parameter]  # parameters whose gradients must be summed over tp
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
@@ -41,13 +41,13 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
 
     Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, trainable ones in
     fp32, cast by FSDP when it gathers them; gradients are reduced in fp32. Raises UserError when the model cannot
-    be divided, or a LoRA target matches nothing.
+    be split, or a LoRA target matches no module.
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
     base = _load(run)
     if tensor_parallel_degree > 1:
-        # by attribute, not from config.json: older families spell these keys in their own way
+        # by attribute, not from config.json: older model families name these keys differently
         heads = base.config.num_attention_heads
         kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
@@ -90,7 +90,7 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
     for target in lora.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise no_such_module(target, names)
-    # every rank draws the same factors: those that tp leaves whole must be equal everywhere
+    # every rank draws the same factors: those that tp does not split must be equal on all ranks
     torch.manual_seed(run.config.seed)
     adapters = LoraConfig(
         r=lora.r,
@@ -105,7 +105,7 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
 
 
 def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Consecutive layers gathered and reduced together: on small ones a collective's latency is all of its cost."""
+    """Consecutive layers gathered and reduced together: for small layers a collective costs nothing but latency."""
     buckets: list[list[nn.Module]] = []
     room = 0
     for layer in layers:
@@ -119,11 +119,11 @@ def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
-    """FSDP2 over dp, layer by layer. On a dp axis of one rank it still keeps fp32 masters of bf16 weights."""
+    """FSDP2 over dp, layer by layer. With one dp rank it still keeps fp32 master weights for bf16."""
     training = run.config.training
     options: dict[str, Any] = {
         "mesh": mesh["dp"],
-        # Gathered layers are kept until their backward pass unless memory is said to be tight.
+        # Gathered layers are kept until their backward pass, unless gradient checkpointing is on.
         "reshard_after_forward": training.gradient_checkpointing,
     }
     if training.precision == "bf16":
@@ -133,6 +133,6 @@ def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh
     fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # the loss is divided by the tokens of all ranks already: gradients are summed, not averaged
+            # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -11,10 +11,11 @@ from hyperpod_ft.engines.torch.tensor_parallel import local, replicas_over_tp
 
 
 class ShardedAdamW:
-    """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, are not decayed.
+    """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, have no weight decay.
 
-    The update is elementwise, so each rank computes it on the plain local parts: the same numbers as over DTensors,
-    whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for checkpoints.
+    The update is elementwise, so each rank computes it on its plain local shards. The result is the same as with
+    DTensors, whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for
+    checkpoints.
     """
 
     def __init__(self, trainable: Mapping[str, nn.Parameter], training: Training) -> None:
@@ -51,7 +52,7 @@ class ShardedAdamW:
         return self._moments
 
     def set_steps(self, steps: int) -> None:
-        """Say how many updates the moments have seen: the bias correction needs it."""
+        """Set how many updates the moments include; the bias correction needs it."""
         for name, part in self._parts.items():
             moments = {key: local(moment) for key, moment in self._moments[name].items()}
             self._adamw.state[part] = {"step": torch.tensor(float(steps)), **moments}
@@ -59,9 +60,9 @@ class ShardedAdamW:
 
 @torch.no_grad()
 def squared_norm(parameters: Iterable[nn.Parameter], tensor_parallel: int) -> torch.Tensor:
-    """This rank's share of the squared global gradient norm, fp32 []: the sum over all ranks is the whole.
+    """This rank's share of the squared global gradient norm, fp32 []: the sum over all ranks is the full value.
 
-    An element that lives on several tp ranks counts on each with its share.
+    An element replicated on n tp ranks counts 1/n on each.
     """
     gradients: dict[int, list[torch.Tensor]] = {}
     for parameter in parameters:
@@ -74,7 +75,7 @@ def squared_norm(parameters: Iterable[nn.Parameter], tensor_parallel: int) -> to
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale all gradients so that their global norm `norm` becomes at most `max_norm`; 0 leaves them alone."""
+    """Scale all gradients so that their global norm `norm` becomes at most `max_norm`; 0 disables clipping."""
     scale = max_norm / (norm + 1e-6)  # torch.nn.utils.clip_grad_norm_'s formula
     if max_norm and scale < 1:
         torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], scale)

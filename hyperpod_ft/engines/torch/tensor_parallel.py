@@ -1,21 +1,21 @@
 """Tensor parallelism over a Hugging Face model's own modules.
 
-Megatron's division (Shoeybi et al., arXiv:1909.08053): q, k, v, gate and up are split by output rows
-("column-parallel", as y = x W^T), o and down by input columns ("row-parallel"), so attention heads and the MLP's
-inner units live whole on one rank. Each attention or MLP block then needs one all-reduce in the forward pass
+Megatron's scheme (Shoeybi et al., arXiv:1909.08053): q, k, v, gate and up are split by output rows
+("column-parallel", as y = x W^T), o and down by input columns ("row-parallel"), so each attention head and each inner
+unit of the MLP is entirely on one rank. Each attention or MLP block then needs one all-reduce in the forward pass
 (of its output) and one in the backward pass (of its input's gradient).
 
-LoRA factors follow: before column-parallel, lora_A is whole on every rank and lora_B is split like the output;
-before row-parallel, lora_A is split like the input and lora_B is whole. The adapter's output joins the block's one
-all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i).
+LoRA factors follow: on a column-parallel linear, lora_A is replicated on every rank and lora_B is split like the
+output; on a row-parallel one, lora_A is split like the input and lora_B is replicated. The adapter's output joins the
+block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i).
 
 Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
-shape; the modules compute with their local part. Parameters that are whole on every rank but see only their rank's
-heads or units (whole LoRA factors, norms over head_dim) get partial gradients: `sum_partial_gradients` adds them
-up, once a step, in one all-reduce.
+shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units
+(replicated LoRA factors, norms over head_dim) get partial gradients: `sum_partial_gradients` sums them, once per
+step, in one all-reduce.
 
-Embedding, output matrix and layer norms are whole on every tp rank: they cost their full memory on each (divided
-by dp only), and each computes the full logits.
+Embedding, output matrix and layer norms are replicated on every tp rank: each holds them in full (sharded over dp
+only) and computes the full logits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
     """Split the linears of decoder layers over the 1-D `mesh`, in place; no communication.
 
     Every rank holds the whole layers, with equal values, before the call. Raises UserError for a layer whose
-    modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths do not divide.
+    modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths are not divisible.
     """
     for layer in layers:
         _refuse_unknown(layer)
@@ -54,7 +54,7 @@ def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
 
 
 def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
-    """Trainable parameters that are whole on every rank but whose gradient covers only the rank's part."""
+    """Trainable parameters that are replicated over tp but whose gradient covers only the rank's heads or units."""
     found: list[nn.Parameter] = []
     for layer in layers:
         for name, linear in _projections(layer):
@@ -66,7 +66,7 @@ def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def sum_partial_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Add up the gradients of these parameters over the tensor-parallel group, in place, in one all-reduce.
+    """Sum the gradients of these parameters over the tensor-parallel group, in place, in one all-reduce.
 
     Gradients may be DTensors of any data-parallel sharding: the sum over tp and the sum over dp commute.
     """
@@ -81,21 +81,21 @@ def sum_partial_gradients(parameters: list[nn.Parameter], group: dist.ProcessGro
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor; under no_grad it shares the DTensor's memory."""
+    """This rank's shard of a tensor; under no_grad it shares the DTensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def replicas_over_tp(parameter: torch.Tensor, tensor_parallel: int) -> int:
-    """On how many tp ranks the same elements of a parameter live: all of them, or one when it is split over tp."""
+    """How many tp ranks hold the same elements of a parameter: all of them, or one when it is split over tp."""
     names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else ()
     return 1 if "tp" in (names or ()) else tensor_parallel
 
 
 @torch.no_grad()
 def check_replicas(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup, step: int) -> None:
-    """Raise RuntimeError when a parameter that is whole on every tp rank differs between them. Collective.
+    """Raise RuntimeError when a parameter replicated over tp differs between the ranks. Collective.
 
-    Such a difference means wrong gradients, and a checkpoint keeps one rank's copy: it must not pass silently.
+    Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
     size = group.size()
     whole = {name: local(p) for name, p in parameters.items() if replicas_over_tp(p, size) > 1}
@@ -125,7 +125,7 @@ class _CopyToBlock(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over the group forward; backward hands the gradient on unchanged (Megatron's `g`)."""
+    """Sum over the group forward; backward passes the gradient unchanged (Megatron's `g`)."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -166,10 +166,10 @@ def _split(name: str, linear: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
     if width % mesh.size():
         raise UserError(
             f"parallelism.tensor_parallel: {mesh.size()} does not divide the {width} units of {name}",
-            "choose a divisor",
+            "set it to a divisor of that number",
         )
     for key, parameter in list(linear.named_parameters(recurse=False)):
-        # a row-parallel linear's bias is added once, after the sum: it stays whole
+        # a row-parallel linear's bias is added once, after the sum: it stays replicated
         placement = Replicate() if parameter.ndim == 1 and dim == 1 else Shard(dim)
         split = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
         setattr(linear, key, nn.Parameter(split, requires_grad=parameter.requires_grad))
@@ -211,7 +211,7 @@ def _head_norms(layer: nn.Module) -> list[nn.Module]:
 
 
 def _refuse_unknown(layer: nn.Module) -> None:
-    """Every parameter must belong to a projection that can be divided, a norm over one head, or a layer norm."""
+    """Every parameter must belong to a projection that can be split, a norm over one head, or a layer norm."""
     blocks = [name for name in _BLOCKS if hasattr(layer, name)]
     unknown = {name for name, p in layer.named_parameters() if p.ndim > 1 or name.startswith(_BLOCKS)}
     projections: set[str] = set()
@@ -226,6 +226,6 @@ def _refuse_unknown(layer: nn.Module) -> None:
     if unknown or projections != {*COLUMN, *ROW}:
         seen = ", ".join(sorted({name.removesuffix(".weight").removesuffix(".bias") for name in unknown}))
         raise UserError(
-            f"parallelism.tensor_parallel: engine torch cannot divide {type(layer).__name__} ({seen or 'no MLP'})",
-            "set it to 1; models built like Llama, Mistral, Qwen2 and Qwen3 can be divided",
+            f"parallelism.tensor_parallel: engine torch cannot split {type(layer).__name__} ({seen or 'no MLP'})",
+            "set it to 1; models built like Llama, Mistral, Qwen2 and Qwen3 can be split",
         )

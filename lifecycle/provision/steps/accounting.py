@@ -105,7 +105,7 @@ def _wait_until_ready(node: Node) -> None:
 
 
 def _unknown(node: Node) -> list[tuple[str, list[str]]]:
-    """What slurmdbd does not know yet, with the arguments of sacctmgr that add it, in order."""
+    """The entries missing from slurmdbd, with the arguments of sacctmgr that add them, in order."""
     cluster = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "ClusterName").lower()
 
     def listed(*words: str) -> set[str]:

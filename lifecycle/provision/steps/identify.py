@@ -1,4 +1,4 @@
-"""Who this node is: recorded in /var/lib/provision/node.json for all other steps."""
+"""Records the identity of this node in /var/lib/provision/node.json for all other steps."""
 
 from __future__ import annotations
 

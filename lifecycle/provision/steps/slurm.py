@@ -36,7 +36,7 @@ EnvironmentFile={_OPTIONS}
 Restart=on-failure
 RestartSec=3
 """
-# The controller may have to set up a database first.
+# The controller may need to set up a database first.
 _SECONDS = 900.0
 
 

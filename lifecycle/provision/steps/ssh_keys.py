@@ -73,7 +73,7 @@ class SshKeys(Step):
 
 
 def _lacking(node: Node, user: PasswdEntry) -> list[str]:
-    """What of the user's keys is not so. Runs as the user."""
+    """What is wrong with the user's keys. Runs as the user."""
     folder = _folder(user)
     key, public, authorized = folder / KEY, folder / f"{KEY}.pub", folder / "authorized_keys"
     if not key.exists():

@@ -24,14 +24,14 @@ def described(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "InstanceGroups": groups, "ClusterStatus": "InService"}
 
 
-def told(tmp_path: Path, **edited: Any) -> list[str]:
+def reported(tmp_path: Path, **edited: Any) -> list[str]:
     made = requests.create_cluster(load(tmp_path), RESOURCES, URI)
     config = load(tmp_path, **edited)
     return list(changes(config, requests.create_cluster(config, RESOURCES, URI), described(made)).other)
 
 
 def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
-    assert told(tmp_path) == []
+    assert reported(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_every_key_that_stays_is_reported(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
-    (line,) = told(tmp_path, **edited)
+    (line,) = reported(tmp_path, **edited)
     assert line.startswith(said)
 
 

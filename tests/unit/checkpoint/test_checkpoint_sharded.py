@@ -24,12 +24,12 @@ WEIGHTS = {"model.norm.weight": torch.randn(4), "lm_head.weight": torch.randn(5,
 
 
 DESCRIBED = {
-    "format": 2,
+    "format": 3,
     "engine": "torch",
     "step": 4,
     "fingerprint": "0123",
     "base_model": {"source": "org/model", "revision": "0123abc"},
-    "layout": {"world_size": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1},
+    "degrees": {"world_size": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1},
     "progress": {},
 }
 
@@ -111,7 +111,7 @@ def test_a_weight_among_the_factors_is_refused(tmp_path: Path) -> None:
         (lambda text: "[]", ""),
         (lambda text: text[:-1], ""),
         (lambda text: "{}", "format"),
-        (lambda text: text.replace('"format": 2', '"format": 9'), "format"),
+        (lambda text: text.replace('"format": 3', '"format": 9'), "format"),
         (lambda text: text.replace('"method"', '"how"'), "method"),
         (lambda text: text.replace('"rslora"', '"other"'), r"lora\.rslora"),
         (lambda text: text.replace('"lora": {', '"lora": null, "other": {'), "lora"),

@@ -308,8 +308,8 @@ def test_values_that_are_no_numbers_are_found(tmp_path: Path, dtype: str, value:
         tensors = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in tensors.items()}
     directory = write(tmp_path / "model", tensors, stored_as=dtype, num_hidden_layers=0)
     kind = "Inf" if np.isinf(value) else "NaN"
-    told = "bfloat16" if dtype == "BF16" else "float32"
-    change_json(directory / "config.json", dtype=told)
+    dtype_name = "bfloat16" if dtype == "BF16" else "float32"
+    change_json(directory / "config.json", dtype=dtype_name)
     assert verify(directory).findings == (f"{directory}: tensor a holds {kind}",)
 
 
@@ -450,19 +450,19 @@ def test_many_differences_are_summed_up(tmp_path: Path) -> None:
 
 
 def test_differences_of_all_kinds_of_numbers() -> None:
-    def told(left: list[Any], right: list[Any], dtype: str, tolerance: float = 0) -> tuple[int, float]:
+    def count_and_largest(left: list[Any], right: list[Any], dtype: str, tolerance: float = 0) -> tuple[int, float]:
         stored = [np.array(values, STORED[dtype]) for values in (left, right)]
         found = difference(stored[0], dtype, stored[1], dtype, tolerance)
         return found.elements, found.largest
 
-    assert told([1, 2, 3], [1, 2, 5], "I64") == (1, 2)
-    assert told([True, False], [True, True], "BOOL") == (1, 1)
-    assert told([0x3F80, 0x4000], [0x3F80, 0x4040], "BF16") == (1, 1)
-    assert told([np.nan, 1], [np.nan, 1], "F32") == (0, 0)
-    assert told([np.inf, 1], [np.inf, 2], "F64", 1) == (0, 1)
-    count, largest = told([np.nan, 1], [0, 9], "F32", 100)
+    assert count_and_largest([1, 2, 3], [1, 2, 5], "I64") == (1, 2)
+    assert count_and_largest([True, False], [True, True], "BOOL") == (1, 1)
+    assert count_and_largest([0x3F80, 0x4000], [0x3F80, 0x4040], "BF16") == (1, 1)
+    assert count_and_largest([np.nan, 1], [np.nan, 1], "F32") == (0, 0)
+    assert count_and_largest([np.inf, 1], [np.inf, 2], "F64", 1) == (0, 1)
+    count, largest = count_and_largest([np.nan, 1], [0, 9], "F32", 100)
     assert count == 1 and np.isnan(largest)
-    assert told([1, 2], [1, 3], "F8_E4M3")[0] == 1
+    assert count_and_largest([1, 2], [1, 3], "F8_E4M3")[0] == 1
 
 
 # --- the command

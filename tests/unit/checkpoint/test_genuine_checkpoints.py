@@ -66,9 +66,7 @@ def test_the_model_is_what_was_trained(tmp_path: Path, genuine: Genuine) -> None
 
 @pytest.mark.parametrize("genuine", genuine_checkpoints.DIVERGED, ids=str)
 def test_copies_that_differ_between_ranks_are_refused(tmp_path: Path, genuine: Genuine) -> None:
-    with pytest.raises(
-        UserError, match=r"on every rank differ, most of all base_model\.model\S+: largest difference 0\.0"
-    ) as error:
+    with pytest.raises(UserError, match=r"every rank differ, base_model\.model\S+ .*largest difference 0\.0") as error:
         run("consolidate", genuine.checkpoint, "-o", tmp_path / "adapter")
     assert "lora_" in str(error.value)
     assert list(tmp_path.iterdir()) == []

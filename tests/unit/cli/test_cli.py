@@ -12,6 +12,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
+from tests.unit.small_volume import small_volume
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
@@ -62,8 +63,8 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert "memory    9.7 GiB a rank (weights 1.9, gradients 4.7," in plan.stdout
     memory = json.loads(call(*arguments, "--json", cwd=tmp_path).stdout)["memory"]
     assert sum(memory["bytes"].values()) < memory["available_bytes"] == 16 * 2**30 * 0.9
-    told = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
-    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in told
+    refusal = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)
+    assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in refusal
     unknown = call("plan", "llama3-8b-full-trn1", "--json", cwd=tmp_path)
     assert json.loads(unknown.stdout)["memory"] is None, "no model is here"
 
@@ -74,7 +75,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, facts in (
         (("plan", "nothing.yaml"), ("nothing.yaml", "hyperpod-ft init", "quickstart")),
         (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
-        (("plan", "quickstart", *degrees), ("tensor_parallel", "4 key/value heads")),
+        (("plan", "quickstart", *degrees), ("tensor_parallel: 8", "4 attention heads")),
         (("init", "x"), ("'x'", "quickstart")),
         (("init", "-o", "absent/run.yaml"), ("absent/run.yaml", "-o")),
         (("cluster", "init", "-o", "absent/cluster.yaml"), ("absent/cluster.yaml", "-o")),
@@ -117,6 +118,14 @@ def test_every_command_says_what_to_do_without_slurm(tmp_path: Path) -> None:
         assert names_both(done.stdout), (command, done.stdout, done.stderr)
 
 
+def test_a_full_volume_is_named_not_the_file_that_was_copied(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "small", 200 << 10):
+        root = tmp_path / "small" / "root"
+        error = refused("render", "quickstart", "--set", f"cluster.root={root}", cwd=tmp_path)
+        assert str(root) in error and "No space left on device" in error
+        assert not [path for path in root.glob("code/*") if path.is_dir()]
+
+
 def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:
     done = call("render", "quickstart", "-o", "scripts", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -147,7 +156,7 @@ def test_the_head_node_imports_nothing_heavy(tmp_path: Path, arguments: list[str
 
 
 def test_references_are_up_to_date() -> None:
-    """`python scripts/reference.py` writes them anew."""
+    """`python scripts/reference.py` regenerates them."""
     program = "import reference; print([p.name for p, text in reference.pages().items() if p.read_text() != text])"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts"), "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The commands on files as a newcomer meets them: what a mistake is told as, what is printed, how they end."""
+"""The commands on files as a newcomer meets them: the messages of mistakes, the output, the exit codes."""
 
 import json
 import os
@@ -45,10 +45,10 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 def refused(*arguments: object) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refusal:
         run(*arguments)
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
 
 
 def test_kinds(made: Path, tmp_path: Path) -> None:
@@ -64,21 +64,21 @@ def test_kinds(made: Path, tmp_path: Path) -> None:
 def test_consolidate_tells_mistakes(made: Path, tmp_path: Path) -> None:
     checkpoint, out = made / "checkpoints" / "checkpoint-2", tmp_path / "out"
 
-    def told(*arguments: object, output: Path = out) -> str:
+    def refusal(*arguments: object, output: Path = out) -> str:
         return refused("consolidate", *arguments, "-o", output)
 
-    assert "did you mean checkpoint-2, checkpoint-10?" in told(made / "checkpoints")
-    assert "is an adapter, not a sharded checkpoint" in told(made / "adapter")
-    assert "is a model, not a sharded checkpoint" in told(made / "base")
-    assert "is a file" in told(made / "base" / "config.json")
-    assert "no such directory" in told(made / "nothing")
-    assert "--dtype: " in told(checkpoint, "--dtype", "bf16")
-    assert "--max-shard-size: " in told(checkpoint, "--max-shard-size", "5GB")
-    assert "--max-shard-size 5XB: " in told(checkpoint, "--max-shard-size", "5XB")
-    assert "config.json: is not a directory" in told(checkpoint, output=made / "base" / "config.json" / "out")
-    assert "is inside the input" in told(checkpoint, output=checkpoint / "out")
-    assert "would replace" in told(checkpoint, output=made / "checkpoints")
-    assert "is inside the input" in told(checkpoint, "--base", made / "base", output=made / "base" / "out")
+    assert "did you mean checkpoint-2, checkpoint-10?" in refusal(made / "checkpoints")
+    assert "is an adapter, not a sharded checkpoint" in refusal(made / "adapter")
+    assert "is a model, not a sharded checkpoint" in refusal(made / "base")
+    assert "is a file" in refusal(made / "base" / "config.json")
+    assert "no such directory" in refusal(made / "nothing")
+    assert "--dtype: " in refusal(checkpoint, "--dtype", "bf16")
+    assert "--max-shard-size: " in refusal(checkpoint, "--max-shard-size", "5GB")
+    assert "--max-shard-size 5XB: " in refusal(checkpoint, "--max-shard-size", "5XB")
+    assert "config.json: is not a directory" in refusal(checkpoint, output=made / "base" / "config.json" / "out")
+    assert "is inside the input" in refusal(checkpoint, output=checkpoint / "out")
+    assert "would replace" in refusal(checkpoint, output=made / "checkpoints")
+    assert "is inside the input" in refusal(checkpoint, "--base", made / "base", output=made / "base" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,23 +87,23 @@ def test_merge_tells_mistakes(
 ) -> None:
     base, adapter = made / "base", made / "adapter"
 
-    def told(base: object, adapter: object, *more: object) -> str:
+    def refusal(base: object, adapter: object, *more: object) -> str:
         return refused("merge", "--base", base, "--adapter", adapter, "-o", tmp_path / "out", *more)
 
-    assert "--adapter" in told(base, made / "nothing") and "no such directory" in told(base, made / "nothing")
-    assert "is a model, not an adapter" in told(base, base)
-    assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in told(
+    assert "--adapter" in refusal(base, made / "nothing") and "no such directory" in refusal(base, made / "nothing")
+    assert "is a model, not an adapter" in refusal(base, base)
+    assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in refusal(
         base, made / "checkpoints" / "checkpoint-2"
     )
-    assert "name the directory" in told(base, adapter / "adapter_config.json")
-    assert "hf download meta-llama/Meta-Llama-3-8B" in told("meta-llama/Meta-Llama-3-8B", adapter)
-    assert "no such directory; name the directory of a model" in told(made / "nothing", adapter)
-    assert "is a file" in told(base / "config.json", adapter)
-    assert "is an adapter, not a model" in told(adapter, adapter)
-    assert "--weight: 2 for 1 adapter;" in told(base, adapter, "--weight", "1", "--weight", "2")
+    assert "name the directory" in refusal(base, adapter / "adapter_config.json")
+    assert "hf download meta-llama/Meta-Llama-3-8B" in refusal("meta-llama/Meta-Llama-3-8B", adapter)
+    assert "no such directory; name the directory of a model" in refusal(made / "nothing", adapter)
+    assert "is a file" in refusal(base / "config.json", adapter)
+    assert "is an adapter, not a model" in refusal(adapter, adapter)
+    assert "--weight: 2 for 1 adapter;" in refusal(base, adapter, "--weight", "1", "--weight", "2")
     assert "is inside the input" in refused("merge", "--base", base, "--adapter", adapter, "-o", adapter / "x")
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
-    assert f"{tmp_path}: is not writable" in told(base, adapter)
+    assert f"{tmp_path}: is not writable" in refusal(base, adapter)
     monkeypatch.undo()
 
     def stopped(*_: object, **__: object) -> None:
@@ -139,12 +139,16 @@ def test_verify_tells_mistakes(made: Path) -> None:
     merged, base, adapter = made / "merged", made / "base", made / "adapter"
     sharded = made / "checkpoints" / "checkpoint-2"
 
-    def told(adapter: object, base: object) -> str:
+    def refusal(adapter: object, base: object) -> str:
         return refused("verify", merged, "--adapter", adapter, "--base", base)
 
-    assert "--adapter is a model and --base an adapter; swap them" in told(base, adapter)
-    assert "no such directory" in told(made / "nothing", base) and "no such directory" in told(adapter, made / "no")
-    assert "is a sharded checkpoint" in told(sharded, base) and "is an adapter, not a model" in told(adapter, adapter)
+    assert "--adapter is a model and --base an adapter; swap them" in refusal(base, adapter)
+    assert "no such directory" in refusal(made / "nothing", base) and "no such directory" in refusal(
+        adapter, made / "no"
+    )
+    assert "is a sharded checkpoint" in refusal(sharded, base) and "is an adapter, not a model" in refusal(
+        adapter, adapter
+    )
     assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in refused("verify", sharded)
     assert "is an adapter, not a model" in refused("verify", merged, "--against", adapter)
     assert "--tolerance: applies to --against only" in refused("verify", merged, "--tolerance", "1")
@@ -157,12 +161,12 @@ def test_a_comparison_that_proves_nothing_does_not_pass(made: Path, tmp_path: Pa
     file = tmp_path / "zero" / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file)
     without = run("verify", made / "base", "--adapter", tmp_path / "zero", "--base", made / "base", code=1)
-    assert "cannot tell whether the adapter is in it" in without
+    assert "cannot show whether the adapter" in without
     shutil.copytree(made / "base", tmp_path / "dead")
     file = tmp_path / "dead" / "model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.zeros(400, 32)}, file, {"format": "pt"})
     dead = run("verify", tmp_path / "dead", "--adapter", made / "adapter", "--base", tmp_path / "dead", code=1)
-    assert "cannot tell whether the adapter is in it" in dead
+    assert "cannot show whether the adapter" in dead
 
 
 def test_a_full_standard_output_and_an_interrupt_are_no_bugs(made: Path) -> None:

@@ -1,5 +1,6 @@
 """The run file: valid and invalid values, and what the errors say."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,8 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else ''}]\n" for n in range(30)), ("run.yaml:20: ", "20 levels")),
         ("a: [" + "1, " * 20_000 + "]\n", ("10,000",)),
         ("{" + ", ".join(f"k{n}: 1" for n in range(200)) + "}", ("unknown key", "more problems")),
+        ('name: "\\uD83D"\n', ("run.yaml:1: ", "half a character")),
+        ('{"\\uDE00": 1}\n', ("run.yaml:1: ", "half a character")),
         ("seed: " + "1" * 100 + "\n", ("seed", "2147483647")),
         ("seed: " + "1" * 100_000 + "\n", ("run.yaml:1: ", "100,000 digits")),
         ("seed: " + "x" * 100_000 + "\n", ("seed: must be a number (given: 'xxx", "...")),
@@ -231,6 +234,12 @@ def test_aliases_work(tmp_path: Path) -> None:
     text = yaml.safe_dump(run_file_values(tmp_path, generate__prompts=["x"]))
     path = write(tmp_path, text.replace("- x", "- &p question\n  - *p\n  - {instruction: *p}"))
     assert run_file.load(path).generate.prompts == ("question", "question", {"instruction": "question"})
+
+
+def test_json_escapes_of_an_emoji_are_one_character(tmp_path: Path) -> None:
+    config = run_file.load(write(tmp_path, json.dumps(run_file_values(tmp_path, generate__prompts=["\U0001f600"]))))
+    assert config.generate.prompts == ("\U0001f600",)
+    assert run_file.validate(yaml_text.read(yaml_text.dump(config), ""), "") == config
 
 
 def test_yaml_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:

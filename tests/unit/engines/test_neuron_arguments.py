@@ -1,4 +1,4 @@
-"""What engine neuron tells optimum-neuron's trainer, against the fields that the trainer's own source has."""
+"""Engine neuron's arguments for optimum-neuron's trainer, checked against the trainer's source."""
 
 import ast
 import sys

@@ -129,7 +129,7 @@ def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeyp
     run.metrics.write_text('{"step": 11}\n{"step": 12}\n{"st')
     assert (attempts.newest_checkpoint(run), attempts.last_step(run)) == (10, 12)
     for _ in range(2):
-        attempts.remember(run, "train", "7", attempt(), decide(attempt()))
+        restarts.add(run, "train", attempts.restart_of("7", attempt(), decide(attempt())))
     assert [restart.reason for restart in restarts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
 
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
@@ -169,7 +169,7 @@ def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.
 def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
     run = make_run()
     for job_id in ("manual", "8"):
-        attempts.remember(run, "train", job_id, attempt(), Decision("retry", number=1))
+        restarts.add(run, "train", attempts.restart_of(job_id, attempt(), Decision("retry", number=1)))
     restarts.forget(run, "train", "manual")
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["8"]
 

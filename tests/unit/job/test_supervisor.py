@@ -85,6 +85,15 @@ def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run
     assert run.exit_marker("train", "7").read_text() == "0\n"
 
 
+def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: Run, tmp_path: Path) -> None:
+    slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
+    remove = f"trap 'rm {shlex.quote(str(run.record_path('train')))}; exit 1' TERM"
+    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", **slurm)
+    assert finish(process)[0] == 0
+    assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
+    assert restarts.history(run, "train") == []
+
+
 @pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -KILL $$"])
 def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, tmp_path: Path, end: str) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
@@ -102,7 +111,7 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
     attempt = attempts.Outcome(1, False, (), 0, 0, 0, 0)
     for _ in range(3):
-        attempts.remember(run, "train", "6", attempt, attempts.Decision("retry"))
+        restarts.add(run, "train", attempts.restart_of("6", attempt, attempts.Decision("retry")))
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 

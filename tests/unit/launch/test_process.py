@@ -2,17 +2,19 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import status
 from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -76,6 +78,29 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
     }
     assert (run.directory / "order").read_text().split() == ["env", "download", "dataset"]
     assert run.log("download", "p2").read_text() == "out\nerr\n"
+
+
+def test_an_interrupted_submission_leaves_nothing_running(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain runner that is slow to start, and Ctrl-C meanwhile, which does not reach it."""
+    run = prepared(make_run)
+    slow, pid_file = tmp_path / "slow", tmp_path / "pid"
+    slow.write_text(f"#!/bin/bash\necho $$ >{pid_file}\nexec sleep 300\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+
+    def interrupt() -> None:
+        wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            submit(run, Launchers(), Selection(), "process")
+        done.result()
+    assert not alive(int(pid_file.read_text()))
+    assert Launchers().active(run) == []
 
 
 def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: MakeRun) -> None:

@@ -15,8 +15,8 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
@@ -49,7 +49,7 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
 
 def add(run: Run, number: int, seconds: float) -> None:
     attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
-    publish.write_json(run.attempts / f"{number}.json", asdict(attempt))
+    publish.write_json(run.usage / f"{number}.json", asdict(attempt))
 
 
 def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
@@ -57,7 +57,7 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
-    publish.write_text(run.attempts / "4.json", "{")
+    publish.write_text(run.usage / "4.json", "{")
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.directory == run.directory, "a price makes no other run"
@@ -70,7 +70,7 @@ def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: 
     with pytest.raises(RuntimeError), usage.counted(run):
         time.sleep(0.05)
         raise RuntimeError
-    (attempt,) = usage.attempts(run)
+    (attempt,) = usage.read(run)
     assert attempt.seconds >= 0.05 and (attempt.job_id, attempt.nodes) == ("77", 1)
     assert attempt.accelerators == 0 and usage.totals(run)["accelerator_hours"] is None
     assert not [thread for thread in threading.enumerate() if thread.name == "usage"]
@@ -88,13 +88,13 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
     try:
         deadline = time.monotonic() + 30
-        while not any(attempt.seconds >= 0.1 for attempt in usage.attempts(run)):
+        while not any(attempt.seconds >= 0.1 for attempt in usage.read(run)):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         process.kill()
         process.wait()
-    (attempt,) = usage.attempts(run)
+    (attempt,) = usage.read(run)
     assert attempt.seconds >= 0.1
 
 
@@ -108,7 +108,7 @@ def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
     found = figures.figures(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
-    assert found.exact_train == figures.Exact(8, 1, 6) and found.exact_validation is None
+    assert found.exact_train == figures.ExactAnswers(8, 1, 6) and found.exact_validation is None
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"

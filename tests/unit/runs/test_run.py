@@ -1,6 +1,7 @@
 """Where a run keeps things, and what can be read of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import Slurm
-from hyperpod_ft.launch.submit import cancel, submit
+from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import metrics, references
 from hyperpod_ft.runs.records import Job
 from hyperpod_ft.runs.run import Run
@@ -49,3 +50,20 @@ def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read
         submit(run, Launchers(Unreachable()), Selection())
     assert references.find(str(run.directory)) == run
     assert cancel(run, Launchers(Unreachable())) == ()
+
+
+def test_a_volume_with_two_paths_is_used_by_one(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    """A bind mount, here a link: jobs that were submitted below one path would not be recognized below the other."""
+    run = make_run()
+    prepare(run, Launchers())
+    other_path = tmp_path / "mounted again"
+    other_path.symlink_to(run.root)
+    cluster = run.config.cluster.model_copy(update={"root": str(other_path)})
+    again = replace(run, config=run.config.model_copy(update={"cluster": cluster}))
+    with pytest.raises(UserError) as error:
+        prepare(again, Launchers())
+    assert str(run.root) in error.value.remedy and str(other_path) in error.value.problem
+    assert Run.open(run.directory) == run
+    run.config_path.write_text("of another version", encoding="utf-8")
+    prepare(run, Launchers())
+    assert Run.open(run.directory) == run

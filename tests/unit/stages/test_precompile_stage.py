@@ -92,10 +92,17 @@ def test_a_graph_that_does_not_compile_leaves_no_record_and_is_compiled_next_tim
 def test_a_trial_that_is_refused_says_why_once_and_ends_the_stage(run: Run) -> None:
     refused = precompile(run, STAND_IN_TRIAL="refuses")
     assert refused.returncode != 0
-    assert refused.stderr.count("error: train: this cannot be traced; mend it") == 1
+    assert refused.stderr.count("error: train: this cannot be traced; correct it") == 1
     assert f"error: precompile: the command ended with exit status {refused.returncode}" in refused.stderr
     assert run.record("precompile") is None
     assert neuron_cache.finished(run.neuron_cache) == set()
+
+
+def test_a_trial_whose_failure_the_compiler_driver_ignores_leaves_no_record(run: Run) -> None:
+    failed = precompile(run, STAND_IN_TRIAL="refuses", STAND_IN_IGNORES_FAILURE="1")
+    assert failed.returncode == 2, "the status of the rank that failed first"
+    assert "error: precompile: " in failed.stderr and "Traceback" not in failed.stderr
+    assert run.record("precompile") is None
 
 
 def test_graphs_that_training_still_compiles_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

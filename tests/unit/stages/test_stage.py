@@ -12,15 +12,16 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import all_runs, status
 from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.records import Job, Record
+from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage

@@ -13,7 +13,7 @@ MakeRun = Callable[..., Run]
 
 
 def test_a_rank_ends_with_its_torchrun(make_run: MakeRun) -> None:
-    """Otherwise it may join the next attempt, and the new rank of its number waits for ever."""
+    """Otherwise it may join the next attempt, and the new rank of its number waits forever."""
     run = make_run()
     run.freeze()
     with socket.create_server(("127.0.0.1", 0)) as store:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.monitor import RunStatus, StageStatus, status
+from hyperpod_ft.launch.status import RunStatus, StageStatus, status
 from hyperpod_ft.runs.run import Run
 
 _AT_WORK = ("running", "pending")

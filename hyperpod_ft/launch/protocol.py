@@ -1,4 +1,4 @@
-"""What starts a run's scripts: a real Slurm (`slurm.py`), or plain processes (`process.py`)."""
+"""The interface that starts a run's scripts: a real Slurm (`slurm.py`), or plain processes (`process.py`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Launcher(Protocol):
         """State by job id, of those jobs that the launcher still knows."""
 
     def active(self, run: "Run", jobs: Sequence["Job"]) -> Sequence["Job"]:
-        """Those of `jobs` that have not ended, and any other job of the run that the launcher knows.
+        """The jobs in `jobs` that have not ended, and any other job of the run that the launcher knows.
 
         A submission that was killed half-way may have left a job unrecorded.
         """

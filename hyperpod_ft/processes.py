@@ -1,4 +1,4 @@
-"""Linux processes: start a program that dies with its parent, and leave no descendant behind.
+"""Processes of this machine: find those below a process, die with a parent, leave no descendant behind.
 
 Slurm daemonises its step daemons and jobs may daemonise too, so killing by pid or process group misses some. A child
 subreaper (prctl(2)) stays the ancestor of all of them: a process that loses its parent becomes the subreaper's child.
@@ -7,6 +7,7 @@ subreaper (prctl(2)) stays the ancestor of all of them: a process that loses its
 import ctypes
 import os
 import signal
+import subprocess
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+_PROC = Path("/proc/self")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _ZOMBIE = ("Z", "X")
 
@@ -82,12 +84,22 @@ def reap() -> list[int]:
     return dead
 
 
+def usable_cpus() -> int:
+    """CPUs this process may use: its share of the node where the system reports one, all CPUs elsewhere."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    if _PROC.is_dir():
+        return ProcessIdentity.of(pid) is not None
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:1] not in ("", "Z")
+
+
 def descendants(root: int, spare: Collection[int] = ()) -> list[int]:
-    """Processes below `root`, zombies too, except those in or below `spare`."""
-    children: dict[int, list[int]] = {}
-    for pid in _all_pids():
-        if stat := _stat(pid):
-            children.setdefault(stat.parent, []).append(pid)
+    """Processes below `root`, children first, zombies too, except those in or below `spare`."""
+    children = _children()
     found: list[int] = []
     queue = [root]
     while queue:
@@ -116,25 +128,6 @@ def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list
         time.sleep(0.01)
 
 
-def kill_strays(conf: Path) -> None:
-    """SIGKILL job processes of the cluster of `conf` that outlived watch and guards (`pkill -9 -f` hits both).
-
-    A step daemon has slurmd's environment; a task has the SLURM_CONF it was submitted with, and SLURMD_NODENAME,
-    which nothing but a step daemon sets. This process and its ancestors are spared.
-    """
-    spared = _ancestors(os.getpid())
-    setting = b"SLURM_CONF=" + os.fsencode(conf)
-    for pid in _all_pids():
-        if pid in spared:
-            continue
-        with suppress(OSError):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            is_task = any(item.startswith(b"SLURMD_NODENAME=") for item in environment)
-            is_step_daemon = Path(f"/proc/{pid}/comm").read_bytes().startswith(b"slurmstepd")
-            if setting in environment and (is_task or is_step_daemon):
-                os.kill(pid, signal.SIGKILL)
-
-
 @dataclass(frozen=True)
 class _Stat:
     state: str
@@ -151,11 +144,32 @@ def _stat(pid: int) -> _Stat | None:
     return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
 
 
-def _all_pids() -> list[int]:
+def _children() -> dict[int, list[int]]:
+    """The children of every process; from `ps` on systems without /proc."""
+    if _PROC.is_dir():
+        stats = ((pid, _stat(pid)) for pid in all_pids())
+        parents = [(pid, stat.parent) for pid, stat in stats if stat]
+    else:
+        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        parents = [(int(pid), int(parent)) for pid, parent in map(str.split, listing.splitlines())]
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents:
+        children.setdefault(parent, []).append(pid)
+    return children
+
+
+def children(parent: int) -> list[int]:
+    """The child processes of `parent`."""
+    return _children().get(parent, [])
+
+
+def all_pids() -> list[int]:
+    """The ids of all processes (Linux)."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - half the time
 
 
-def _ancestors(pid: int) -> set[int]:
+def ancestors(pid: int) -> set[int]:
+    """The process and everything above it."""
     found = {pid}
     while (stat := _stat(pid)) and stat.parent > 0:
         pid = stat.parent

@@ -1,7 +1,6 @@
-"""What a run is doing now: from its records, then the launchers' answers, then what the scripts left behind."""
+"""The current state of a run: from its records, then the launchers, then the files that its scripts left."""
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launcher import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.planning.schedule import rows_per_step, total_steps
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.runs.figures import Figures, figures, steps
 from hyperpod_ft.runs.records import ISO_UTC, Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -22,16 +20,8 @@ State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", 
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Optimizer steps in one pass over the training rows, and in the whole run."""
-
-    per_epoch: float
-    total: int
-
-
-@dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training at work has come: the newest row of metrics.jsonl, and the number of steps ahead."""
+    """The progress of a running training: the newest row of metrics.jsonl, and the number of remaining steps."""
 
     step: int
     total_steps: int | None
@@ -181,25 +171,3 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         samples_per_second=row.get("samples_per_second"),
         mfu=row.get("mfu"),
     )
-
-
-def steps(run: Run) -> Steps | None:
-    """How many optimizer steps the run takes; None until its dataset is prepared."""
-    record = run.record("dataset")
-    if record is None or run.why_not_done("dataset"):
-        return None
-    training, rows = run.config.training, int(record.facts["train_rows"])
-    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
-    return Steps(rows / per_step, total_steps(training, rows, per_step))
-
-
-def all_runs(root: Path) -> list[Run]:
-    """The runs below a root, newest first; names on stderr those that cannot be opened."""
-    found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
-    runs = []
-    for path in found:
-        try:
-            runs.append(Run.open(path.parent))
-        except UserError as error:
-            print(f"skipped: {error}", file=sys.stderr)
-    return runs
