@@ -25,14 +25,12 @@ PEERS = {
     "trl 1.16": Peer("current", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
 }
 KIT_PACKAGES = ("hyperpod-ft", "transformers", "tokenizers", "numpy")
-# real instruction data, next to the checkout
-ROWS = command.ROOT.parent / "shared" / "data" / "gsm8k-train.jsonl"
 MAX_LENGTH = 2048
 
 
 def main() -> None:
     parser = command.parser("Benchmark the preparation of a dataset.")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSON lines with question and answer")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with question and answer, as GSM8K's")
     parser.add_argument("--copies", type=int, default=8, help="copies of each row in the repeated text; default 8")
     options = parser.parse_args()
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)

@@ -7,6 +7,7 @@ their states in one file, and holds a lock while it runs, so that others can see
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.records import Job, utc_now
 from hyperpod_ft.runs.run import Run
 
+_READY, _BEGIN = b"r", b"b"  # between a chain runner and the submission that starts it
 _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
 
 
@@ -80,24 +82,21 @@ class Process:
         chain.write(state_file)
         for job in jobs:
             submitted(job)
-        ready, notify = os.pipe()
-        with os.fdopen(ready) as runner_is_ready, state_file.with_suffix(".out").open("a") as output:
-            runner = subprocess.Popen(
-                [sys.executable, "-m", "hyperpod_ft.launch.process", run.directory, state_file, str(notify)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[notify],
-            )
-            try:
-                os.close(notify)
-                runner_is_ready.read()  # returns when the chain runner holds its lock, or has died
-            except BaseException:
-                # an interrupted submission leaves no jobs; the terminal's signal does not reach the chain runner
-                runner.terminate()
-                runner.wait()
-                raise
+        runner = [sys.executable, "-m", "hyperpod_ft.launch.process"]
+        here, there = socket.socketpair()
+        # closed when this submission is interrupted or killed: the chain runner then runs nothing
+        with here, state_file.with_suffix(".out").open("a") as output:
+            with there:
+                subprocess.Popen(
+                    [*runner, run.directory, state_file, str(there.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[there.fileno()],
+                )
+            if here.recv(1):  # nothing if the chain runner has died; else it holds its lock
+                here.sendall(_BEGIN)
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -152,14 +151,17 @@ def _is_alive(state_file: Path) -> bool:
     return False
 
 
-def run_chain(directory: Path, state_file: Path, ready: int) -> None:
-    """Run the submission's scripts one after the other; SIGTERM stops the one that runs and cancels the rest."""
+def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> None:
+    """Run the scripts one after the other once the submission says so; SIGTERM stops the one that runs and the rest."""
     run = Run.open(directory)
     chain = Chain.read(state_file)
     with publish.lock(state_file.with_suffix(".lock")) as held:
         chain.pid = os.getpid()
         chain.write(state_file)
-        os.close(ready)
+        with submission:
+            submission.sendall(_READY)
+            if not submission.recv(1):
+                return
         signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
             for job in chain.jobs:
@@ -223,4 +225,4 @@ def _raise_interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    run_chain(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    run_chain(Path(sys.argv[1]), Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])))

@@ -85,8 +85,9 @@ def test_an_interrupted_submission_leaves_nothing_running(
 ) -> None:
     """A chain runner that is slow to start, and Ctrl-C meanwhile, which does not reach it."""
     run = prepared(make_run)
-    slow, pid_file = tmp_path / "slow", tmp_path / "pid"
-    slow.write_text(f"#!/bin/bash\necho $$ >{pid_file}\nexec sleep 300\n")
+    slow, pid_file, begin = tmp_path / "slow", tmp_path / "pid", tmp_path / "begin"
+    hold = f"echo $$ >{pid_file}; while [[ ! -e {begin} ]]; do sleep 0.05; done"
+    slow.write_text(f'#!/bin/bash\n{hold}; exec {sys.executable} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
 
@@ -99,7 +100,9 @@ def test_an_interrupted_submission_leaves_nothing_running(
         with pytest.raises(KeyboardInterrupt):
             submit(run, Launchers(), Selection(), "process")
         done.result()
-    assert not alive(int(pid_file.read_text()))
+    begin.touch()
+    wait(lambda: not alive(int(pid_file.read_text())))
+    assert not run.log("env", "p1").exists(), "no script was started"
     assert Launchers().active(run) == []
 
 

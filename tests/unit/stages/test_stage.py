@@ -347,7 +347,7 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     assert usage.totals(run)["attempts"] == 1
     submit(run, Launchers(process=Accepting()), Selection(only="train", force=True), "process")
     assert usage.totals(run)["attempts"] == 0
-    assert len(list(run.directory.glob("attempts.discarded-*/*.json"))) == 1
+    assert len(list(run.directory.glob("attempts/usage.discarded-*/*.json"))) == 1
 
 
 def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:
