@@ -189,7 +189,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(_find(cluster, region), profile, show_cluster.to_stderr).lifecycle_log(node, follow):
+    for line in _commands(_find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -230,7 +230,9 @@ def ssh_command(
         print(ssh.write_config(route, request), end="")
     else:
         raise typer.Exit(
-            ssh.shell(route, show_cluster.to_stderr) if ssm else ssh.connect(route, request, show_cluster.to_stderr)
+            ssh.shell(route, show_cluster.print_to_stderr)
+            if ssm
+            else ssh.connect(route, request, show_cluster.print_to_stderr)
         )
 
 
@@ -294,7 +296,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_cluster.to_stderr(
+        show_cluster.print_to_stderr(
             "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
             " or `hyperpod-ft cluster delete` to delete them"
         )

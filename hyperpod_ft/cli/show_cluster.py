@@ -27,7 +27,7 @@ def progress(line: str) -> None:
     print(f"{tables.clock()}  {line}", flush=True)
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line to stderr: stdout belongs to the remote command."""
     print(line, file=sys.stderr, flush=True)
 

@@ -15,7 +15,6 @@ the position in the data are functions of the step. A checkpoint is
 
 import atexit
 import hashlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ class Checkpoints:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
         if self._processes.leads:
             checkpoint_directory.remove_leftovers(self._run)
-        progress = self._newest()
+        progress = checkpoint_directory.newest(self._run, self._processes)
         if progress is None:
             return Progress()
         directory, rank = self._run.checkpoint(progress.step), self._processes.rank
@@ -112,22 +111,6 @@ class Checkpoints:
                     state[moment] = states[f"optimizer.{name}.{moment}"].to(part.device)
         xm.mark_step()
         return progress
-
-    def _newest(self) -> Progress | None:
-        candidates = checkpoint_directory.complete_checkpoints(self._run) if self._processes.leads else iter(())
-        for attempt in range(1 << 30):
-            chosen = self._processes.gather(f"restore/{attempt}/chosen", _as_json(next(candidates, None)))[0]
-            if chosen is None:
-                return None
-            progress = Progress(**chosen | {"resumed_from": tuple(chosen["resumed_from"])})
-            directory = self._run.checkpoint(progress.step)
-            mine = checkpoint_directory.why_damaged(directory, self._processes.rank, self._processes.world_size)
-            reasons = self._processes.gather(f"restore/{attempt}/damaged", mine)
-            if not any(reasons):
-                return progress
-            if self._processes.leads:
-                checkpoint_directory.print_ignored(directory, next(filter(None, reasons)))
-        raise AssertionError
 
     def _partial(self, progress: Progress) -> Path:
         final = self._run.checkpoint(progress.step)
@@ -242,7 +225,3 @@ def _state_file(directory: Path, rank: int) -> Path:
 
 def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
-
-
-def _as_json(progress: Progress | None) -> dict[str, Any] | None:
-    return asdict(progress) if progress else None
