@@ -115,7 +115,7 @@ def _refuse_another_path(run: Run) -> None:
     """Jobs are recognized by the path of their run directory, and find the run by it: a volume has one name."""
     try:
         root = run_file.open_frozen(run.config_path).root
-    except UserError:  # of another version, or damaged: it is written anew
+    except UserError:  # of another version, or damaged: it is rewritten
         return
     frozen = root / run.config_path.relative_to(run.root)
     if root != run.root and frozen.exists() and frozen.samefile(run.config_path):

@@ -14,7 +14,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from probe import probe
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.neuron.loop import Attempt
+from hyperpod_ft.engines.neuron.loop import Training
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.runs.run import Run
 
@@ -22,10 +22,10 @@ from hyperpod_ft.runs.run import Run
 def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
     processes = join_processes(run.plan.degrees.world_size)
-    attempt = Attempt(run, processes)
-    attempt.run_to_end()
+    training = Training(run, processes)
+    training.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:
-        model = attempt.trainer.model.eval()
+        model = training.trainer.model.eval()
         with torch.no_grad():
             part = model(input_ids=probe(model.config.vocab_size)).logits.float().contiguous()
         group = parallel_state.get_tensor_model_parallel_group()

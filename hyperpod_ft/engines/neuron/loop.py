@@ -36,19 +36,19 @@ _LATE = 1e6
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    return Attempt(run, processes).run_to_end()
+    return Training(run, processes).run_to_end()
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
-    attempt = Attempt(run, processes)
-    steps = min(run.config.neuron.precompile_steps, attempt.steps)
+    training = Training(run, processes)
+    steps = min(run.config.neuron.precompile_steps, training.steps)
     for number in range(1, steps + 1):
-        attempt.send(number, [])
+        training.send(number, [])
     # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: another graph.
-    for _, _, state in attempt.checkpoints.moments():
+    for _, _, state in training.checkpoints.moments():
         state["step"].fill_(_LATE)
-    attempt.send(steps, [])
+    training.send(steps, [])
     xm.wait_device_ops()
     return {"trial_steps": steps + 1}
 
@@ -62,7 +62,7 @@ class _Sent:
     summary: torch.Tensor
 
 
-class Attempt:
+class Training:
     """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
 
     def __init__(self, run: Run, processes: Processes) -> None:
