@@ -104,16 +104,16 @@ def merge(
     with _writing(output, [base, *adapter]):
         done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
     if as_json:
-        counts = {"merged": done.merged, "unchanged": done.unchanged, "adapters": done.adapters}
+        counts = {"merged": done.merged, "lost_in_rounding": done.lost_in_rounding, "adapters": done.adapters}
         _print_json(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
         return
     print(
         f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
         f" {_count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
     )
-    if done.unchanged:
+    if done.lost_in_rounding:
         print(
-            f"{done.unchanged} of these are unchanged: their update is lost in rounding to their dtype;"
+            f"{done.lost_in_rounding} of these are unchanged: their update is lost in rounding to their dtype;"
             " use --dtype float32 to keep it"
         )
     print(f"next: hyperpod-ft verify {output}")

@@ -361,7 +361,7 @@ class RunConfig(Section):
     name: Annotated[
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
-    engine: EngineName = Field(description="`torch` (CPU, CUDA, TorchNeuron) or `neuron` (trn1, trn2).")
+    engine: EngineName = Field(description="`torch` (CPU, CUDA; TorchNeuron, untested) or `neuron` (trn1, trn2).")
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.localcluster import LocalCluster, default_directory
@@ -18,7 +18,7 @@ class Launchers:
     """Slurm, and the plain processes of this machine. Each is asked only about its own jobs."""
 
     slurm: Launcher = field(default_factory=Slurm)
-    process: Launcher = field(default_factory=Process)
+    process: Launcher = field(default_factory=ProcessLauncher)
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":

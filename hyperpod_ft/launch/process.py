@@ -62,7 +62,7 @@ _CHAIN = TypeAdapter(Chain)
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessLauncher:
     """Plain processes on this machine."""
 
     name: str = "process"

@@ -1,4 +1,7 @@
-"""The only module that starts Slurm's programs. It reads their text: the JSON differs between Slurm versions."""
+"""The kit's client of Slurm: only here are runs submitted, queried, cancelled and requeued.
+
+It reads the text that Slurm's programs print: their JSON differs between versions.
+"""
 
 import os
 import re

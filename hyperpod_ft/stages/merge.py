@@ -22,8 +22,8 @@ def work(run: Run) -> Result:
         card=model_card(run),
     )
     print(
-        f"merge: {done.merged} of {done.tensors} tensors merged, {done.unchanged} unchanged;"
-        f" {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
+        f"merge: {done.merged} of {done.tensors} tensors merged ({done.lost_in_rounding} lost in rounding), the others"
+        f" copied; {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
         flush=True,
     )
     return Result((run.tuned_model,), asdict(done))

@@ -8,12 +8,12 @@ SUFFIX: how the names of those parameters end.
 import sys
 from pathlib import Path
 
-from hyperpod_ft.engines.neuron.loop import Training
+from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.runs.run import Run
 
 
-class Diverging(Training):
+class Diverging(TrainingLoop):
     def send(self, number: int, signals: list[int]) -> object:
         sent = super().send(number, signals)
         if self.processes.rank == self.processes.world_size - 1:

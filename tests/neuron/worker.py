@@ -14,7 +14,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from probe import probe
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.neuron.loop import Training
+from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.runs.run import Run
 
@@ -22,7 +22,7 @@ from hyperpod_ft.runs.run import Run
 def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
     processes = join_processes(run.plan.degrees.world_size)
-    training = Training(run, processes)
+    training = TrainingLoop(run, processes)
     training.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:
         model = training.trainer.model.eval()

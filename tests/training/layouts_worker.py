@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import model
-from hyperpod_ft.engines.torch.loop import Training
+from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
@@ -39,7 +39,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     with device_mesh(device, processes, run.plan.degrees) as mesh:
-        attempt = Training(run, processes, device, mesh)
+        attempt = TrainingLoop(run, processes, device, mesh)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         loss = attempt.forward_backward(steps + 1) / mesh["tp"].size()
         dist.all_reduce(loss)

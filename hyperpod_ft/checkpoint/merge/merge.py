@@ -46,11 +46,11 @@ class WeightedAdapter:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result. `merged`: tensors that adapters change; `unchanged`: those whose update was lost in rounding."""
+    """The result. `merged`: tensors that adapters change; `lost_in_rounding`: those of them whose update was."""
 
     tensors: int
     merged: int
-    unchanged: int
+    lost_in_rounding: int
     adapters: int
     nbytes: int
     shards: int
@@ -96,8 +96,8 @@ def merge(
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
-            unchanged = _unchanged(reader, model, plan, directory)
-            if unchanged == len(plan.touched):
+            lost = _lost_in_rounding(reader, model, plan, directory)
+            if lost == len(plan.touched):
                 raise UserError(
                     f"{adapters[0].directory}: nothing was learned: rounding to the weights' dtype loses every update",
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
@@ -108,7 +108,7 @@ def merge(
     return Merged(
         tensors=written.tensors,
         merged=len(plan.touched),
-        unchanged=unchanged,
+        lost_in_rounding=lost,
         adapters=len(adapters),
         nbytes=written.nbytes,
         shards=len(written.files),
@@ -166,7 +166,7 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
     return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
 
 
-def _unchanged(reader: Reader, model: Base, plan: MergePlan, directory: Path) -> int:
+def _lost_in_rounding(reader: Reader, model: Base, plan: MergePlan, directory: Path) -> int:
     """How many of the tensors that adapters change still equal the base's, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
     return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)

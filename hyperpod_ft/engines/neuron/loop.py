@@ -36,12 +36,12 @@ _LATE = 1e6
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    return Training(run, processes).run_to_end()
+    return TrainingLoop(run, processes).run_to_end()
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
-    training = Training(run, processes)
+    training = TrainingLoop(run, processes)
     steps = min(run.config.neuron.precompile_steps, training.steps)
     for number in range(1, steps + 1):
         training.send(number, [])
@@ -62,7 +62,7 @@ class _Sent:
     summary: torch.Tensor
 
 
-class Training:
+class TrainingLoop:
     """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
 
     def __init__(self, run: Run, processes: Processes) -> None:

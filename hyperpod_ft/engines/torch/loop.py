@@ -37,7 +37,7 @@ def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     with device_mesh(device, processes, run.plan.degrees) as mesh:
-        return Training(run, processes, device, mesh).run_to_end()
+        return TrainingLoop(run, processes, device, mesh).run_to_end()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Step:
     stop_signal: int  # 0: no rank received one
 
 
-class Training:
+class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
     def __init__(self, run: Run, processes: Processes, device: torch.device, mesh: DeviceMesh) -> None:

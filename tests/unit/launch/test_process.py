@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
@@ -39,7 +39,7 @@ def wait(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def states(run: Run) -> dict[str, str]:
-    known = Process().states(run, run.jobs())
+    known = ProcessLauncher().states(run, run.jobs())
     return {job.stage: known[job.job_id].state for job in run.jobs() if job.job_id in known}
 
 
@@ -67,7 +67,7 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
         consolidate="echo consolidate >>order",
     )
     monkeypatch.setenv("SLURM_JOB_ID", "99")
-    Process().submit(run, run.plan.stages[:5], run.add_job)
+    ProcessLauncher().submit(run, run.plan.stages[:5], run.add_job)
     wait(lambda: ended(run))
     assert states(run) == {
         "env": "COMPLETED",
@@ -108,19 +108,19 @@ def test_an_interrupted_submission_leaves_nothing_running(
 
 def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: MakeRun) -> None:
     run = prepared(make_run, env="setsid sleep 300 & echo $! >pid; wait")
-    Process().submit(run, run.plan.stages[:2], run.add_job)
+    ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
     wait(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the supervisor writes it after it has started the script
     wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
-    Process().cancel(run, run.jobs())
+    ProcessLauncher().cancel(run, run.jobs())
     assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
     assert not alive(int(pid_file.read_text()))
 
 
 def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
     run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
-    Process().submit(run, run.plan.stages[:2], run.add_job)
+    ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
     wait(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the chain runner records the script's process after it has started it
@@ -131,7 +131,7 @@ def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: Make
     assert status(run, Launchers()).stages[0].state == "running"
     with pytest.raises(UserError, match="still at work"):
         submit(run, Launchers(), Selection(), "process")
-    Process().cancel(run, run.jobs())
+    ProcessLauncher().cancel(run, run.jobs())
     assert not alive(script)
     current = status(run, Launchers())
     assert current.stages[0].state == "failed"

@@ -13,7 +13,7 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import Process
+from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.launch.snapshot import snapshot
@@ -319,7 +319,7 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path
 
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
-    class Refusing(Process):
+    class Refusing(ProcessLauncher):
         def submit(self, run: Run, stages: object, submitted: object) -> None:
             raise UserError("sbatch train: no such partition")
 
@@ -336,7 +336,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
 
 
 def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
-    class Accepting(Process):
+    class Accepting(ProcessLauncher):
         def submit(self, run: Run, stages: object, submitted: object) -> None: ...
 
     run = make_run()
