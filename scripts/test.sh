@@ -23,5 +23,5 @@ mypy
 shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
 
 say "pytest"
-# Four workers keep two cores busy, since tests with Slurm wait much; the files that take longest come first by name.
-exec pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder "$@"
+# Three workers keep two cores busy, since tests with Slurm wait much (a fourth gains nothing); the files that take longest come first by name.
+exec pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"
