@@ -143,7 +143,7 @@ def delete(client: Any, name: str) -> bool:
 
 
 def find_node(nodes: list[Node], wanted: str) -> Node:
-    """The node of this instance id or host name. Raises UserError if there is none."""
+    """The node of this instance id or host name. Raises UserError if it does not exist."""
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):
             return node

@@ -43,7 +43,7 @@ def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
 
 
 def by_name(cluster: Cluster, nodes: list[Node], name: str) -> Node:
-    """The node of this instance id or host name. Raises UserError if there is none or it is not Running."""
+    """The node of this instance id or host name. Raises UserError if it does not exist or is not Running."""
     node = find_node(nodes, name)
     if not node.running:
         why = f": {node.message}" if node.message else ""

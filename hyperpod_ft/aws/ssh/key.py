@@ -37,7 +37,7 @@ class SshKey:
 def find(given: Path | None, directory: Path) -> SshKey:
     """The key that the user named by its private or public file, or else the first usual one in `directory` (~/.ssh).
 
-    Raises UserError if there is none or it is not a public key.
+    Raises UserError if it does not exist or is not a public key.
     """
     if given is not None:
         private = given.with_suffix("") if given.suffix == ".pub" else given

@@ -48,7 +48,7 @@ OnStackEvent = Callable[[StackEvent], None]
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
-    """The stack of this name or id, from DescribeStacks; None if there is none."""
+    """The stack of this name or id, from DescribeStacks; None if it does not exist."""
     try:
         found: list[dict[str, Any]] = client.describe_stacks(StackName=name)["Stacks"]
     except client.exceptions.ClientError as error:

@@ -190,7 +190,7 @@ def _at_work(stack: dict[str, Any]) -> bool:
 
 
 def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
-    """The stack, once CloudFormation has finished any earlier request; None if there is none."""
+    """The stack, once CloudFormation has finished any earlier request; None if it does not exist."""
     stack = describe(client, name)
     if stack and _at_work(stack):
         stack_id = str(stack["StackId"])

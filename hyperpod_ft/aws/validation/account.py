@@ -33,11 +33,11 @@ class Account:
         return self.config.existing
 
     def cluster(self) -> dict[str, Any] | None:
-        """DescribeCluster's answer for the cluster's name; None if there is none."""
+        """DescribeCluster's answer for the cluster's name; None if it does not exist."""
         return api.describe(self.clients["sagemaker"], self.config.name)
 
     def stack(self) -> dict[str, Any] | None:
-        """The cluster's stack, from DescribeStacks; None if there is none."""
+        """The cluster's stack, from DescribeStacks; None if it does not exist."""
         return events.describe(self.clients["cloudformation"], self.config.stack_name)
 
     def instance_types(self) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ class Account:
         return {f"ml.{found['InstanceType']}": found for page in pages for found in page["InstanceTypes"]}
 
     def subnet(self) -> dict[str, Any] | None:
-        """The existing subnet; None if there is none."""
+        """The existing subnet; None if it does not exist."""
         found = self.clients["ec2"].describe_subnets(
             Filters=[{"Name": "subnet-id", "Values": [self.existing.subnet_id]}]
         )["Subnets"]
