@@ -19,7 +19,7 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, node_name, report_failure, step_number
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.launch.slurm import Slurm
 from hyperpod_ft.runs.run import Run
@@ -128,7 +128,7 @@ def check(run: Run) -> int:
         return 0
     reports = _gather(directory, nodes)
     if found := problems(reports, instance, replacement):
-        Ending.write_here(None, EXIT_USER_ERROR, time.time())
+        report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
     if len(reports) < nodes:
         known = {report.node for report in reports}

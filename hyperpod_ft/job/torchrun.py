@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from hyperpod_ft.job.attempts import Ending
+from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        Ending.write_here(rank, status, failure.timestamp)
+        report_failure(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status
     except SignalException as stopped:

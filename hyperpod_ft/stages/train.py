@@ -26,7 +26,6 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platfo
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -81,7 +80,7 @@ def _run_rank_0(processes: Processes) -> None:
         with _counted_graphs(run) as graphs, usage.counted(run):
             processes.store.set(_DECISION, "train")
             trained: Trained = chosen.train(run, processes)
-        restarted = {"restarts": [asdict(restart) for restart in restarts.history(run, "train")]}
+        restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
         return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
 
     try:
