@@ -25,7 +25,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, TERMINATED_STATUS, Decision
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt
@@ -121,7 +121,7 @@ def _requeue(slurm_id: str, signals: Signals) -> None:
     deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
     while True:
         try:
-            Slurm().requeue(slurm_id)
+            SlurmLauncher().requeue(slurm_id)
         except UserError as error:
             if not _AWAY.search(str(error)) or time.monotonic() > deadline:
                 raise
