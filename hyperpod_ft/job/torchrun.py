@@ -4,6 +4,7 @@ SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun 
 after a signal, and a checkpoint of a large model may take longer.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -17,11 +18,15 @@ from hyperpod_ft.processes import children
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
     signal.signal(signal.SIGUSR1, _forward)
+    # torch is many objects and no garbage: looking for some in it takes a third of the time
+    gc.disable()
     # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
+    gc.freeze()
+    gc.enable()
     try:
         run.main()
     except ChildFailedError as error:
