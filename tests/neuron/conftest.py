@@ -68,7 +68,12 @@ class NeuronJobs(Jobs):
 @pytest.fixture
 def neuron_jobs(jobs: Jobs, neuron_python: str) -> NeuronJobs:
     return NeuronJobs(
-        jobs.directory, jobs.started, neuron_python, modules=(HERE, HERE.parents[1]), always_torchrun=True
+        jobs.directory,
+        jobs.started,
+        neuron_python,
+        modules=(HERE, HERE.parents[1]),
+        always_torchrun=True,
+        torchrun="torch.distributed.run",
     )
 
 

@@ -28,8 +28,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
 TOKEN = "hf_veryverysecrettokenveryverysecret"
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
-# What is tested is the chain, not the layout: one rank a node starts in half the time of two.
-ONE_RANK_A_NODE = {"parallelism": {"tensor_parallel": 1, "ranks_per_node": 1}}
 
 
 def values(root: Path, **training: Any) -> dict[str, Any]:
@@ -41,7 +39,8 @@ def values(root: Path, **training: Any) -> dict[str, Any]:
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "validation_share": 0.05},
         "training": {"precision": "fp32", "max_steps": 6, "save_every_steps": 2, "learning_rate": 2e-2} | training,
-        "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
+        # What is tested is the chain, not the layout: one rank a node starts in half the time of two.
+        "parallelism": {"tensor_parallel": 1, "ranks_per_node": 1},
         "generate": {
             "max_new_tokens": 4,
             "train_samples": 2,
@@ -213,7 +212,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     )
     python.chmod(0o755)
     broken.touch()
-    content = values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"} | ONE_RANK_A_NODE
+    content = values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
     content["dataset"] |= {"max_length": 128}  # no other test has prepared that
     run_file = head.write(content)
     head("submit", run_file)
@@ -271,9 +270,7 @@ def test_training_that_is_killed_resumes_as_if_nothing_had_happened(head: Head, 
 
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
-    run_file = head.write(
-        values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"} | ONE_RANK_A_NODE
-    )
+    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
@@ -291,18 +288,6 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     assert "nothing to cancel" in head("cancel")
 
 
-def test_process_launcher_runs_the_same_scripts(tmp_path: Path, shared: Path) -> None:
-    head = Head(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
-    one_rank = ONE_RANK_A_NODE | {"cluster": values(shared)["cluster"] | {"nodes": 1}}
-    run_file = head.write(values(shared, max_steps=2) | {"name": "process"} | one_rank)
-    output = head("submit", run_file, "--launcher", "process", "--watch")
-    assert "tuned model" in output
-    assert "merged" in output
-    status = head.status()
-    assert status["state"] == "done"
-    assert "Nothing to submit" in head("submit", run_file, "--launcher", "process")
-
-
 def test_what_to_do_without_slurm(tmp_path: Path, shared: Path) -> None:
     head = Head(tmp_path, {"PATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
     run_file = head.write(values(shared, max_steps=3) | {"name": "none"})
@@ -313,7 +298,7 @@ def test_what_to_do_without_slurm(tmp_path: Path, shared: Path) -> None:
 def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     head: Head, shared: Path, cluster: LocalCluster
 ) -> None:
-    run_file = head.write(values(shared, max_steps=16, save_every_steps=4) | {"name": "power-cut"} | ONE_RANK_A_NODE)
+    run_file = head.write(values(shared, max_steps=16, save_every_steps=4) | {"name": "power-cut"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 6)
@@ -328,7 +313,7 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
 
 
 def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=30, save_every_steps=5) | {"name": "by-itself"} | ONE_RANK_A_NODE)
+    run_file = head.write(values(shared, max_steps=30, save_every_steps=5) | {"name": "by-itself"})
     head("submit", run_file)
     directory = head.status()["directory"]
     run = Run.open(Path(directory))

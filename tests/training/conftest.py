@@ -21,7 +21,7 @@ from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import stage
+from hyperpod_ft.stages import stage, train
 
 VOCABULARY = 128
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -124,11 +124,12 @@ class Jobs:
     environment: dict[str, str] = field(default_factory=dict)
     modules: tuple[Path, ...] = (Path(__file__).parent,)
     always_torchrun: bool = False
+    torchrun: str = "forking_torchrun"
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
         torchrun = (
-            ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+            [self.torchrun, "--standalone", f"--nproc-per-node={ranks}", "-m"]
             if ranks > 1 or self.always_torchrun
             else []
         )
@@ -171,6 +172,24 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
             job.kill()
 
 
+@pytest.fixture
+def train_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "TrainProgram":
+    """The program of stage train, in this process, for runs of one rank: its exit status, and what it printed."""
+
+    def program(run: Run) -> tuple[int, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["train", str(run.directory)])
+        status: object = 0
+        try:
+            train.main()
+        except SystemExit as end:
+            status = end.code
+        assert isinstance(status, int)
+        return status, "".join(capsys.readouterr())
+
+    return program
+
+
 def train_here(run: Run) -> Record:
     """Stage train in this process, for runs of one rank; its record."""
 
@@ -185,6 +204,7 @@ def train_here(run: Run) -> Record:
 
 
 MakeRun = Callable[..., Run]
+TrainProgram = Callable[[Run], tuple[int, str]]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What every rank of test_layouts.py runs: several runs one after another, each with its own mesh of the same ranks.
 
-    python -m torch.distributed.run ... -m layouts_worker STEPS OUT_DIRECTORY RUN_DIR...
+    python -m forking_torchrun ... -m layouts_worker STEPS OUT_DIRECTORY RUN_DIR...
 
 For each run: STEPS optimizer steps, then one forward and backward pass. Rank 0 writes, whole, the gradients of
 that pass, the parameters before it, and the losses of all passes.

@@ -19,7 +19,7 @@ from hyperpod_ft.engines.torch.model import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.run import Run
-from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
+from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, tiny_llama, train_here
 
 pytestmark = pytest.mark.training
 
@@ -122,7 +122,7 @@ def test_a_damaged_description_is_no_crash(tmp_path: Path, damage: str) -> None:
     assert checkpoint_directory.why_unusable(tmp_path, "any")
 
 
-def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, jobs: Jobs) -> None:
+def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, train_program: TrainProgram) -> None:
     run = make_run(settings={"training.max_steps": 1})
     recorded = run.record("dataset")
     assert recorded is not None
@@ -130,10 +130,11 @@ def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, jo
     labels = run.dataset / "train" / "labels.npy"
     content = labels.read_bytes()
     labels.write_bytes(content[:-1] + b"\x01")
-    said = jobs.train(run, expect=2)
+    status, said = train_program(run)
+    assert status == 2
     assert f"error: train: {labels}: " in said and "hyperpod-ft submit --only dataset" in said
     labels.write_bytes(content)
-    jobs.train(run)
+    assert train_program(run)[0] == 0 and run.is_done("train")
 
 
 def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:
@@ -148,13 +149,16 @@ def test_not_a_number_stops_and_saves_nothing(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_learning_rate_that_ruins_the_model_stops_the_run(make_run: MakeRun, jobs: Jobs, method: str) -> None:
+def test_a_learning_rate_that_ruins_the_model_stops_the_run(
+    make_run: MakeRun, train_program: TrainProgram, method: str
+) -> None:
     settings = {"training.method": method, "training.learning_rate": 1.0, "training.sanity_steps": 6}
     # a random model answers about as badly whatever its layers do: only the output matrix makes it worse
     settings |= {"lora": {"target_modules": ["q_proj", "lm_head"]}}
     settings |= {"training.max_steps": 30, "training.save_every_steps": 6, "training.warmup_share": 0.0}
     run = make_run(settings=settings)
-    said = jobs.train(run, expect=2)
+    status, said = train_program(run)
+    assert status == 2
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and errors[0].startswith("error: train: step 6: "), said
     assert "training.sanity_margin 2" in errors[0] and "lower training.learning_rate" in errors[0]

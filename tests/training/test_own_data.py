@@ -51,12 +51,18 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
     (sections,) = map(yaml.safe_load, blocks("yaml"))
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    # a Slurm may be missing here, and the recipe's 20 epochs would take minutes
-    few_steps = ["--launcher", "process", "--set", f"training.max_steps={STEPS}"]
-    output = {command[0]: kit(command + few_steps * (command[0] == "submit")) for command in rest}
+    # a Slurm may be missing here, and the recipe's 20 epochs on four ranks would take minutes
+    changes = [f"training.max_steps={STEPS}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
+    changes.append("parallelism.ranks_per_node=1")
+    shorter = ["--launcher", "process", *(word for change in changes for word in ("--set", change))]
+    output = {command[0]: kit(command + shorter * (command[0] == "submit")) for command in rest}
+    assert "tuned model" in output["submit"] and "merged" in output["submit"]
     (run,) = tmp_path.glob(".quickstart/runs/*/*")
     trained = json.loads((run / "records" / "train.json").read_text(encoding="utf-8"))["facts"]
     assert trained["steps"] == STEPS and trained["final_loss"] < trained["first_loss"]
     samples = json.loads((run / "samples.json").read_text(encoding="utf-8"))
     assert sections["generate"]["prompts"][0]["question"] in samples["prompts"][0]["prompt"]
+    assert json.loads(kit(["status", "--json"]))["state"] == "done"
+    (submit,) = (command for command in rest if command[0] == "submit")
+    assert "Nothing to submit" in kit(submit + shorter)
     assert str(len(own) + len(rows.splitlines())) in output["logs"], "the rows that the dataset stage read"

@@ -1,0 +1,71 @@
+"""torchrun, but its ranks are forked from it: all is imported once, not by each rank, which takes seconds.
+
+    python -m forking_torchrun [torchrun's options] -m MODULE ARGUMENT...
+
+The agent, its ranks and their environment are torchrun's. tests/slurm uses torchrun as it is.
+"""
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # the imports make a million objects and hardly any garbage
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import torch.distributed.run
+import transformers.models.llama.modeling_llama  # noqa: F401 - for the ranks, as what follows
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+import hyperpod_ft.engines.torch.loop
+import hyperpod_ft.stages.train  # noqa: F401
+
+
+class ForkedRank(subprocess.Popen[bytes]):
+    """A rank: what torchrun would start as `python -u -m MODULE ARGUMENT...`."""
+
+    def _execute_child(self, args: tuple[str, ...], *rest: Any) -> None:
+        self.pid = os.fork()
+        self._child_created = True
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # torchrun's own are not for its ranks
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            module = args.index("-m") + 1
+            sys.argv = list(args[module:])
+            runpy.run_module(args[module], run_name="__main__", alter_sys=True)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> ForkedRank:
+    """Stands in for `SubprocessHandler._popen`."""
+    own = dict(os.environ)
+    os.environ.update(env)  # inherited by the fork
+    try:
+        return ForkedRank(args)
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+
+
+if __name__ == "__main__":
+    subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
+    gc.freeze()
+    gc.enable()
+    torch.distributed.run.main()
