@@ -43,8 +43,10 @@ def plan(known: Preview) -> None:
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x data {degrees.data_parallel}"
     )
-    if known.memory:
-        print(f"memory    {known.memory}; available: {known.available_bytes / GIB:.1f} (estimated)")
+    if known.fit:
+        print(f"sharding  {known.fit.sharding}")
+    if known.fit and known.fit.memory:
+        print(f"memory    {known.fit.memory}; available: {known.available_bytes / GIB:.1f} (estimated)")
     print(f"step      {known.rows_per_step} rows, at most {known.tokens_per_step:,} tokens")
     if known.steps is None:
         print("steps     unknown until the dataset is prepared")

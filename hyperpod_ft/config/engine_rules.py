@@ -33,12 +33,21 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
     if config.parallelism.pipeline_parallel > 1:
         raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
+    given = config.parallelism
+    if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
+        raise ValueError(
+            f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
+            f" {given.sharding}; set sharding to zero3, or leave it out"
+        )
+    if given.sharding == "replicated" and (given.shard_ranks or 1) > 1:
+        raise ValueError("parallelism.shard_ranks: sharding replicated divides nothing; leave one of them out")
 
 
 def _check_neuron(config: RunConfig) -> None:
     if CATALOGUE[config.cluster.instance_type].device != "neuron":
         raise ValueError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
     _check_compilation(config)
+    _check_torch_only(config)
     if config.neuron.flash_attention and config.dataset.max_length % FLASH_ATTENTION_LENGTH:
         raise ValueError(
             f"neuron.flash_attention: dataset.max_length {config.dataset.max_length} is not a multiple of"
@@ -52,6 +61,14 @@ def _check_neuron(config: RunConfig) -> None:
         raise ValueError(
             "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none of them"
         )
+
+
+def _check_torch_only(config: RunConfig) -> None:
+    given = config.parallelism
+    if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
+        raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
+    if config.training.optimizer_state != "fp32":
+        raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
 
 
 def _check_compilation(config: RunConfig) -> None:

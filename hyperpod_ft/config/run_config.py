@@ -256,6 +256,11 @@ class Training(Section):
     )
     warmup_share: Share = Field(0.03, description="Fraction of all steps over which the learning rate rises from 0.")
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
+    optimizer_state: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description="How AdamW's moments are stored between steps (engine torch): `bf16` takes half the memory, `int8`"
+        " (quantized in blocks) about a quarter.",
+    )
     adam_beta1: Share = Field(0.9, description="AdamW's first-moment decay.")
     adam_beta2: Share = Field(0.999, description="AdamW's second-moment decay.")
     max_grad_norm: NonNegativeFloat = Field(
@@ -294,6 +299,22 @@ class Parallelism(Section):
     pipeline_parallel: PositiveInt = Field(1, description="Number of pipeline stages (engine neuron).")
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
+    )
+    sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
+        "auto",
+        description="What data-parallel ranks divide instead of each holding all of it (engine torch): nothing"
+        " (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`"
+        " chooses the fastest that fits. docs/parallelism.md compares them.",
+    )
+    shard_ranks: PositiveInt | None = Field(
+        None,
+        description="Number of data-parallel ranks that divide it among themselves; the others repeat the same in"
+        " groups of this size (hybrid sharding). If not set: all of them, or with `auto` those of a node if that fits.",
+    )
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none",
+        description="What is kept in host memory (engine torch): with `optimizer` AdamW's state and fp32 weights,"
+        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer.",
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from hyperpod_ft.data.prompts import check_prompt
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.memory import Memory, available
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.memory import available
+from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.runs.figures import Steps, steps
@@ -30,7 +30,7 @@ class Preview:
 
     run: Run
     stages: tuple[StagePreview, ...]
-    memory: Memory | None  # None: unknown until the model is downloaded
+    fit: Fit | None  # None: unknown until the model is downloaded
     available_bytes: float  # on each rank
     steps: Steps | None  # None: unknown until the dataset is prepared
     rows_per_step: int
@@ -40,10 +40,12 @@ class Preview:
         values = self.run.plan.as_dict()
         for stage, known in zip(values["stages"], self.stages, strict=True):
             stage |= {"runs": known.runs, "reason": known.reason}
-        memory = {"available_bytes": self.available_bytes, "bytes": asdict(self.memory)} if self.memory else None
+        estimated = self.fit.memory if self.fit else None
+        memory = {"available_bytes": self.available_bytes, "bytes": asdict(estimated)} if estimated else None
         return {
             "run_directory": str(self.run.directory),
             **values,
+            "sharding": self.fit.sharding if self.fit else None,
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,
@@ -52,7 +54,7 @@ class Preview:
 
 def preview(run: Run) -> Preview:
     """Raises UserError as `check` does."""
-    memory = check(run)
+    fit = check(run)
     will_run = {stage.name for stage in choose(run)}
     rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
     return Preview(
@@ -60,7 +62,7 @@ def preview(run: Run) -> Preview:
         stages=tuple(
             StagePreview(stage, stage.name in will_run, run.why_not_done(stage.name)) for stage in run.plan.stages
         ),
-        memory=memory,
+        fit=fit,
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
@@ -68,12 +70,12 @@ def preview(run: Run) -> Preview:
     )
 
 
-def check(run: Run) -> Memory | None:
+def check(run: Run) -> Fit | None:
     """Refuse now what would fail in a job later, as far as this machine can see it.
 
     That is: prompts that do not match the dataset's format, an interpreter that does not exist and, for a model that is
     here already, degrees that do not divide it and accelerators that it does not fit (stage download checks any other).
-    Returns the memory a rank needs, None when the model is not here. Raises UserError.
+    None when the model is not here. Raises UserError.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
         if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template

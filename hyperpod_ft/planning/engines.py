@@ -54,6 +54,9 @@ class EngineRules(Protocol):
     def check_shape(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         """Refuse a model whose parts, other than attention heads and MLP, cannot be divided or trained."""
 
+    def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
+        """What data-parallel ranks divide, for people to read; `shape` None: unknown."""
+
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:
         """Memory of a training step on a rank of each pipeline stage."""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,28 @@ _FACTORS = (2, 4, 8)  # of nodes and pipeline stages
 _JSON_OBJECT = TypeAdapter(dict[str, Any])
 
 
-def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Memory | None:
-    """The memory that a training step of a model on disk takes. Raises UserError when the run cannot train it.
+@dataclass(frozen=True)
+class Fit:
+    """How a run fits its accelerators."""
 
-    None without accelerators, and for families that are not built like Llama: the engine checks those, since it knows
-    their attributes.
+    sharding: str  # what data-parallel ranks divide, for people to read
+    memory: Memory | None  # None: unknown, or no accelerators
+
+
+def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:
+    """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
+
+    The memory is unknown for families that are not built like Llama: the engine checks those, since it knows their
+    attributes.
     """
     model_config = _read(directory)
     family = str(model_config.get("model_type", ""))
     rules_of(config.engine).check_family(config, family, degrees)
     shape = model_shape(model_config)
-    if shape is None:
-        return None
-    check_model(config, degrees, shape)
-    return check_memory(config, degrees, shape)
+    if shape is not None:
+        check_model(config, degrees, shape)
+    sharding = rules_of(config.engine).sharding(config, degrees, shape)
+    return Fit(sharding, check_memory(config, degrees, shape) if shape is not None else None)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

@@ -16,7 +16,12 @@ from hyperpod_ft.planning.packing_rules import check_packing
 PRECOMPILES = False
 GENERATES_ON_ACCELERATORS = True
 IMPORTS: tuple[str, ...] = ("torch",)
-MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = ()
+MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
+    ("parallelism.sharding", "auto"),
+    ("training.optimizer_state", "bf16"),
+    ("parallelism.offload", "optimizer"),
+    ("parallelism.offload", "parameters"),
+)
 
 
 def environment_name(config: RunConfig) -> str:
@@ -62,6 +67,11 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Heads and MLP are all that is divided."""
 
 
+def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
+    return torch_memory.explain(config, degrees, shape)
+
+
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
+    chosen = torch_memory.choose(config, degrees, shape)
     for part in parts(config, degrees, shape):
-        yield torch_memory.on_rank(config, degrees, shape, part)
+        yield torch_memory.on_rank(config, degrees, shape, part, chosen)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import model
-from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
@@ -38,16 +38,20 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
-    with device_mesh(device, processes, run.plan.degrees) as mesh:
-        attempt = TrainingLoop(run, processes, device, mesh)
+    sharding = sharding_of(run)
+    with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
+        attempt = TrainingLoop(run, processes, device, mesh, sharding)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
-        loss = attempt.forward_backward(steps + 1) / mesh["tp"].size()
+        attempt.data_parallel.check_replicas(steps)
+        loss, _ = attempt.forward_backward(steps + 1)
+        loss /= mesh["tp"].size()
         dist.all_reduce(loss)
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
-        for name, parameter in attempt.model.trainable.items():
-            assert parameter.grad is not None, name
-            tensors[f"gradient.{name}"] = whole(parameter.grad)
-            tensors[f"parameter.{name}"] = whole(parameter)
+        for names in attempt.data_parallel.groups:
+            for name, gradient in zip(names, attempt.data_parallel.take_gradients(names), strict=True):
+                tensors[f"gradient.{name}"] = whole(attempt.data_parallel.parts[name].wrap(gradient))
+        for name, master in attempt.data_parallel.state().items():
+            tensors[f"parameter.{name}"] = whole(master)
         if processes.leads:
             save_file(tensors, out / f"{run.config.name}.safetensors")
 

@@ -1,8 +1,8 @@
-"""Engine torch: native PyTorch on a `dp x tp` device mesh, the same code on every device.
+"""Engine torch: native PyTorch on a device mesh, the same code on every device.
 
-One optimizer step: forward and backward over the rank's micro batches; partial gradients summed over tp (FSDP2 has
-reduced them over dp); one all-reduce of a few numbers over all ranks (loss, squared gradient norm, whether a
-signal arrived); clip; AdamW. Shapes never change, so a compiler sees one graph.
+One optimizer step: forward and backward over the rank's micro batches, which sums the gradients over the ranks; one
+all-reduce of a few numbers over all ranks (loss, squared gradient norm, whether a signal arrived); clip; AdamW. Shapes
+never change, so a compiler sees one graph.
 """
 
 import math
@@ -24,20 +24,29 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, optimizer
+from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
-from hyperpod_ft.engines.torch.tensor_parallel import check_replicas, sum_partial_gradients
+from hyperpod_ft.engines.torch.optimizer import AdamW
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
+from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
-    with device_mesh(device, processes, run.plan.degrees) as mesh:
-        return TrainingLoop(run, processes, device, mesh).run_to_end()
+    sharding = sharding_of(run)
+    with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
+        return TrainingLoop(run, processes, device, mesh, sharding).run_to_end()
+
+
+def sharding_of(run: Run) -> Sharding:
+    """The sharding of a run whose base model is on disk."""
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,10 @@ class Step:
 class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
-    def __init__(self, run: Run, processes: Processes, device: torch.device, mesh: DeviceMesh) -> None:
-        self.run, self.processes, self.device, self.mesh = run, processes, device, mesh
+    def __init__(
+        self, run: Run, processes: Processes, device: torch.device, mesh: DeviceMesh, sharding: Sharding
+    ) -> None:
+        self.run, self.processes, self.device, self.mesh, self.sharding = run, processes, device, mesh, sharding
         self.config = run.config.training
         self.tensor_parallel = mesh["tp"].size()
         self.data_parallel_rank = mesh.get_local_rank("dp")
@@ -68,12 +79,13 @@ class TrainingLoop:
             data_parallel=mesh["dp"].size(),
         )
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
-        self.model: ShardedModel = build(run, mesh)
+        self.model: ShardedModel = build(run, mesh, sharding)
+        self.data_parallel = self.model.data_parallel
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
-        self.optimizer = optimizer.ShardedAdamW(self.model.trainable, self.config)
+        self.optimizer = AdamW(self.data_parallel, self.config)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
@@ -105,13 +117,12 @@ class TrainingLoop:
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
-        trainable = self.model.trainable.values()
-        loss = self.forward_backward(number)
+        loss, share_of_norm = self.forward_backward(number)
         summary = torch.stack(
             [
                 # equal on the ranks of a tp group, so each contributes its share
                 loss / self.tensor_parallel,
-                optimizer.squared_norm(trainable, self.tensor_parallel),
+                share_of_norm,
                 *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
             ]
         )
@@ -123,14 +134,16 @@ class TrainingLoop:
                 f"step {number}: the loss is {mean_loss} and the gradient norm {norm}; nothing was saved",
                 "lower training.learning_rate, or check the rows of this step",
             )
-        optimizer.clip(trainable, norm, self.config.max_grad_norm)
         rate = learning_rate(self.config, number, self.steps)
-        self.optimizer.step(rate)
+        self.optimizer.step(rate, norm)
         stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
         return Step(number, mean_loss, norm, rate, int(stop))
 
-    def forward_backward(self, number: int) -> torch.Tensor:
-        """Compute the gradients of step `number`'s mean loss into `.grad`; return this dp rank's share, fp32 []."""
+    def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the gradients of step `number`'s mean loss.
+
+        Returns this dp rank's share of the loss, and this rank's share of the squared gradient norm, both fp32 [].
+        """
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
             raise UserError(
@@ -139,13 +152,12 @@ class TrainingLoop:
         micro_batches = self.order.micro_batches(number, self.data_parallel_rank)
         total = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            self.model.exchange_gradients(index == len(micro_batches) - 1)
+            self.data_parallel.before_backward(last=index == len(micro_batches) - 1)
             # divided by the tokens of the whole step, so that sums over micro batches and ranks are its mean
             loss = self._loss(rows) / tokens
             loss.backward()
             total += loss.detach()
-        sum_partial_gradients(self.model.partial, self.mesh.get_group("tp"))
-        return total
+        return total, self.data_parallel.after_backward()
 
     def _loss(self, rows: NDArray[np.int64]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of these rows, fp32 []."""
@@ -162,13 +174,13 @@ class TrainingLoop:
         )
 
     def _save(self, progress: Progress) -> None:
-        check_replicas(self.model.trainable, self.mesh.get_group("tp"), progress.step)
+        self.data_parallel.check_replicas(progress.step)
         checkpoints.save(self.run, self._state(), progress, self.processes)
 
     def _state(self) -> dict[str, Any]:
         """The tensors of a checkpoint, sharing memory with model and optimizer."""
         return {
-            "model": {name: parameter.detach() for name, parameter in self.model.trainable.items()},
+            "model": self.data_parallel.state(),
             "optimizer": self.optimizer.state(),
             "random": checkpoints.random_state(self.processes.rank, self.device),
         }
@@ -182,7 +194,9 @@ class TrainingLoop:
             return Progress()
         state = self._state()
         checkpoints.load(self.run.checkpoint(progress.step), state)
-        self.optimizer.set_steps(progress.step)
+        for names in self.data_parallel.groups:
+            self.data_parallel.publish(names)
+        self.optimizer.steps = progress.step
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
         if progress.step == self.steps:
             return progress
@@ -193,7 +207,7 @@ class TrainingLoop:
         print(
             f"train: {self.config.method} of {self.model.trainable_parameters:,} of"
             f" {self.model.total_parameters:,} parameters in {self.config.precision} on {degrees.world_size} ranks"
-            f" (dp {degrees.data_parallel} x tp {degrees.tensor_parallel}, {self.device.type});"
+            f" (dp {degrees.data_parallel} x tp {degrees.tensor_parallel}, {self.sharding}, {self.device.type});"
             f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
             flush=True,
         )
@@ -208,4 +222,5 @@ class TrainingLoop:
             "world_size": degrees.world_size,
             "dp": degrees.data_parallel,
             "tp": degrees.tensor_parallel,
+            "sharding": str(self.sharding),
         }

@@ -1,4 +1,4 @@
-"""This rank's device, the process group, and the `dp x tp` device mesh, for any device type in the catalogue."""
+"""This rank's device, the process group, and the device mesh, for any device type in the catalogue."""
 
 import contextlib
 from collections.abc import Iterator
@@ -33,10 +33,13 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def device_mesh(device: torch.device, processes: Processes, degrees: Degrees) -> Iterator[DeviceMesh]:
-    """Join the process group for the block; the mesh has axes `dp` and `tp`.
+def device_mesh(
+    device: torch.device, processes: Processes, degrees: Degrees, shard_ranks: int = 1
+) -> Iterator[DeviceMesh]:
+    """Join the process group for the block; the mesh has axes `dp_replicate`, `dp_shard` and `tp`.
 
-    tp is innermost: its ranks communicate several times per layer, so they are neighbours on one node.
+    `dp`, the two data-parallel axes as one, orders the data. tp is innermost: its ranks communicate several times per
+    layer, so they are neighbours on one node; then come those that share a copy of the state.
     """
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
@@ -46,7 +49,9 @@ def device_mesh(device: torch.device, processes: Processes, degrees: Degrees) ->
         timeout=COLLECTIVE_TIMEOUT,
     )
     try:
-        shape = (degrees.data_parallel, degrees.tensor_parallel)
-        yield init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
+        shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+        mesh["dp_replicate", "dp_shard"]._flatten("dp")
+        yield mesh
     finally:
         dist.destroy_process_group()

@@ -1,47 +1,40 @@
 """The model on this rank: loaded, with its adapters, split over tp and sharded over dp, in the configured precision."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
+from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
 from hyperpod_ft.planning import parallelism
+from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
-
-# Consecutive layers share their all-gathers and reduce-scatters up to this size on a rank.
-BUCKET_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A model whose parameters are DTensors, and what the training loop needs about them."""
+    """A model on this rank, and what the training loop needs about it."""
 
     module: nn.Module
-    trainable: dict[str, nn.Parameter]  # by FQN; fp32
-    partial: list[nn.Parameter]  # parameters whose gradients must be summed over tp
+    data_parallel: DataParallel
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
-    def exchange_gradients(self, wanted: bool) -> None:
-        """Whether the coming backward pass reduces gradients over dp: only the last micro batch of a step does."""
-        assert isinstance(self.module, FSDPModule)
-        self.module.set_requires_gradient_sync(wanted)
 
+def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
+    """Load the base model from `run.base_model`, and divide it over `mesh` (axes dp_replicate, dp_shard, tp).
 
-def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
-    """Load the base model from `run.base_model` and shard it over `mesh` (axes dp, tp).
-
-    Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, trainable ones in
-    fp32, cast by FSDP when it gathers them; gradients are reduced in fp32. Raises UserError when the model cannot
-    be split, or a LoRA target matches no module.
+    Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have
+    fp32 masters; gradients are summed in fp32. Raises UserError when the model cannot be split, or a LoRA target
+    matches no module.
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
@@ -57,14 +50,35 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
     total_parameters = sum(p.numel() for p in model.parameters())
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
-    _shard(model, layers, run, mesh)
+    partial = tensor_parallel.partial_gradient_parameters(layers) if tensor_parallel_degree > 1 else []
     return ShardedModel(
         module=model.train(),
-        trainable={name: p for name, p in model.named_parameters() if p.requires_grad},
-        partial=tensor_parallel.partial_gradient_parameters(layers) if tensor_parallel_degree > 1 else [],
+        data_parallel=_data_parallel(model, layers, partial, run, mesh, sharding),
         trainable_parameters=trainable_parameters,
         total_parameters=total_parameters,
     )
+
+
+def _data_parallel(
+    model: nn.Module,
+    layers: list[nn.Module],
+    partial: list[nn.Parameter],
+    run: Run,
+    mesh: DeviceMesh,
+    sharding: Sharding,
+) -> DataParallel:
+    training = run.config.training
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    parts = trained_parts(model, mesh)
+    incomplete = {id(parameter) for parameter in partial}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in incomplete}
+    if sharding.by_layer:
+        shard_by_layer(model, layers, mesh, sharding, dtype)
+        return ShardedWeights(model, parts, names, mesh, sharding)
+    model.to(mesh.device_type)
+    # adapters stay fp32, which their modules cast
+    trained = dtype if training.method == "full" else torch.float32
+    return ReplicatedWeights(model, parts, names, mesh, trained, offload=sharding.offload == "optimizer")
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -102,37 +116,3 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     return get_peft_model(base, adapters)
-
-
-def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Consecutive layers gathered and reduced together: for small layers a collective costs nothing but latency."""
-    buckets: list[list[nn.Module]] = []
-    room = 0
-    for layer in layers:
-        size = sum(tensor_parallel.local(p).nbytes for p in layer.parameters())
-        if size > room:
-            buckets.append([])
-            room = BUCKET_BYTES
-        buckets[-1].append(layer)
-        room -= size
-    return buckets
-
-
-def _shard(model: nn.Module, layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
-    """FSDP2 over dp, layer by layer. With one dp rank it still keeps fp32 master weights for bf16."""
-    training = run.config.training
-    options: dict[str, Any] = {
-        "mesh": mesh["dp"],
-        # Gathered layers are kept until their backward pass, unless gradient checkpointing is on.
-        "reshard_after_forward": training.gradient_checkpointing,
-    }
-    if training.precision == "bf16":
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for bucket in _buckets(layers):
-        fully_shard(bucket, **options)
-    fully_shard(model, **options)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)

@@ -1,81 +1,93 @@
-"""AdamW over sharded parameters, its state by parameter name, and clipping by the global gradient norm."""
+"""AdamW over this rank's parts of the trained parameters, its state by parameter name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch.optim.adamw import adamw
 
 from hyperpod_ft.config.run_config import Training
-from hyperpod_ft.engines.torch.tensor_parallel import local, replicas_over_tp
+from hyperpod_ft.engines.torch.moments import moments
+from hyperpod_ft.engines.torch.sharding import DataParallel
+
+_EPSILON = 1e-8
 
 
-class ShardedAdamW:
+class AdamW:
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, have no weight decay.
 
-    The update is elementwise, so each rank computes it on its plain local shards. The result is the same as with
-    DTensors, whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for
-    checkpoints.
+    The update is elementwise, so each rank computes it on plain tensors, wherever they are: on the device, or with
+    fused CPU kernels in host memory. It goes group by group, so that one group's weights are gathered, or uploaded
+    from the host, while the next is computed.
     """
 
-    def __init__(self, trainable: Mapping[str, nn.Parameter], training: Training) -> None:
-        self._trainable = dict(trainable)
+    def __init__(
+        self, data_parallel: DataParallel, training: Training, rate_factors: Mapping[str, float] | None = None
+    ) -> None:
+        """`rate_factors`: by parameter name, what its learning rate is multiplied by; 1 if absent."""
+        self._data_parallel, self._training = data_parallel, training
+        self._rate_factors = rate_factors or {}
         self._moments = {
-            name: {"exp_avg": torch.zeros_like(p.detach()), "exp_avg_sq": torch.zeros_like(p.detach())}
-            for name, p in trainable.items()
+            name: moments(training.optimizer_state, name, data_parallel.master(name))
+            for name in data_parallel.parameters
         }
-        self._parts = {name: nn.Parameter(local(p.detach())) for name, p in trainable.items()}
-        decays: dict[float, list[nn.Parameter]] = {}
-        for part in self._parts.values():
-            decays.setdefault(training.weight_decay if part.ndim > 1 else 0.0, []).append(part)
-        self._adamw = torch.optim.AdamW(
-            [{"params": parts, "weight_decay": decay} for decay, parts in decays.items()],
-            betas=(training.adam_beta1, training.adam_beta2),
-            foreach=True,
-        )
-        self.set_steps(0)
+        self.steps = 0  # updates that the moments include; the bias correction needs it
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update the parameters with their gradients, and drop the gradients."""
-        for name, parameter in self._trainable.items():
-            # FSDP may have moved its shard since the last step
-            self._parts[name].data = local(parameter)
-            self._parts[name].grad = local(parameter.grad) if parameter.grad is not None else None
-            parameter.grad = None
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+    def step(self, learning_rate: float, gradient_norm: float) -> None:
+        """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients."""
+        self.steps += 1
+        scale = clipping(gradient_norm, self._training.max_grad_norm)
+        for names in self._data_parallel.groups:
+            gradients = self._data_parallel.take_gradients(names)
+            if scale < 1:
+                torch._foreach_mul_(gradients, scale)
+            for (factor, decay), alike in self._alike(names).items():
+                self._update(alike, [gradients[names.index(name)] for name in alike], learning_rate * factor, decay)
+            self._data_parallel.publish(names)
+
+    def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
+        """Parameters by their factor of the learning rate and their weight decay."""
+        found: dict[tuple[float, float], list[str]] = {}
+        for name in names:
+            decay = self._training.weight_decay if len(self._data_parallel.parts[name].shape) > 1 else 0.0
+            found.setdefault((self._rate_factors.get(name, 1.0), decay), []).append(name)
+        return found
+
+    def _update(self, names: list[str], gradients: list[torch.Tensor], rate: float, decay: float) -> None:
+        masters = [self._data_parallel.master(name) for name in names]
+        loaded = [self._moments[name].load() for name in names]
+        adamw(
+            masters,
+            gradients,
+            [first for first, _ in loaded],
+            [second for _, second in loaded],
+            [],
+            # adamw adds 1 to each
+            list(torch.full((len(names),), self.steps - 1.0, device=masters[0].device).unbind()),
+            fused=True,
+            amsgrad=False,
+            beta1=self._training.adam_beta1,
+            beta2=self._training.adam_beta2,
+            lr=rate,
+            weight_decay=decay,
+            eps=_EPSILON,
+            maximize=False,
+        )
+        for name, (first, second) in zip(names, loaded, strict=True):
+            self._moments[name].store(first, second, self.steps)
 
     def state(self) -> dict[str, Any]:
-        """The moments by parameter name, sharing memory with the optimizer: {fqn: {exp_avg, exp_avg_sq}}."""
-        return self._moments
+        """What is stored of the moments, by parameter name, for checkpoints: {fqn: {exp_avg, exp_avg_sq, ...}}.
 
-    def set_steps(self, steps: int) -> None:
-        """Set how many updates the moments include; the bias correction needs it."""
-        for name, part in self._parts.items():
-            moments = {key: local(moment) for key, moment in self._moments[name].items()}
-            self._adamw.state[part] = {"step": torch.tensor(float(steps)), **moments}
-
-
-@torch.no_grad()
-def squared_norm(parameters: Iterable[nn.Parameter], tensor_parallel: int) -> torch.Tensor:
-    """This rank's share of the squared global gradient norm, fp32 []: the sum over all ranks is the full value.
-
-    An element replicated on n tp ranks counts 1/n on each.
-    """
-    gradients: dict[int, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            replicas = replicas_over_tp(parameter, tensor_parallel)
-            gradients.setdefault(replicas, []).append(local(parameter.grad))
-    shares = [torch.stack(torch._foreach_norm(some)).square().sum() / replicas for replicas, some in gradients.items()]
-    return torch.stack(shares).sum()
+        DTensors where ranks hold different parts. They share memory with the optimizer.
+        """
+        return {
+            name: {key: self._data_parallel.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
+            for name, stored in self._moments.items()
+        }
 
 
-@torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale all gradients so that their global norm `norm` becomes at most `max_norm`; 0 disables clipping."""
-    scale = max_norm / (norm + 1e-6)  # torch.nn.utils.clip_grad_norm_'s formula
-    if max_norm and scale < 1:
-        torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], scale)
+def clipping(norm: float, max_norm: float) -> float:
+    """What gradients of this global norm are multiplied by, so that it becomes at most `max_norm`; 0 clips nothing."""
+    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0  # torch.nn.utils.clip_grad_norm_'s formula

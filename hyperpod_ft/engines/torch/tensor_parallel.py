@@ -11,22 +11,22 @@ block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x
 
 Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
 shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units
-(replicated LoRA factors, norms over head_dim) get partial gradients: `sum_partial_gradients` sums them, once per
-step, in one all-reduce.
+(replicated LoRA factors, norms over head_dim) get partial gradients, which sharding.py sums over tp once a step.
 
 Embedding, output matrix and layer norms are replicated on every tp rank: each holds them in full (sharded over dp
 only) and computes the full logits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from hyperpod_ft.engines.torch.parts import local
 from hyperpod_ft.errors import UserError
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -62,51 +62,6 @@ def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
                 found.append(factor.weight)
         found.extend(parameter for norm in _head_norms(layer) for parameter in norm.parameters())
     return [parameter for parameter in found if parameter.requires_grad]
-
-
-@torch.no_grad()
-def sum_partial_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Sum the gradients of these parameters over the tensor-parallel group, in place, in one all-reduce.
-
-    Gradients may be DTensors of any data-parallel sharding: the sum over tp and the sum over dp commute.
-    """
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    sizes = [gradient.numel() for gradient in gradients]
-    for gradient, total in zip(gradients, flat.split(sizes), strict=True):
-        gradient.copy_(total.view_as(gradient))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor; under no_grad it shares the DTensor's memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def replicas_over_tp(parameter: torch.Tensor, tensor_parallel: int) -> int:
-    """How many tp ranks hold the same elements of a parameter: all of them, or one when it is split over tp."""
-    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else ()
-    return 1 if "tp" in (names or ()) else tensor_parallel
-
-
-@torch.no_grad()
-def check_replicas(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup, step: int) -> None:
-    """Raise RuntimeError when a parameter replicated over tp differs between the ranks. Collective.
-
-    Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
-    """
-    size = group.size()
-    whole = {name: local(p) for name, p in parameters.items() if replicas_over_tp(p, size) > 1}
-    if not whole:
-        return
-    # exact in int64, and any changed bit changes it
-    sums = torch.stack([part.contiguous().view(torch.int32).to(torch.int64).sum() for part in whole.values()])
-    both = torch.stack([sums, -sums])
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-    if different := [name for name, low_high in zip(whole, both.sum(0).tolist(), strict=True) if low_high]:
-        raise RuntimeError(f"step {step}: {len(different)} parameters differ between tp ranks: {different[:3]}")
 
 
 class _CopyToBlock(torch.autograd.Function):

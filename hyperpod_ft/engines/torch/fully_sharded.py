@@ -1,0 +1,120 @@
+"""Weights sharded layer by layer with FSDP2 (modes zero2 and zero3).
+
+Gradients are reduce-scattered after every micro batch and accumulate sharded, in fp32; over `dp_replicate` they are
+summed once a step. In zero2, layers are gathered in the first forward pass of a step and kept until its last backward
+pass; in zero3, until they have been used, and gathered again for the backward pass. Embedding and output matrix are
+kept from the forward pass to the backward pass in both.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from hyperpod_ft.engines.torch.parts import Part, check_replicas, local, sum_over
+from hyperpod_ft.engines.torch.sharding import DataParallel, HostMemory
+from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding
+
+
+def shard_by_layer(
+    module: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
+) -> None:
+    """Shard a module, and each of its `layers`, in place. Works on the meta device too.
+
+    The module computes in `dtype`; gradients are reduced in fp32.
+    """
+    replicated = mesh["dp_replicate"].size() > 1
+    offload = sharding.offload == "parameters"
+    options: dict[str, Any] = {
+        "mesh": mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
+    }
+    for bucket in _buckets(layers):
+        fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
+    fully_shard(module, reshard_after_forward=False, **options)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+class ShardedWeights(DataParallel):
+    """The trained parameters of a module that `shard_by_layer` has sharded; they are fp32."""
+
+    def __init__(
+        self, module: nn.Module, parts: dict[str, Part], partial: set[str], mesh: DeviceMesh, sharding: Sharding
+    ) -> None:
+        super().__init__(module, parts, partial, mesh)
+        assert isinstance(module, FSDPModule)
+        self._module = module
+        self._gather_once = sharding.mode == "zero2"
+        self.groups = _groups(self.parameters)
+        if sharding.offload == "optimizer":
+            self._host = HostMemory({name: self._shard(name) for name in self.parameters})
+
+    def _shard(self, name: str) -> torch.Tensor:
+        # looked up every time: FSDP may move its shards
+        return local(self.parameters[name].detach())
+
+    def master(self, name: str) -> torch.Tensor:
+        return self._host.masters[name] if self._host else self._shard(name)
+
+    def before_backward(self, last: bool) -> None:
+        self._module.set_requires_all_reduce(last)
+        if self._gather_once:
+            self._module.set_reshard_after_backward(last)
+
+    @torch.no_grad()
+    def after_backward(self) -> torch.Tensor:
+        gradients = {name: self._gradient(name) for name in self.parameters}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        sum_over([gradients[name] for name in self.parameters if name in self.partial], self.mesh.get_group("tp"))
+        for names in self.groups:
+            self._complete({name: gradients.pop(name) for name in names})
+        return self._squared_norm()
+
+    def _gradient(self, name: str) -> torch.Tensor:
+        gradient = self.parameters[name].grad
+        return torch.zeros_like(self._shard(name)) if gradient is None else local(gradient)
+
+    @torch.no_grad()
+    def publish(self, names: list[str]) -> None:
+        if self._host:
+            for name in names:
+                self._shard(name).copy_(self._host.masters[name], non_blocking=True)
+
+    def check_replicas(self, step: int) -> None:
+        shards = {name: self._shard(name) for name in self.parameters}
+        check_replicas(shards, {name: part.copies for name, part in self.parts.items()}, self.mesh, step)
+
+
+def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
+    """Consecutive layers gathered and reduced together: for small layers a collective costs nothing but latency."""
+    buckets: list[list[nn.Module]] = []
+    room = 0
+    for layer in layers:
+        size = sum(local(p).nbytes for p in layer.parameters())
+        if size > room:
+            buckets.append([])
+            room = BUCKET_BYTES
+        buckets[-1].append(layer)
+        room -= size
+    return buckets
+
+
+def _groups(parameters: dict[str, nn.Parameter]) -> list[list[str]]:
+    groups: list[list[str]] = []
+    room = 0
+    for name, parameter in parameters.items():
+        size = local(parameter).nbytes
+        if size > room:
+            groups.append([])
+            room = BUCKET_BYTES
+        groups[-1].append(name)
+        room -= size
+    return groups

@@ -1,0 +1,233 @@
+"""Whole weights on every data-parallel rank (modes replicated and zero1).
+
+Gradients accumulate in `.grad`, in fp32, over the micro batches of a step. In the last backward pass they are summed
+in buckets, each as soon as its gradients are complete: a reduce-scatter over `dp_shard`, then an all-reduce over
+`dp_replicate`, and over `tp` for parameters of which each tp rank saw only its share. A rank then updates its part and
+gathers those of the others. In mode replicated `dp_shard` has one rank, so that a part is the whole and nothing is
+gathered. On one rank nothing is copied or exchanged at all.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hyperpod_ft.engines.torch.parts import Part, check_replicas, local
+from hyperpod_ft.engines.torch.sharding import DataParallel, HostMemory
+from hyperpod_ft.planning.sharding import BUCKET_BYTES
+
+
+class Bucket:
+    """Parameters that are exchanged in one buffer of one row for each shard rank; `parts` in the order of its columns.
+
+    A row holds that rank's parts, one after another, each with room for the largest part of that parameter.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], parts: dict[str, Part], axes: list[str]) -> None:
+        self.parameters, self.parts = parameters, parts
+        mesh = next(iter(parts.values())).mesh
+        self._mesh = mesh
+        self._shard_ranks = mesh["dp_shard"].size()
+        self._axes = [axis for axis in axes if mesh[axis].size() > 1]  # to sum over, beside dp_shard
+        self._columns: dict[str, tuple[int, int]] = {}  # first column and width of each parameter
+        self._width = 0
+        for name, parameter in parameters.items():
+            width = parts[name].rows_each * local(parameter)[:1].numel()
+            self._columns[name] = (self._width, width)
+            self._width += width
+        self.waiting = 0  # parameters whose gradient is not complete yet
+
+    @property
+    def communicates(self) -> bool:
+        return self._shard_ranks > 1 or bool(self._axes)
+
+    @torch.no_grad()
+    def reduce(self) -> dict[str, torch.Tensor]:
+        """The summed gradients of this rank's parts, fp32; drops the parameters' own."""
+        gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if not self.communicates:
+            return gradients
+        first = next(iter(gradients.values()))
+        buffer = first.new_zeros(self._shard_ranks, self._width)
+        pairs = [pair for name, gradient in gradients.items() for pair in self._pieces(buffer, name, gradient)]
+        torch._foreach_copy_([place for place, _ in pairs], [piece for _, piece in pairs])
+        gradients.clear()
+        own = buffer[0]
+        if self._shard_ranks > 1:
+            own = torch.empty_like(buffer[0])
+            dist.reduce_scatter_tensor(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
+        for axis in self._axes:
+            dist.all_reduce(own, group=self._mesh.get_group(axis))
+        return dict(self._parts_of(own))
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Fill the parameters with the parts that their ranks have updated."""
+        if self._shard_ranks == 1:
+            return
+        weights = {name: local(parameter.detach()) for name, parameter in self.parameters.items()}
+        first = next(iter(weights.values()))
+        own = first.new_zeros(self._width)
+        for name, place in self._parts_of(own):
+            place.copy_(self.parts[name].of(weights[name]))
+        buffer = first.new_empty(self._shard_ranks, own.numel())
+        dist.all_gather_into_tensor(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
+        pairs = [pair for name, weight in weights.items() for pair in self._pieces(buffer, name, weight)]
+        torch._foreach_copy_([piece for _, piece in pairs], [place for place, _ in pairs])
+
+    def _parts_of(self, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The views of a row that this rank's parts take up."""
+        for name, parameter in self.parameters.items():
+            start, _ = self._columns[name]
+            shape = self.parts[name].of(local(parameter.detach())).shape
+            yield name, row[start : start + shape.numel()].view(shape)
+
+    def _pieces(
+        self, buffer: torch.Tensor, name: str, tensor: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of the buffer and of a whole tensor that correspond: of the full parts, and of the last one."""
+        start, width = self._columns[name]
+        flat = tensor.view(-1)
+        full, rest = divmod(flat.numel(), width)
+        yield buffer[:full, start : start + width], flat[: full * width].view(full, width)
+        if rest:
+            yield buffer[full, start : start + rest], flat[full * width :]
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(local(parameter.detach()), dtype=torch.float32)
+    return local(parameter.grad).contiguous()
+
+
+class ReplicatedWeights(DataParallel):
+    """Trained parameters are whole on each data-parallel rank, in the dtype in which they compute."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parts: dict[str, Part],
+        partial: set[str],
+        mesh: DeviceMesh,
+        dtype: torch.dtype,
+        offload: bool,
+    ) -> None:
+        """`dtype`: of the trained parameters from now on. They must be fp32 and on the device before."""
+        super().__init__(module, parts, partial, mesh)
+        own = {name: parts[name].of(local(p.detach())) for name, p in self.parameters.items()}
+        if offload:
+            self._host = HostMemory(own)
+            self._masters = self._host.masters
+        elif dtype != torch.float32:
+            # a part that is not the whole must not keep the whole in memory
+            self._masters = {name: t.clone() if mesh["dp_shard"].size() > 1 else t for name, t in own.items()}
+        else:
+            self._masters = own
+        if dtype != torch.float32:
+            _convert(self.parameters, dtype)
+        self._buckets = _buckets(self.parameters, parts, partial)
+        self.groups = [list(bucket.parameters) for bucket in self._buckets]
+        self._separate = offload or dtype != torch.float32
+        self._last = False
+        self._reduced = 0  # buckets of this step
+        self._stream: torch.Stream | None = None
+        if offload or any(bucket.communicates for bucket in self._buckets):
+            if mesh.device_type == "cuda":
+                self._stream = torch.Stream(mesh.device_type)
+            for bucket in self._buckets:
+                for parameter in bucket.parameters.values():
+                    parameter.register_post_accumulate_grad_hook(self._on_gradient(bucket))
+
+    def master(self, name: str) -> torch.Tensor:
+        return self._masters[name]
+
+    def before_backward(self, last: bool) -> None:
+        self._last, self._reduced = last, 0
+        for bucket in self._buckets:
+            bucket.waiting = len(bucket.parameters)
+
+    def after_backward(self) -> torch.Tensor:
+        # those with parameters that had no gradient
+        for bucket in self._buckets:
+            bucket.waiting = 0
+        self._reduce_complete()
+        if self._stream:
+            torch.accelerator.current_stream().wait_stream(self._stream)
+        return self._squared_norm()
+
+    @torch.no_grad()
+    def publish(self, names: list[str]) -> None:
+        if self._separate:
+            for name in names:
+                own = self.parts[name].of(local(self.parameters[name].detach()))
+                own.copy_(self._masters[name], non_blocking=True)
+        for bucket in self._buckets:
+            if names[0] in bucket.parameters:
+                bucket.gather()
+
+    def check_replicas(self, step: int) -> None:
+        copies = {name: (*part.copies, "dp_shard") for name, part in self.parts.items()}
+        check_replicas({name: local(p.detach()) for name, p in self.parameters.items()}, copies, self.mesh, step)
+
+    def _on_gradient(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            if self._last:
+                bucket.waiting -= 1
+                self._reduce_complete()
+
+        return hook
+
+    def _reduce_complete(self) -> None:
+        """Reduce the buckets whose gradients are complete, in their order, which is the same on all ranks.
+
+        On CUDA on a stream of its own, beside the backward pass.
+        """
+        while self._reduced < len(self._buckets) and not self._buckets[self._reduced].waiting:
+            bucket = self._buckets[self._reduced]
+            self._reduced += 1
+            if self._stream is None:
+                self._complete(bucket.reduce())
+                continue
+            self._stream.wait_stream(torch.accelerator.current_stream())
+            for parameter in bucket.parameters.values():
+                if parameter.grad is not None:
+                    local(parameter.grad).record_stream(self._stream)
+            with self._stream:
+                self._complete(bucket.reduce())
+
+
+def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partial: set[str]) -> list[Bucket]:
+    """In the order in which a backward pass completes them, which is about that of the parameters reversed."""
+    made: list[dict[str, nn.Parameter]] = []
+    room: dict[bool, int] = {}
+    current: dict[bool, dict[str, nn.Parameter]] = {}
+    position = {name: index for index, name in enumerate(reversed(parameters))}
+    for name in position:
+        parameter, kind = parameters[name], name in partial
+        size = local(parameter).numel() * torch.float32.itemsize
+        if size > room.get(kind, 0):
+            current[kind], room[kind] = {}, BUCKET_BYTES
+            made.append(current[kind])
+        current[kind][name] = parameter
+        room[kind] -= size
+    made.sort(key=lambda bucket: max(position[name] for name in bucket))
+    return [
+        Bucket(
+            bucket,
+            {name: parts[name] for name in bucket},
+            ["dp_replicate", "tp"] if next(iter(bucket)) in partial else ["dp_replicate"],
+        )
+        for bucket in made
+    ]
+
+
+def _convert(parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
+    """Change the dtype of parameters in place; their gradients stay fp32."""
+    for parameter in parameters.values():
+        # swapped, not assigned to .data, which DTensors do not support; parameters stay tied
+        torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to(dtype)))
+        parameter.grad_dtype = torch.float32
