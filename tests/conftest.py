@@ -1,5 +1,7 @@
 """Run files for tests: small, valid, and all below a temporary directory."""
 
+import gc
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +12,21 @@ import pytest
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
 
+# Two threads of torch or numpy in each of several workers on few cores mostly wait for each other, and spin meanwhile.
+# Both read this when they are imported, which nothing above does; the scripts of stages set their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell without job control starts background commands with SIGINT ignored, and so does nohup. Every program started
 # from here would inherit that, and tests send SIGINT: https://docs.python.org/3/library/signal.html#signal.SIGINT
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all is collected: importing the tests makes a million objects and hardly any garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,11 @@
-"""One attempt at a training: how it ended, and what the supervisor does next.
+"""What the supervisor does after an attempt at a training, and what it knows about the attempt.
 
-Each node that failed leaves an `Ending`, because the exit statuses of torchrun (always 1) and srun (the highest) hide
-which rank failed first. `decide` is a pure function of them. An attempt that is followed by another is added to the
-run's restarts (runs/restarts.py), where a requeued job finds how many there were.
+Each node that failed reports a `NodeFailure`, because the exit statuses of torchrun (always 1) and srun (the highest)
+hide which rank failed first. `decide` is a pure function of them. An attempt that is followed by another is added to
+the run's restarts (runs/restarts.py), where a requeued job finds how many there were.
 """
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -14,55 +13,41 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.runs import metrics
-from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import Restart
+from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
-# The environment variable that holds the directory for the endings and node reports of one attempt.
+# The environment variable that holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
-# Exit statuses as a shell reports them for a process that the signal ended.
-NOTICE_STATUS = 128 + signal.SIGUSR1  # of the time limit
-TERMINATED_STATUS = 128 + signal.SIGTERM
+TERMINATED_STATUS = 128 + signal.SIGTERM  # as a shell reports it
 
-_SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
 _LONGEST_PAUSE_SECONDS = 300
+_NODE_FAILURE = TypeAdapter(NodeFailure)
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the processes of one node failed."""
-
-    node: str
-    rank: int | None  # that failed first; None: no rank was started, because the node is unfit
-    status: int  # as a shell reports it: 128 + N for signal N
-    time: float  # Unix time, seconds
-
-    def write(self, directory: Path) -> None:
-        """Leave it for the supervisor of the job."""
-        publish.write_json(directory / f"ending-{step_number()}-{self.node}.json", asdict(self))
-
-    @staticmethod
-    def write_here(rank: int | None, status: int, moment: float) -> None:
-        """Leave the ending of this node, if a supervisor started it."""
-        if directory := os.environ.get(ATTEMPT_DIRECTORY):
-            # an error about a full volume must not be hidden by this one
-            with contextlib.suppress(OSError):
-                Ending(node_name(), rank, status, moment).write(Path(directory))
+def report_failure(rank: int | None, status: int, moment: float) -> None:
+    """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
+    if directory := os.environ.get(ATTEMPT_DIRECTORY):
+        failure = NodeFailure(node_name(), rank, status, moment)
+        # an error about a full volume must not be hidden by this one
+        with contextlib.suppress(OSError):
+            publish.write_json(Path(directory) / f"failure-{step_number()}-{failure.node}.json", asdict(failure))
 
 
-def endings(directory: Path) -> tuple[Ending, ...]:
-    """The endings of an attempt, of its last job step if HyperPod's plugin started several.
+def failures(directory: Path) -> tuple[NodeFailure, ...]:
+    """The failures in an attempt, of its last job step if HyperPod's plugin started several.
 
     Damaged files are ignored.
     """
-    steps: dict[int, list[Ending]] = {}
-    for path in directory.glob("ending-*-*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            ending = Ending(**json.loads(path.read_text(encoding="utf-8")))
-            steps.setdefault(int(path.name.split("-")[1]), []).append(ending)
+    steps: dict[int, list[NodeFailure]] = {}
+    for path in directory.glob("failure-*-*.json"):
+        with contextlib.suppress(OSError, ValidationError):
+            failure = _NODE_FAILURE.validate_json(path.read_bytes())
+            steps.setdefault(int(path.name.split("-")[1]), []).append(failure)
     return tuple(steps[max(steps)]) if steps else ()
 
 
@@ -72,51 +57,16 @@ def step_number() -> int:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One attempt that has ended, or was still running when its time was up."""
-
-    status: int  # exit status of its command
-    recorded: bool  # the stage's record is written: the stage is done, however its processes ended
-    endings: tuple[Ending, ...]
-    signal: int  # that asked the job to stop; 0: none
-    begun_at: int  # step of the newest checkpoint when the job began; 0: none
-    checkpoint: int  # the same, now
-    step: int  # the last one that was logged
-
-    @property
-    def cause(self) -> Ending | None:
-        """A user's error if there is one, else the first failure. Clocks of nodes may differ a little.
-
-        Among failures within one second, an exit status of 1 comes last: it may be a peer's echo of another failure.
-        """
-        return min(
-            self.endings,
-            key=lambda ending: (ending.status != EXIT_USER_ERROR, int(ending.time), ending.status == 1),
-            default=None,
-        )
-
-    @property
-    def reason(self) -> str:
-        """For example `rank 3: exit 1 at step 12`."""
-        cause = self.cause
-        if cause is None or cause.rank is None:
-            return f"exit {self.status} at step {self.step}, and no rank reported why"
-        ended = _SIGNAL_NAMES.get(cause.status - 128, f"exit {cause.status}")
-        return f"rank {cause.rank}: {ended} at step {self.step}"
-
-
-@dataclass(frozen=True)
 class Decision:
     """The supervisor's action after an attempt."""
 
     action: Literal["end", "retry", "requeue"]
     status: int = 0  # exit status of the job, for `end`
     message: str = ""
-    cause: Literal["crash", "time limit"] = "crash"
     number: int = 0  # of this restart after a crash, from 1
 
 
-def decide(outcome: Outcome, earlier: Sequence[Restart], allowed: int, requeues: bool) -> Decision:
+def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues: bool) -> Decision:
     """Choose what follows an attempt. `earlier`: the job's restarts so far; `allowed`: cluster.max_restarts.
 
     `requeues`: whether a Slurm can start the job again. The stage's record ends the job with success. A user's error
@@ -124,39 +74,39 @@ def decide(outcome: Outcome, earlier: Sequence[Restart], allowed: int, requeues:
     crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be gone. A
     crash that repeats itself is not retried.
     """
-    if outcome.status == 0 or outcome.recorded:
+    if attempt.status == 0 or attempt.recorded:
         return Decision("end")
-    if outcome.signal == signal.SIGTERM:
+    if attempt.signal == signal.SIGTERM:
         return Decision("end", TERMINATED_STATUS)
-    cause = outcome.cause
-    status = cause.status if cause else outcome.status
+    first = attempt.first_failure
+    status = first.status if first else attempt.status
     if status == EXIT_USER_ERROR:
         return Decision("end", EXIT_USER_ERROR)
-    if outcome.signal == signal.SIGUSR1 or (cause and cause.status == NOTICE_STATUS):
-        return _after_notice(outcome, requeues)
+    if attempt.cause == "time limit":
+        return _after_notice(attempt, requeues)
     crashes = [restart for restart in earlier if restart.cause == "crash"]
     if len(crashes) >= allowed:
         tried = f" after {len(crashes)} restarts" if crashes else ""
-        return Decision("end", status, f"{outcome.reason}{tried} (cluster.max_restarts: {allowed})")
-    if crashes and cause and (crashes[-1].reason, crashes[-1].checkpoint) == (outcome.reason, outcome.checkpoint):
-        return Decision("end", status, f"{outcome.reason}, same as the last crash, with no new checkpoint since")
+        return Decision("end", status, f"{attempt.reason}{tried} (cluster.max_restarts: {allowed})")
+    if crashes and first and (crashes[-1].reason, crashes[-1].checkpoint) == (attempt.reason, attempt.checkpoint):
+        return Decision("end", status, f"{attempt.reason}, same as the last crash, with no new checkpoint since")
     number = len(crashes) + 1
-    message = f"{outcome.reason}; restart {number} of {allowed}"
-    return Decision("requeue" if cause is None and requeues else "retry", message=message, number=number)
+    message = f"{attempt.reason}; restart {number} of {allowed}"
+    return Decision("requeue" if first is None and requeues else "retry", message=message, number=number)
 
 
-def _after_notice(outcome: Outcome, requeues: bool) -> Decision:
+def _after_notice(attempt: Attempt, requeues: bool) -> Decision:
     if not requeues:
         return Decision("end", NOTICE_STATUS)
-    if outcome.checkpoint == outcome.begun_at:
+    if attempt.checkpoint == attempt.begun_at:
         return Decision(
             "end",
             EXIT_USER_ERROR,
             "cluster.time_limit: the job is close to its time limit and has not saved a checkpoint;"
             " raise the limit, or lower training.save_every_steps",
         )
-    message = f"close to the time limit; the job is requeued and resumes from step {outcome.checkpoint}"
-    return Decision("requeue", message=message, cause="time limit")
+    message = f"close to the time limit; the job is requeued and resumes from step {attempt.checkpoint}"
+    return Decision("requeue", message=message)
 
 
 def pause_seconds(number: int, accelerators: bool) -> int:
@@ -165,12 +115,6 @@ def pause_seconds(number: int, accelerators: bool) -> int:
     The Neuron runtime takes some seconds to release devices; CPUs need none.
     """
     return min((15 if accelerators else 1) << (number - 1), _LONGEST_PAUSE_SECONDS)
-
-
-def restart_of(job_id: str, outcome: Outcome, decision: Decision) -> Restart:
-    """The restart that follows an outcome, as the run's history keeps it."""
-    reason = outcome.reason if decision.cause == "crash" else "time limit"
-    return Restart(job_id, utc_now(), decision.cause, reason, outcome.step, outcome.checkpoint)
 
 
 def newest_checkpoint(run: Run) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, node_name, step_number
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, node_name, report_failure, step_number
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
 HYPERPOD = Path("/opt/sagemaker_cluster")  # exists only on HyperPod's nodes
@@ -128,11 +128,11 @@ def check(run: Run) -> int:
         return 0
     reports = _gather(directory, nodes)
     if found := problems(reports, instance, replacement):
-        Ending.write_here(None, EXIT_USER_ERROR, time.time())
+        report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
     if len(reports) < nodes:
         known = {report.node for report in reports}
-        silent = [name for name in Slurm().host_names(os.environ["SLURM_JOB_NODELIST"]) if name not in known]
+        silent = [name for name in SlurmLauncher().host_names(os.environ["SLURM_JOB_NODELIST"]) if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
         _print([f"{node}: {where}; is the volume mounted there? or {replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT

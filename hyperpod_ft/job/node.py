@@ -16,7 +16,7 @@ from pathlib import Path
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.attempts import node_name, step_number
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.planning.engines import rules_of
 from hyperpod_ft.runs.run import Run
 
@@ -49,7 +49,7 @@ def rendezvous(run: Run, environment: Mapping[str, str]) -> list[str]:
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
-        f"--master-addr={Slurm().first_node_address(environment['SLURM_JOB_ID'])}",
+        f"--master-addr={SlurmLauncher().first_node_address(environment['SLURM_JOB_ID'])}",
         f"--master-port={master_port(run, environment)}",
     ]
 

@@ -24,9 +24,11 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, NOTICE_STATUS, TERMINATED_STATUS, Decision, Outcome
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, TERMINATED_STATUS, Decision
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt
 from hyperpod_ft.runs.run import Run
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
@@ -92,22 +94,22 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
-        outcome = _attempt(run, stage, command, signals, begun_at, job_id)
-        decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
+        attempt = _attempt(run, stage, command, signals, begun_at, job_id)
+        decision = attempts.decide(attempt, earlier, allowed, requeues=bool(slurm_id))
         if decision.action == "retry":
-            restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
+            restarts.add(run, stage, attempt)
             pause = attempts.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
             if not signals.received:
                 print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
                 continue
-            outcome = replace(outcome, signal=signals.received)
-            decision = attempts.decide(outcome, earlier, allowed, requeues=bool(slurm_id))
+            attempt = replace(attempt, signal=signals.received)
+            decision = attempts.decide(attempt, earlier, allowed, requeues=bool(slurm_id))
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
-        restarts.add(run, stage, attempts.restart_of(job_id, outcome, decision))
+        restarts.add(run, stage, attempt)
         _requeue(slurm_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
@@ -119,7 +121,7 @@ def _requeue(slurm_id: str, signals: Signals) -> None:
     deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
     while True:
         try:
-            Slurm().requeue(slurm_id)
+            SlurmLauncher().requeue(slurm_id)
         except UserError as error:
             if not _AWAY.search(str(error)) or time.monotonic() > deadline:
                 raise
@@ -130,7 +132,7 @@ def _requeue(slurm_id: str, signals: Signals) -> None:
             return
 
 
-def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Outcome:
+def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Attempt:
     directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
     directory.mkdir(parents=True)
@@ -140,10 +142,12 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     if child.returncode and not recorded:
         signals.wait(_SIGNALS_REACH_ALL_WITHIN_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
-    return Outcome(
+    return Attempt(
+        job_id=job_id,
+        time=utc_now(),
         status=status if status >= 0 else 128 - status,
         recorded=recorded,
-        endings=attempts.endings(directory) if status else (),
+        failures=attempts.failures(directory) if status else (),
         signal=signals.received,
         begun_at=begun_at,
         checkpoint=attempts.newest_checkpoint(run),

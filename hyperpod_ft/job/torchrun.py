@@ -4,30 +4,35 @@ SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun 
 after a signal, and a checkpoint of a large model may take longer.
 """
 
+import gc
 import os
 import signal
 import sys
 from contextlib import suppress
 from types import FrameType
 
-from hyperpod_ft.job.attempts import Ending
+from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
 
 
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
     signal.signal(signal.SIGUSR1, _forward)
+    # torch is many objects and no garbage: looking for some in it takes a third of the time
+    gc.disable()
     # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
+    gc.freeze()
+    gc.enable()
     try:
         run.main()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        Ending.write_here(rank, status, failure.timestamp)
+        report_failure(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status
     except SignalException as stopped:

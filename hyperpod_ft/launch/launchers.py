@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.runs.records import Job
 from hyperpod_ft.runs.run import Run
@@ -17,7 +17,7 @@ from hyperpod_ft.runs.run import Run
 class Launchers:
     """Slurm, and the plain processes of this machine. Each is asked only about its own jobs."""
 
-    slurm: Launcher = field(default_factory=Slurm)
+    slurm: Launcher = field(default_factory=SlurmLauncher)
     process: Launcher = field(default_factory=ProcessLauncher)
 
     @classmethod
@@ -28,10 +28,10 @@ class Launchers:
         """
         for job in reversed(run.jobs()):
             if job.slurm_conf and not job.cluster_is_gone:
-                return cls(Slurm({"SLURM_CONF": job.slurm_conf}))
+                return cls(SlurmLauncher({"SLURM_CONF": job.slurm_conf}))
         cluster = LocalCluster(default_directory())
         if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
-            return cls(Slurm(cluster.environment()))
+            return cls(SlurmLauncher(cluster.environment()))
         return cls()
 
     def named(self, name: str) -> Launcher:

@@ -45,7 +45,7 @@ class _Listed:
 
 
 @dataclass(frozen=True)
-class Slurm:
+class SlurmLauncher:
     """A Slurm cluster, reached through its command-line programs.
 
     `environment` is laid over this process's own, for example SLURM_CONF of a local cluster.

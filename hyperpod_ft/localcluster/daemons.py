@@ -41,8 +41,10 @@ _CORE = ("munged", "slurmctld")
 
 
 @dataclass(frozen=True)
-class Order:
-    """The cluster to run. Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
+class ClusterSpec:
+    """What the watch needs to run a cluster.
+
+    Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
 
     `daemons`: command lines by name, in starting order. `held_fds`: the locks that show that the cluster exists;
     guards hold them too, so they are released only when every process has ended.
@@ -61,10 +63,10 @@ class Order:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "Order":
+    def from_json(text: str) -> "ClusterSpec":
         """The inverse of `to_json`."""
         fields = json.loads(text)
-        return Order(
+        return ClusterSpec(
             runtime=fields["runtime"],
             control_fd=fields["control_fd"],
             held_fds=tuple(fields["held_fds"]),
@@ -80,12 +82,12 @@ class _StopError(Exception):
 
 
 class DaemonWatch:
-    """Starts the daemons of an order, answers the control socket, and ends everything."""
+    """Starts the daemons of a cluster, answers the control socket, and ends everything."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.runtime = Path(order.runtime)
-        self.control = socket.socket(fileno=order.control_fd)
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.runtime = Path(spec.runtime)
+        self.control = socket.socket(fileno=spec.control_fd)
         self.guards: dict[str, int] = {}
         self.kept = False
         self.stopper: socket.socket | None = None
@@ -94,13 +96,13 @@ class DaemonWatch:
         """Run until asked to stop, or until an essential daemon or the process it is bound to ends."""
         become_subreaper("hyperpod-ft")
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-        for fd in (self.order.control_fd, *self.order.held_fds):
+        for fd in (self.spec.control_fd, *self.spec.held_fds):
             os.set_inheritable(fd, False)
         # systemd-tmpfiles deletes old files below /tmp, but not in a locked directory.
         fcntl.flock(os.open(self.runtime, os.O_RDONLY), fcntl.LOCK_SH)
         try:
             self._tick()
-            for name in self.order.daemons:
+            for name in self.spec.daemons:
                 self._start(name)
                 # A daemon that does not find the previous one retries only after a second.
                 while not self._is_ready(name):
@@ -115,17 +117,17 @@ class DaemonWatch:
             self._end()
 
     def _start(self, name: str) -> None:
-        self.guards[name] = _guard(self.order.daemons[name], self.runtime / "logs" / f"{name}.out", self.order.held_fds)
+        self.guards[name] = _guard(self.spec.daemons[name], self.runtime / "logs" / f"{name}.out", self.spec.held_fds)
 
     def _is_ready(self, name: str) -> bool:
         if name == "munged":
             return (self.runtime / "munge.socket").exists()
-        return name != "slurmctld" or is_listening(self.order.controller_port)
+        return name != "slurmctld" or is_listening(self.spec.controller_port)
 
     def _tick(self) -> None:
         if caught := signal.sigtimedwait(_STOP_SIGNALS, 0):
             raise _StopError(f"signal {caught.si_signo}")
-        bound_to = self.order.owner if self.kept else self.order.starter
+        bound_to = self.spec.owner if self.kept else self.spec.starter
         if not (self.runtime / "control").exists():
             raise _StopError(f"{self.runtime} was removed")
         if bound_to and not bound_to.is_alive():
@@ -156,7 +158,7 @@ class DaemonWatch:
             self.kept = True
         if verb in ("keep", "ping"):
             return f"{'up' if self.kept else 'starting'} {os.getpid()}"
-        if verb in ("kill", "start") and name not in _CORE and name in self.order.daemons:
+        if verb in ("kill", "start") and name not in _CORE and name in self.spec.daemons:
             self._cut(name)
             if verb == "start":
                 self._start(name)
@@ -218,12 +220,12 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def main() -> NoReturn:
-    """Detach from the starter and run the cluster of order.json in the runtime directory argv[1]."""
-    order = Order.from_json((Path(sys.argv[1]) / "order.json").read_text())
+    """Detach from the starter and run the cluster of spec.json in the runtime directory argv[1]."""
+    spec = ClusterSpec.from_json((Path(sys.argv[1]) / "spec.json").read_text())
     if os.fork():
         os._exit(0)  # so that the starter has no child to reap
     try:
-        DaemonWatch(order).run()
+        DaemonWatch(spec).run()
     except BaseException:
         traceback.print_exc()
     finally:

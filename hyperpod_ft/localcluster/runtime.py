@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.localcluster.daemons import Order
+from hyperpod_ft.localcluster.daemons import ClusterSpec
 from hyperpod_ft.localcluster.ports import PortBlock
 from hyperpod_ft.localcluster.programs import Programs
 from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
@@ -99,7 +99,7 @@ class Runtime:
         ):
             control.bind(str(self.path / "control"))
             control.listen(16)
-            order = Order(
+            spec = ClusterSpec(
                 runtime=str(self.path),
                 control_fd=control.fileno(),
                 held_fds=held_fds,
@@ -108,7 +108,7 @@ class Runtime:
                 starter=starter,
                 owner=owner,
             )
-            (self.path / "order.json").write_text(order.to_json())
+            (self.path / "spec.json").write_text(spec.to_json())
             # If this runs in a Slurm job, the daemons must not inherit its variables.
             inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
             answer = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.fields import shown
-from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import neuron_memory
@@ -52,10 +52,35 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
+    if degrees.tensor_parallel > 1:
+        _check_groups(config, degrees)
+        _check_sequence_parallel(config, degrees.tensor_parallel)
+
+
+def _check_groups(config: RunConfig, degrees: Degrees) -> None:
+    """Refuse degrees whose groups of ranks neuronx-distributed cannot make.
+
+    Read in its parallel_layers/parallel_state.py, versions 0.15 and 0.17; not tried on Trainium.
+    """
+    trn1 = CATALOGUE[config.cluster.instance_type].name.startswith("trn1")
+    if trn1 and degrees.tensor_parallel == 4 and degrees.nodes % degrees.pipeline_parallel:
+        # initialize_model_parallel reshapes the ranks to (PP, DP // groups of a node, 1, 4, groups of a node)
+        raise UserError(
+            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} does not divide the {degrees.nodes} nodes,"
+            " as neuronx-distributed requires on trn1 with tensor_parallel 4",
+            "change one of them",
+        )
+    if degrees.tensor_parallel == 64 and config.env.python is None and config.env.sdk == "2.26.1":
+        # ascending_descending_ring_PG_group in 0.15 makes two groups on each node, and asserts that there is one
+        raise UserError(
+            "parallelism.tensor_parallel: neuronx-distributed of Neuron SDK 2.26.1 fails with 64 on trn2",
+            "set it to 32, or set env.sdk to 2.28.0",
+        )
+
+
+def _check_sequence_parallel(config: RunConfig, tensor_parallel: int) -> None:
     """Sequence parallelism divides each row, and bf16 with tensor parallelism needs it."""
-    length, tensor_parallel = config.dataset.max_length, degrees.tensor_parallel
-    if tensor_parallel == 1:
-        return
+    length = config.dataset.max_length
     if config.neuron.sequence_parallel:
         if length % tensor_parallel:
             raise UserError(

@@ -1,9 +1,12 @@
 """The rows of a run's metrics.jsonl."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+_TAIL_BYTES = 1 << 14  # some dozens of rows
 
 
 def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -17,9 +20,23 @@ def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The newest intact row; None when there is none, or the file cannot be read."""
+    """The newest intact row; None when there is none, or the file cannot be read.
+
+    Reads from the end, in blocks that double until one holds a row: the file of a long run is read at every poll.
+    """
     try:
-        return next(filter(None, map(_row, reversed(_lines(path)))), None)
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            block = _TAIL_BYTES
+            while True:
+                start = stream.seek(max(0, size - block))
+                lines = stream.read(size - start).decode("utf-8", "replace").splitlines()
+                # a first line that begins before the block is not valid JSON
+                if row := next(filter(None, map(_row, reversed(lines))), None):
+                    return row
+                if start == 0:
+                    return None
+                block *= 2
     except OSError:
         return None
 

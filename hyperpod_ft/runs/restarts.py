@@ -1,47 +1,105 @@
-"""The restarts of a run: each attempt at a training that was cut short and followed by another."""
+"""How attempts at a training ended, and the restarts of a run: the attempts that were followed by another."""
 
-import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
+from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.runs.run import Run
+
+# Exit status, as a shell reports it, of a process that Slurm's notice of the time limit ended.
+NOTICE_STATUS = 128 + signal.SIGUSR1
+
+_SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
 
 
 @dataclass(frozen=True)
-class Restart:
-    """An attempt at a training that was followed by another."""
+class NodeFailure:
+    """How the processes of one node failed."""
+
+    node: str
+    rank: int | None  # that failed first; None: no rank was started, because the node is unfit
+    status: int  # as a shell reports it: 128 + N for signal N
+    time: float  # Unix time, seconds
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run's ranks that has ended, or was still running when its time was up."""
 
     job_id: str
-    time: str  # ISO 8601, UTC
-    cause: Literal["crash", "time limit"]
-    reason: str
-    step: int
-    checkpoint: int
+    time: str  # when it ended: ISO 8601, UTC
+    status: int  # exit status of its command
+    recorded: bool  # the stage's record is written: the stage is done, however its processes ended
+    failures: tuple[NodeFailure, ...]
+    signal: int  # that asked the job to stop; 0: none
+    begun_at: int  # step of the newest checkpoint when the job began; 0: none
+    checkpoint: int  # the same, at the end of the attempt
+    step: int  # the last one that was logged
+
+    @property
+    def first_failure(self) -> NodeFailure | None:
+        """A user's error if there is one, else the first failure. Clocks of nodes may differ a little.
+
+        Among failures within one second, an exit status of 1 comes last: it may be a peer's echo of another failure.
+        """
+        return min(
+            self.failures,
+            key=lambda failure: (failure.status != EXIT_USER_ERROR, int(failure.time), failure.status == 1),
+            default=None,
+        )
+
+    @property
+    def cause(self) -> Literal["crash", "time limit"]:
+        """What ended it, if it failed."""
+        first = self.first_failure
+        notified = self.signal == signal.SIGUSR1 or (first is not None and first.status == NOTICE_STATUS)
+        return "time limit" if notified else "crash"
+
+    @property
+    def reason(self) -> str:
+        """For example `rank 3: exit 1 at step 12`."""
+        if self.cause == "time limit":
+            return "time limit"
+        first = self.first_failure
+        if first is None or first.rank is None:
+            return f"exit {self.status} at step {self.step}, and no rank reported why"
+        ended = _SIGNAL_NAMES.get(first.status - 128, f"exit {first.status}")
+        return f"rank {first.rank}: {ended} at step {self.step}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, cause and reason, for JSON."""
+        return asdict(self) | {"cause": self.cause, "reason": self.reason}
 
 
-def history(run: Run, stage: str) -> list[Restart]:
+_ATTEMPTS = TypeAdapter(list[Attempt])
+
+
+def history(run: Run, stage: str) -> list[Attempt]:
     """Every restart of a stage of the run, oldest first; empty when the file is missing or unreadable."""
     try:
-        return [Restart(**entry) for entry in json.loads(run.restarts(stage).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
+        return _ATTEMPTS.validate_json(run.restarts(stage).read_bytes())
+    except (OSError, ValidationError):
         return []
 
 
-def add(run: Run, stage: str, restart: Restart) -> None:
+def add(run: Run, stage: str, restart: Attempt) -> None:
     """Append a restart to the history."""
-    publish.write_json(run.restarts(stage), [asdict(known) for known in [*history(run, stage), restart]])
+    publish.write_json(run.restarts(stage), [known.as_dict() for known in [*history(run, stage), restart]])
 
 
 def forget(run: Run, stage: str, job_id: str) -> None:
     """Remove the restarts of an earlier job of the same id: of another Slurm, or started by hand."""
     known = history(run, stage)
     if any(restart.job_id == job_id for restart in known):
-        publish.write_json(run.restarts(stage), [asdict(restart) for restart in known if restart.job_id != job_id])
+        publish.write_json(run.restarts(stage), [restart.as_dict() for restart in known if restart.job_id != job_id])
 
 
-def describe(restarts: Sequence[Restart], allowed: int) -> str:
+def describe(restarts: Sequence[Attempt], allowed: int) -> str:
     """A job's restarts in words: `restart 1 of 3 (rank 3: exit 1 at step 12), requeued once at its time limit`."""
     crashes = [restart for restart in restarts if restart.cause == "crash"]
     requeued = len(restarts) - len(crashes)

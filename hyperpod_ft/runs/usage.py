@@ -25,7 +25,7 @@ _EVERY_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Usage:
-    """One attempt at training: how long it held all the nodes of a run."""
+    """How long one attempt at a training held the nodes of its run."""
 
     job_id: str
     started: str  # ISO 8601, UTC

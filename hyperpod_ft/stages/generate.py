@@ -4,6 +4,10 @@ python -m hyperpod_ft.stages.generate RUN_DIR
 """
 
 import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until all is imported
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,4 +138,7 @@ def _device(run: Run) -> torch.device:
 
 
 if __name__ == "__main__":
+    # The imports made a million objects and hardly any garbage: searching them, also at exit, would take a second.
+    gc.freeze()
+    gc.enable()
     main("generate", work)

@@ -23,17 +23,21 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platfo
     # take seconds.
     die_with_parent(os.getppid(), signal.SIGKILL)
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until the engine is imported, see _engine
+
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.interface import Trained
+from hyperpod_ft.engines.interface import Engine, Trained
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
@@ -71,17 +75,29 @@ def _join() -> tuple[Run, Processes]:
     return run, join_processes(run.plan.degrees.world_size)
 
 
+def _engine(run: Run) -> Engine:
+    """The engine of the run.
+
+    Its imports make a million objects and hardly any garbage: searching them for some would be a sixth of the work,
+    then and again in every full collection while it trains.
+    """
+    chosen = engine(run.config.engine)
+    gc.freeze()
+    gc.enable()
+    return chosen
+
+
 def _run_rank_0(processes: Processes) -> None:
     """Rank 0: run the stage as every stage is run, and signal the others whether training begins."""
 
     def work(run: Run) -> stage.Result:
-        chosen = engine(run.config.engine)
+        chosen = _engine(run)
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
         with _counted_graphs(run) as graphs, usage.counted(run):
             processes.store.set(_DECISION, "train")
             trained: Trained = chosen.train(run, processes)
-        restarted = {"restarts": [asdict(restart) for restart in restarts.history(run, "train")]}
+        restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
         return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
 
     try:
@@ -118,7 +134,7 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
 def _trial(run: Run, processes: Processes) -> None:
     """Run one rank of the trial; stage precompile does everything else."""
     try:
-        facts = engine(run.config.engine).precompile(run, processes)
+        facts = _engine(run).precompile(run, processes)
     except UserError as error:
         _exit_for_user_error(error, processes)
     if processes.leads:
@@ -146,7 +162,7 @@ def _run_other_rank(run: Run, processes: Processes) -> None:
     if processes.store.get(_DECISION) != b"train":
         return
     try:
-        engine(run.config.engine).train(run, processes)
+        _engine(run).train(run, processes)
     except UserError as error:
         _exit_for_user_error(error, processes)
     except Interrupted as interrupted:

@@ -1,4 +1,4 @@
-"""What every AWS account finds and moto does not have: a managed policy, and newer instance types in some zones."""
+"""What every AWS account has and moto lacks: a managed policy, and newer instance types in some zones."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ from moto.iam.models import AWSManagedPolicy, iam_backends
 from tests.aws.world import ACCOUNT
 
 _POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
-# Where AWS offers what moto's table, of an older day, does not have.
+# Where AWS offers the types that moto's older table lacks.
 _OFFERED = {"us-west-2": {"trn2.48xlarge": ["usw2-az4"], "trn2.3xlarge": ["usw2-az4"]}}
 
 
@@ -21,14 +21,14 @@ def _documents() -> dict[str, str]:
 
 
 def add_managed_policies() -> None:
-    """After each reset of moto, which has their documents but loads all or none."""
+    """Called after each reset of moto, which has the policies' documents but can only load all of them or none."""
     for name, document in _documents().items():
         policy = AWSManagedPolicy(name, ACCOUNT, "us-east-1", document=document)
         iam_backends[ACCOUNT]["aws"].managed_policies[policy.arn] = policy
 
 
 def offer_newer_types() -> None:
-    """Once: moto keeps its table forever."""
+    """Called once: moto never resets this table."""
     for region, types in _OFFERED.items():
         for instance_type, zones in types.items():
             for kind, places in (("availability-zone-id", zones), ("region", [region])):

@@ -20,12 +20,12 @@ def allow(iam: Any, role: str, *actions: str, **more: Any) -> None:
 
 
 def clients(aws: Aws, **instead: Any) -> Callable[[str], Any]:
-    """Clients of the server by service, `instead` of some others."""
+    """Clients of the server, by service; those in `instead` replace the usual ones."""
     return lambda service: instead[service] if service in instead else aws.client(service)
 
 
 def own_client(aws: Aws, service: str) -> Any:
-    """A client that nobody else uses, for a test that changes its answers."""
+    """A client that no other test shares, so that a test can change its answers."""
     return boto3.Session(region_name=REGION).client(service, endpoint_url=aws.endpoint)
 
 
@@ -40,7 +40,7 @@ ROLE_ACTIONS = ("logs:*", "cloudwatch:PutMetricData", "s3:Get*", "s3:List*", "ss
 
 @dataclass
 class Place:
-    """Resources that a cluster file may name under `existing`, and nothing wrong with them."""
+    """Valid resources that a cluster file may name under `existing`."""
 
     aws: Aws
     vpc: str
@@ -81,7 +81,7 @@ class Place:
         return made
 
     def security_group(self, name: str, vpc: str = "", inward: bool = True, outward: bool = True) -> str:
-        """With rules for all traffic from and to itself, and nothing else."""
+        """A security group whose only rules allow all traffic from and to itself."""
         made: str = self.ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc or self.vpc)["GroupId"]
         itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": made}]}]
         everywhere = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
@@ -106,7 +106,7 @@ def workers(**changes: Any) -> dict[str, Any]:
 
 
 def check(aws: Aws, **changes: Any) -> ValidationResult:
-    """Of a cluster file without `existing`."""
+    """Check a cluster file without `existing`."""
     return validate_account(config(**changes), clients(aws))
 
 
@@ -147,7 +147,7 @@ def make_place(aws: Aws) -> Place:
 
 
 def cluster(place: Place, name: str, count: int, script: bool = True) -> None:
-    """A cluster by the API alone, whose lifecycle script is there."""
+    """A cluster created through the API alone, with its lifecycle script in place."""
     clients(place.aws)("s3").put_object(Bucket=place.bucket, Key="lifecycle/provision.sh", Body=b"#!/bin/bash\n")
     group = {
         "LifeCycleConfig": {"SourceS3Uri": f"s3://{place.bucket}/lifecycle", "OnInitComplete": "provision.sh"},

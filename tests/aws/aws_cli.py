@@ -2,11 +2,11 @@
 
     python -m tests.aws.aws_cli sagemaker describe-cluster | sagemaker list-cluster-nodes | ssm start-session ...
 
-What is real: each call goes by boto3 to the server that stands in for AWS, which knows targets; --query is JMESPath.
+What is real: boto3 sends each call to the server that stands in for AWS, which knows the targets; --query is JMESPath.
 What stands in for SSM's service, agent and tunnel: $NODES/<instance id>/ is the node. A tunnel is that node's own sshd
 (`sshd -i`), run on this process's stdin and stdout; a command is split into words and run without a shell, as the agent
 does, on this machine, where the node's bin/ comes first in PATH. $NODES/sessions lists sessions: document, target.
-$NODES/<instance id>/fails/<n>, in order of their names, are what sessions say instead of running, once each.
+Each file $NODES/<instance id>/fails/<n>, in the order of their names, is printed once by a session that then fails.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def text(value: Any) -> str:
-    """As --output text: lists of words in a line with tabs, lists of lists in lines."""
+    """The format of --output text: a list is one line with tabs, a list of lists is several lines."""
     if isinstance(value, list):
         if any(isinstance(item, list) for item in value):
             return "\n".join(text(item) for item in value)
@@ -88,7 +88,7 @@ def start_session(client: Any, given: argparse.Namespace) -> int:
             print(f"a shell on {node.name}")
         case "AWS-StartSSHSession":
             assert parameters == {"portNumber": ["22"]}
-            # below the CLI, as the plugin is: ending the one does not end the other
+            # a child of the CLI, like the plugin: ending one does not end the other
             return subprocess.run(["sh", str(node / "sshd")], check=False).returncode
         case "AWS-StartNonInteractiveCommand":
             print("\nStarting session with SessionId: stand-in", flush=True)

@@ -1,7 +1,7 @@
-"""What takes time in the stand-in for AWS: generators that yield the seconds until they go on.
+"""What takes time in the stand-in for AWS: generators that yield the seconds until they continue.
 
-No thread sleeps: whoever holds the server's lock calls `advance`, and every generator that is due goes on as often as
-it is due, as if it had run at its time. So a slow machine shows no other order of states than a fast one."""
+No thread sleeps: the holder of the server's lock calls `advance`, which resumes every generator that is due, as often
+as it is due, as if it had run on time. So states have the same order on a slow machine as on a fast one."""
 
 import heapq
 import itertools

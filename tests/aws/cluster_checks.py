@@ -1,6 +1,6 @@
-"""What HyperPod refuses that its model does not say: ValidationException, or ResourceLimitExceeded for a quota.
+"""Requests that HyperPod refuses, by ValidationException or ResourceLimitExceeded, though its model allows them.
 
-The model's own rules (enums, patterns, ranges) were checked before, by wire.py."""
+The model's own rules (enums, patterns, ranges) have already been checked by wire.py."""
 
 from collections import Counter
 from typing import Any

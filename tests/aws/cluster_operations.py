@@ -1,4 +1,4 @@
-"""Every operation on HyperPod clusters that the kit calls, what each refuses and answers."""
+"""Every operation on HyperPod clusters that the kit calls: what each refuses and returns."""
 
 import secrets
 from collections import Counter
@@ -97,7 +97,7 @@ def list_clusters(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 
 @operation("sagemaker", "ListClusterNodes")
 def list_cluster_nodes(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    """`InstanceGroupNameContains` is a substring, as AWS's: "worker" finds "worker-2" too."""
+    """`InstanceGroupNameContains` matches substrings, as on AWS: "worker" also finds "worker-2"."""
     cluster, part = find(region, request["ClusterName"]), request.get("InstanceGroupNameContains", "")
     found = [n.summary() for n in cluster.nodes if part in n.group and (n.id or cluster.continuous)]
     if request.get("SortOrder") == "Descending":
@@ -127,7 +127,7 @@ def _page(found: list[Any], request: dict[str, Any], default: int) -> tuple[list
 def _chosen(
     cluster: Cluster, request: dict[str, Any], codes: tuple[str, str, str], *, controller: bool
 ) -> tuple[list[Node], list[dict[str, str]]]:
-    """The nodes that a batch operation may have, and an error for each other; `codes`: not found, bad state, in use."""
+    """Nodes that a batch operation may change, and an error for each other; `codes`: not found, bad state, in use."""
     good: list[Node] = []
     bad: list[dict[str, str]] = []
     by_id = {node.id: node for node in cluster.nodes if node.id}

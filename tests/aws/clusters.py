@@ -1,4 +1,4 @@
-"""SageMaker HyperPod clusters: their states over time and their nodes. (The operations: cluster_operations.py.)
+"""SageMaker HyperPod clusters: their states over time, and their nodes (operations: cluster_operations.py).
 
 Without NodeProvisioningMode a cluster is Creating (Updating) until all nodes run, and Failed (InService as before, with
 a FailureMessage) when one does not. With Continuous it is InService soon and TargetCount runs ahead of CurrentCount; a
@@ -16,7 +16,7 @@ from tests.aws.nodes import Node, provision, shut_down
 from tests.aws.wire import AwsError
 from tests.aws.world import ACCOUNT, Region
 
-# What a description repeats of the request.
+# Fields of the request that a description repeats.
 _GROUP_FIELDS = (
     *("InstanceGroupName", "InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
     *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
@@ -166,7 +166,7 @@ class Cluster:
             self.region.world.clock.start(self._update(before, gone))
 
     def _take_away(self, nodes: list[Node], gone: dict[str, Any]) -> Process:
-        self.specifications |= gone  # their nodes are shown until they have gone
+        self.specifications |= gone  # their nodes are listed until they have gone
         yield from shut_down(nodes)
         for name in gone:
             self.specifications.pop(name, None)
@@ -179,7 +179,7 @@ class Cluster:
         if any(node.status == "Failure" for node in new):
             self.status = "RollingBack"
             yield from self._roll_back(new)
-            while self.described != "RollingBack":  # a client that polls sees it, however slow the machine
+            while self.described != "RollingBack":  # so that a client that polls sees it, however slow the machine
                 yield 0.01
             self.specifications = {name: group for name, group in before.items() if name not in gone}
         self._in_service()

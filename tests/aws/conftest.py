@@ -1,4 +1,4 @@
-"""A server that stands in for AWS (server.py) for every test here, and no way to AWS itself."""
+"""A server that stands in for AWS (server.py) for every test here; AWS itself cannot be reached."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Aws:
-    """The server: its URL, clients of it, the environment of programs that shall use it, and its side door."""
+    """The server: its URL, clients, the environment for programs that use it, and its interface for tests."""
 
     endpoint: str
     environment: dict[str, str] = field(repr=False)
@@ -37,7 +37,7 @@ class Aws:
     _clients: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
 
     def client(self, service: str, region: str = REGION) -> Any:
-        """A client without retries, the same one in all tests."""
+        """A client without retries, shared by all tests."""
         if (service, region) not in self._clients:
             config = Config(retries={"mode": "standard", "total_max_attempts": 1})
             options = {"endpoint_url": self.endpoint, "region_name": region, "config": config}
@@ -76,7 +76,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         "AWS_SHARED_CREDENTIALS_FILE": str(empty),
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    # It ends when its stdin does, so also when this process is killed.
+    # It ends when its stdin closes, so also when this process is killed.
     with subprocess.Popen(
         [sys.executable, "-m", "tests.aws.server"],
         cwd=ROOT,
@@ -107,7 +107,7 @@ def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 @pytest.fixture
 def place(aws: Aws) -> "Place":
-    """An account with resources that a cluster file may name under `existing`, and nothing wrong with them."""
+    """An account with valid resources that a cluster file may name under `existing`."""
     from tests.aws.account_place import make_place
 
     return make_place(aws)

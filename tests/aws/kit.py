@@ -1,4 +1,4 @@
-"""`hyperpod-ft cluster ...` as people call it, against the server that stands in for AWS (server.py)."""
+"""`hyperpod-ft cluster ...` as users run it, against the server that stands in for AWS (server.py)."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ NAME = "ml-cluster"
 
 
 class Kit:
-    """The command in a directory of its own, with a cluster file and a home that holds an ssh key."""
+    """The command in a directory of its own, with a cluster file and a home directory that has an ssh key."""
 
     def __init__(self, directory: Path, aws: "Aws") -> None:
         self.directory = directory

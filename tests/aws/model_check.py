@@ -1,7 +1,7 @@
 """Whether a request is what a service's model allows: types, required fields, lengths, ranges, patterns and enums.
 
-The models are botocore's; moto checks none of this, and botocore's own validator neither patterns nor enums, so that a
-client learns of them from the service, as here."""
+The models are botocore's; moto checks none of this, and botocore's own validator checks neither patterns nor enums:
+a client learns of them only from the service, as here."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def violations(value: Any, shape: Shape, path: str = "") -> Iterator[str]:
-    """Each in AWS's words: "Value 'x' at 'a.b' failed to satisfy constraint: Member must ..."."""
+    """Each violation in AWS's words: "Value 'x' at 'a.b' failed to satisfy constraint: Member must ..."."""
     expected = _PYTHON_TYPES.get(shape.type_name)
     if expected and (not isinstance(value, expected) or (isinstance(value, bool) and expected is int)):
         yield f"Value '{value}' at '{path}' is not a {shape.type_name}"

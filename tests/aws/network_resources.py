@@ -40,7 +40,7 @@ def _subnet(context: Context, properties: Properties) -> tuple[str, dict[str, An
 
 
 def _update_subnet(context: Context, identifier: str, properties: Properties) -> None:
-    """All but tags is replaced, by a subnet that comes before the old one goes: not with the same addresses."""
+    """Changes other than tags replace the subnet. The new one comes first, so it cannot have the same addresses."""
     (subnet,) = context.client("ec2").describe_subnets(SubnetIds=[identifier])["Subnets"]
     places = ("AvailabilityZone", "AvailabilityZoneId", "CidrBlock")
     if any(properties.get(name, subnet[name]) != subnet[name] for name in places):
@@ -127,7 +127,7 @@ def _security_group(context: Context, properties: Properties) -> tuple[str, dict
         Description=properties["GroupDescription"],
         VpcId=properties["VpcId"],
     )["GroupId"]
-    if "SecurityGroupEgress" in properties:  # given, it replaces AWS's rule that allows everything
+    if "SecurityGroupEgress" in properties:  # if given, it replaces AWS's rule that allows everything
         everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
         ec2.revoke_security_group_egress(GroupId=group, IpPermissions=everything)
     for rule in properties.get("SecurityGroupEgress", []):

@@ -12,7 +12,7 @@ from tests.aws.clock import Process
 if TYPE_CHECKING:
     from tests.aws.clusters import Cluster
 
-# The words of AWS's troubleshooting page and of messages that users quote.
+# Wording from AWS's troubleshooting page and from messages that users quote.
 _LIFECYCLE_FAILED = (
     'Instance {} failed to provision with the following error: "Lifecycle scripts did not run successfully. Ensure the '
     "scripts exist in provided S3 path, are accessible, and run without errors. Please see CloudWatch logs for "
@@ -46,7 +46,7 @@ class Node:
         return self.status in _PRESENT
 
     def launch(self) -> bool:
-        """False when AWS has no capacity for it."""
+        """Launch it; False when AWS has no capacity."""
         region, kind = self.cluster.region, self.specification["InstanceType"]
         limit = region.world.scenario.capacity.get(kind)
         if limit is not None and region.capacity_taken[kind] >= limit:
@@ -59,7 +59,7 @@ class Node:
         return True
 
     def terminate(self) -> None:
-        """Its instance goes, and the capacity that it held is free."""
+        """End its instance and free the capacity that it held."""
         if self.id:
             self.cluster.region.capacity_taken[self.specification["InstanceType"]] -= 1
         self.id, self.launched, self.address = "", None, ""
@@ -112,7 +112,7 @@ class Node:
 
 
 def provision(nodes: list[Node]) -> "Process":
-    """Take nodes from nothing to Running together; those that fail end as Failure, with AWS's words for why."""
+    """Bring new nodes to Running together; those that fail end as Failure, with AWS's message."""
     if not nodes:
         return
     region, scenario = nodes[0].cluster.region, nodes[0].cluster.region.world.scenario
@@ -141,7 +141,7 @@ def provision(nodes: list[Node]) -> "Process":
 
 
 def shut_down(nodes: list[Node]) -> "Process":
-    """Take nodes away; a removed node has left its cluster when this ends."""
+    """Remove nodes; when this returns, a removed node has left its cluster."""
     for node in nodes:
         node.removed = True
         node.become("ShuttingDown")

@@ -1,8 +1,8 @@
 """IAM's policy simulator, which moto lacks.
 
 A role's policies are evaluated: Allow and Deny by actions, resources and conditions on equality; NotAction, NotResource
-and boundaries are not. A user may do everything. On top of that the scenario denies; `ec2:CreateVpc?aws:RequestTag/a`
-there stands for a policy that allows it with that tag only.
+and boundaries are not. A user may do everything, except what the scenario denies; `ec2:CreateVpc?aws:RequestTag/a`
+there stands for a policy that allows the action only with that tag.
 """
 
 import fnmatch

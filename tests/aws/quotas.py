@@ -1,7 +1,7 @@
 """Service Quotas of SageMaker (moto has those of VPC only), and AWS's defaults of a region's networks.
 
 Quota names are AWS's ("ml.trn1.32xlarge for cluster usage"). Quota codes have AWS's form (L- and eight hexadecimal
-digits) and are made up: the real ones are nowhere written down reliably, so a client has to look for the name."""
+digits) and are invented: AWS does not document the real ones reliably, so a client has to search by name."""
 
 import hashlib
 from typing import Any
@@ -11,7 +11,7 @@ from moto.core.utils import get_service_model
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
 
-# As a fresh account: some small instances, no accelerators but those that tests use most.
+# As in a new account: some small instances, and no accelerators except those that tests use most.
 _APPLIED = {
     "ml.c5.xlarge": 20,
     "ml.c5.large": 20,
@@ -34,7 +34,7 @@ _NETWORK = {
 
 
 def quota(region: Region, name: str) -> float:
-    """The applied value; 0 for an instance type nobody asked AWS for."""
+    """The applied value; 0 for an instance type that was never requested."""
     return {
         **_WHOLE,
         **_NETWORK["vpc"],

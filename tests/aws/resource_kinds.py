@@ -1,4 +1,4 @@
-"""What every type of resource of a CloudFormation stack has: how to create, delete and perhaps change one."""
+"""Types of resources in a CloudFormation stack: how to create, delete and, for some, change one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Kind:
 
 
 def unique_name(context: Context) -> str:
-    """A name as CloudFormation makes it where the template gives none."""
+    """A name in the form that CloudFormation generates when the template gives none."""
     suffix = context.stack_id.rpartition("/")[2].replace("-", "")[:12].upper()
     return f"{context.stack_name}-{context.logical_id}-{suffix}"[:64]
 

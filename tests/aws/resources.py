@@ -1,4 +1,4 @@
-"""The resources of a CloudFormation stack, made and removed by the same API calls as anybody would make.
+"""The resources of a CloudFormation stack, created and deleted through the public API.
 
 For the types of templates/cluster/. `create` returns the physical id and what Fn::GetAtt knows; `update` changes in
 place, and a type without one cannot be changed here. Errors are those of the services."""
@@ -91,7 +91,7 @@ def _delete_bucket(context: Context, identifier: str, _: Properties) -> None:
 
 
 def _bucket_policy(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
-    # Plain HTTP on the loopback interface stands for TLS, and moto would deny it: it reads no conditions.
+    # Plain HTTP on the loopback interface stands for TLS; moto would deny it, since it ignores conditions.
     document = properties["PolicyDocument"]
     others = [s for s in document["Statement"] if "aws:SecureTransport" not in json.dumps(s.get("Condition", {}))]
     if others:
@@ -102,7 +102,7 @@ def _bucket_policy(context: Context, properties: Properties) -> tuple[str, dict[
 
 def _delete_bucket_policy(context: Context, identifier: str, _: Properties) -> None:
     s3 = context.client("s3")
-    with suppress(s3.exceptions.NoSuchBucket):  # CloudFormation too takes what is gone for deleted
+    with suppress(s3.exceptions.NoSuchBucket):  # CloudFormation too counts what is gone as deleted
         s3.delete_bucket_policy(Bucket=identifier)
 
 

@@ -1,4 +1,4 @@
-"""What a test may ask of the stand-in for AWS besides AWS's own API: how long things take, and what goes wrong.
+"""What a test can set in the stand-in for AWS, besides AWS's own API: how long things take, and what goes wrong.
 
 `POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
 forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since.
@@ -12,7 +12,7 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     deep_health_checks {instance group: "pass" | "fail"}
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
-    denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator says no to
+    denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
     training_plans     {name: fields of DescribeTrainingPlan}
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
@@ -28,7 +28,7 @@ SECONDS = {
     "cluster.create": 0.02,  # before the first node
     "cluster.update": 0.02,
     "cluster.rollback": 0.02,
-    "cluster.delete.shown": 0.0,  # until DescribeCluster says so
+    "cluster.delete.shown": 0.0,  # until DescribeCluster shows it
     "cluster.delete": 0.05,
     "node.launch": 0.03,
     "node.lifecycle": 0.03,
@@ -36,8 +36,8 @@ SECONDS = {
     "node.shutdown": 0.03,
     "node.reboot": 0.03,
     "node.update": 0.03,
-    "node.failed": 0.03,  # how long a node that failed is seen
-    "capacity.wait": 0.1,  # until HyperPod gives up (or, with continuous provisioning, asks again)
+    "node.failed": 0.03,  # how long a failed node is listed
+    "capacity.wait": 0.1,  # until HyperPod gives up (with continuous provisioning: tries again)
 }
 
 
@@ -55,7 +55,7 @@ class Scenario:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:
-        """Raises ValueError for a field or a duration that there is not: a misspelt scenario must not pass silently."""
+        """Raises ValueError for an unknown field or duration: a misspelt scenario must not pass silently."""
         known = {field.name for field in fields(self)}
         if unknown := changes.keys() - known:
             raise ValueError(f"unknown: {sorted(unknown)}; known: {sorted(known)}")

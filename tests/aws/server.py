@@ -1,9 +1,9 @@
 """A stand-in for AWS: an HTTP server on the loopback interface that speaks the APIs which `hyperpod-ft cluster` calls.
 
-    python -m tests.aws.server [--port N]     prints its URL when it answers, and ends when its stdin does
+    python -m tests.aws.server [--port N]     prints its URL once it answers, and ends when its stdin closes
 
 What is moto's (PyPI, pinned): EC2, IAM, S3, STS, CloudWatch Logs, SSM documents, tags; the HTTP server itself.
-What is the extension's, in the modules beside this one, because moto lacks it or answers unlike AWS:
+What the modules beside this one add, because moto lacks it or differs from AWS:
 
     cluster*.py, nodes.py       SageMaker HyperPod: every cluster operation; states and nodes over time, lifecycle logs;
                                 what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
@@ -15,8 +15,8 @@ What is the extension's, in the modules beside this one, because moto lacks it o
     training_plans.py           training plans of SageMaker
     model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
 
-It is a stand-in: what it answers is what AWS's models, documentation and users' reports say, and nothing here was
-recorded from AWS. It starts no instances and runs no lifecycle scripts; it writes the log that a test gave it. It knows
+It is a stand-in: its answers follow AWS's models, documentation and users' reports; nothing here was recorded from
+AWS. It starts no instances and runs no lifecycle scripts; it writes the log that a test gave it. It knows
 no permissions: any credentials will do. Tests steer it through `/_test/...`, described in scenario.py.
 """
 
@@ -58,7 +58,7 @@ _TICK_SECONDS = 0.02
 
 
 class Server:
-    """A WSGI application: the extension's operations and the side door itself, everything else by moto."""
+    """A WSGI application: the extension's operations and the side door itself, everything else goes to moto."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -68,7 +68,7 @@ class Server:
         threading.Thread(target=self._tick, daemon=True).start()
 
     def _tick(self) -> None:
-        """Time goes on also while nobody asks, for what moto answers without the lock (logs, EC2)."""
+        """Time advances between requests too, because moto answers some without the lock (logs, EC2)."""
         try:
             while True:
                 with self._lock:
@@ -76,7 +76,7 @@ class Server:
                 time.sleep(_TICK_SECONDS)
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # a mistake of the stand-in: tests shall fail at once, not wait for a state that never comes
+            os._exit(1)  # a bug in the stand-in: tests must fail at once, not wait for a state that never comes
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"].startswith("/_test/"):
@@ -124,7 +124,7 @@ class Server:
 
 
 def _is_own(call: Call) -> bool:
-    """All of a service whose resources the extension keeps, the single operations of others."""
+    """Whether the extension answers: all operations of services whose resources it keeps, single ones of others."""
     kept = ("cloudformation", "fsx", "service-quotas")
     return (
         call.service in kept
@@ -134,7 +134,7 @@ def _is_own(call: Call) -> bool:
 
 
 def _call(environ: dict[str, Any]) -> Call | None:
-    """What a signed request asks; None for what is moto's alone: unsigned ones, and the server's own."""
+    """What a signed request asks for; None for requests that only moto handles: unsigned ones, and the server's own."""
     found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
     if not found or found[1] == _OWN:
         return None
@@ -169,7 +169,7 @@ class _Quiet(MotoRequestHandler):
 
 
 def _end_with_parent() -> None:
-    """stdin is a pipe whose other end only the parent has: it ends when the parent does, however that ends."""
+    """stdin is a pipe whose other end only the parent holds: it closes when the parent ends, for whatever reason."""
     sys.stdin.buffer.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Cluster c with a node to log into for each of its instances: what the tests of ssh share."""
+"""Cluster `c` with a node to log in to for each of its instances; shared by the tests of ssh."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ def a_node(group: str, instance: str, status: str = "Running", hostname: str = "
 
 @pytest.fixture
 def sagemaker(aws: Aws, account: dict[str, Any], nodes: Nodes) -> Any:
-    """Cluster c with a controller and two worker groups, InService, and a node to log into for each of its nodes."""
+    """Cluster c with a controller and two worker groups, InService, with a node to log in to for each."""
     client = aws.client("sagemaker")
     groups = [
         group(account, "controller-machine", 1, "Controller", "ml.c5.xlarge"),
@@ -71,7 +71,7 @@ def instance_of(sagemaker: Any, name: str) -> str:
 
 
 def replace(sagemaker: Any, nodes: Nodes, name: str) -> tuple[str, str]:
-    """HyperPod replaces the node of a group. The instances before and after."""
+    """Have HyperPod replace the node of a group; returns the instances before and after."""
     old = instance_of(sagemaker, name)
     sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[old])
     until(lambda: any(n.running and n.group == name and n.instance_id != old for n in list_nodes(sagemaker, "c")))

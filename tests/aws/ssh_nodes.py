@@ -1,7 +1,7 @@
-"""Nodes to log into: each with host keys and an sshd of its own, all with one home directory, as on /fsx.
+"""Nodes to log in to: each has its own host keys and sshd; all share one home directory, as on /fsx.
 
 The sshd and the ssh client are OpenSSH's. What lies between them on AWS, the AWS CLI, the plugin and SSM, is
-tests/aws/aws_cli.py's stand-in, which starts a node's sshd on its stdin and stdout: nothing listens, nothing stays.
+tests/aws/aws_cli.py's stand-in, which starts a node's sshd on its stdin and stdout: nothing listens on a port.
 """
 
 import getpass
@@ -33,7 +33,7 @@ Subsystem sftp internal-sftp
 
 @dataclass(frozen=True)
 class Nodes:
-    """`home` is the user's own, where ssh's files are; `shared` is that user's home on the cluster."""
+    """`home`: the user's own, with ssh's files; `shared`: the user's home on the cluster."""
 
     directory: Path
     home: Path
@@ -55,13 +55,13 @@ class Nodes:
         config.write_text(_CONFIG.format(key=node / "host_key", keys=self.authorized_keys))
         start = f"exec {SSHD} -i -f {shlex.quote(str(config))} -E {shlex.quote(str(node / 'log'))}"
         if os.geteuid() == 0 and not Path("/run/sshd").is_dir():
-            # sshd wants this directory, which is made by the service that nobody starts here
+            # sshd needs this directory; its service, which does not run here, would create it
             start = f"exec unshare --mount sh -c {shlex.quote(f'mount -t tmpfs none /run; mkdir /run/sshd; {start}')}"
         (node / "sshd").write_text(start + "\n")
         self.user(instance, USER, self.shared)
 
     def user(self, instance: str, name: str, home: Path) -> None:
-        """The node's users are this one alone, with that home directory."""
+        """Make this the node's only user, with that home directory."""
         record = pwd.getpwnam(name)
         line = f"{name}:x:{record.pw_uid}:{record.pw_gid}::{home}:/bin/sh"
         getent = self.directory / instance / "bin" / "getent"
@@ -72,7 +72,7 @@ class Nodes:
         new_key(self.directory / instance / "host_key")
 
     def says(self, instance: str, *lines: str) -> None:
-        """What the next sessions of the node say instead of running."""
+        """Make the next sessions of the node fail with these messages."""
         fails = self.directory / instance / "fails"
         fails.mkdir(exist_ok=True)
         for number, line in enumerate(lines):
@@ -91,7 +91,7 @@ def new_key(path: Path, comment: str = "") -> None:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """A user with a key in a home directory with an awkward name, and on PATH the stand-in for the AWS CLI."""
+    """A user with a key, in a home directory with an awkward name, and the stand-in for the AWS CLI on PATH."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("needs OpenSSH's client and sshd: apt-get install openssh-client openssh-server")
     made = Nodes(tmp_path / "nodes", tmp_path / "a home", tmp_path / "fsx" / USER)

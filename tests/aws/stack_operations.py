@@ -30,7 +30,7 @@ def delete_stack(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     try:
         stack = find(region, request["StackName"])
     except AwsError:
-        return {}  # AWS too answers nothing
+        return {}  # AWS too returns nothing
     if stack.status.endswith("IN_PROGRESS") and stack.status not in ("DELETE_IN_PROGRESS", "CREATE_IN_PROGRESS"):
         raise AwsError("ValidationError", f"Stack [{stack.id}] cannot be deleted while in status {stack.status}")
     stack.delete(request.get("RetainResources", []))

@@ -1,6 +1,6 @@
-"""CloudFormation stacks: resources one after another, events, roll-back, retained resources, refusals in AWS's words.
+"""CloudFormation stacks: resources one after another, events, rollback, retained resources, AWS's own refusals.
 
-moto's own stacks are there at once or not at all, know neither states nor resource events, and lack types and functions
+moto's own stacks exist at once or not at all, have neither states nor resource events, and lack types and functions
 that a HyperPod template needs."""
 
 import uuid
@@ -17,7 +17,7 @@ from tests.aws.resources import KINDS
 from tests.aws.wire import AwsError
 from tests.aws.world import ACCOUNT, Region
 
-_POLL_SECONDS = 0.01  # how often CloudFormation looks at what takes its time
+_POLL_SECONDS = 0.01  # how often CloudFormation polls what takes long
 _STACK = "AWS::CloudFormation::Stack"
 
 
@@ -138,12 +138,12 @@ class Stack:
             "ROLLBACK_IN_PROGRESS",
             f"The following resource(s) failed to create: [{failed}]. Rollback requested by user.",
         )
-        # Retain holds for a roll-back too (that is what RetainExceptOnCreate is for).
+        # Retain applies to a rollback too (that is what RetainExceptOnCreate is for).
         stuck = yield from self._remove(list(self.resources), failed_creation=True)
         self._event("ROLLBACK_FAILED" if stuck else "ROLLBACK_COMPLETE", stuck)
 
     def _apply(self) -> Generator[float, None, str]:
-        """Make what is missing and change what differs; returns the resource that failed, or nothing."""
+        """Create what is missing and change what differs; returns the resource that failed, or nothing."""
         for logical_id, definition in self._wanted():
             step = self._change if logical_id in self.resources else self._make
             try:
@@ -165,7 +165,7 @@ class Stack:
         self._event(status)
 
     def _remove(self, names: list[str], *, failed_creation: bool = False) -> Generator[float, None, str]:
-        """Delete resources, those that others name last; returns why some could not be deleted."""
+        """Delete resources, those that others refer to last; returns why some could not be deleted."""
         stuck = []
         for name in [n for n in reversed(self._creation_order()) if n in names]:
             resource = self.resources[name]
@@ -299,13 +299,13 @@ def _message(error: AwsError | ClientError) -> str:
 
 
 def _is_gone(error: AwsError | ClientError) -> bool:
-    """CloudFormation takes a resource that somebody else has deleted for deleted."""
+    """CloudFormation counts a resource that somebody else deleted as deleted."""
     code = error.code if isinstance(error, AwsError) else error.response["Error"]["Code"]
     return "NotFound" in code or code in ("NoSuchBucket", "NoSuchEntity", "InvalidDocument")
 
 
 def find(region: Region, name: str) -> Stack:
-    """By name only while it exists, by id forever."""
+    """Find a stack: by name while it exists, by id forever."""
     for stack in reversed(region.stacks):
         if name == stack.id or (name == stack.name and stack.status != "DELETE_COMPLETE"):
             return stack

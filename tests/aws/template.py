@@ -1,4 +1,4 @@
-"""CloudFormation templates as the stand-in needs them: YAML's short forms, intrinsic functions, conditions, order."""
+"""CloudFormation templates, as far as the stand-in needs them: short forms, intrinsic functions, conditions, order."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def _tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, 
 
 
 _Loader.add_multi_constructor("!", _tagged)
-# A policy's "Version: 2012-10-17" is a string to CloudFormation and a date to YAML.
+# A policy's "Version: 2012-10-17" is a string in CloudFormation and a date in YAML.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -68,7 +68,7 @@ def parameters_of(template: dict[str, Any], given: dict[str, str]) -> dict[str, 
 
 
 class Resolver:
-    """Values of expressions, given parameters and what resources turned out to be."""
+    """Evaluates expressions, given the parameters and the attributes of resources."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ _FUNCTIONS: dict[str, Callable[[Resolver, Any], Any]] = {
 
 
 def order(resources: dict[str, Any]) -> list[str]:
-    """Logical ids such that each comes after all that it names."""
+    """Logical ids, each after all that it refers to."""
     graph = {name: set(_named(resource, resources)) - {name} for name, resource in resources.items()}
     return list(TopologicalSorter(graph).static_order())
 

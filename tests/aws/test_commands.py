@@ -1,4 +1,4 @@
-"""`hyperpod-ft cluster ...`, as people call it, against the server that stands in for AWS (server.py)."""
+"""`hyperpod-ft cluster ...`, as users run it, against the server that stands in for AWS (server.py)."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
 
 
 def test_create_continues_after_every_interruption(kit: Kit) -> None:
-    """Killed while it waits for each of its steps, and run again: one stack, one cluster, nothing twice."""
+    """Killed while it waits in each step, then run again: one stack, one cluster, nothing created twice."""
     kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 0.5, "node.launch": 0.5})
     for expected in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
         process = kit.start("create")
@@ -203,7 +203,7 @@ def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path)
 
 @pytest.mark.parametrize("provisioning", ["api", "legacy"])
 def test_rendered_files_do_the_same_with_the_aws_cli(kit: Kit, provisioning: str) -> None:
-    """create.sh, run by bash and the AWS CLI where there is one; rendering itself asks AWS nothing."""
+    """create.sh is run by bash, with the AWS CLI if it is installed; rendering itself does not contact AWS."""
     arguments = ["--legacy-provisioning"] if provisioning == "legacy" else []
     rendered = kit.directory / "rendered"
     kit.run("create", "--render", str(rendered), *arguments)

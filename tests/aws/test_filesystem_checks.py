@@ -68,7 +68,7 @@ def test_security_groups_of_a_file_system(place: Place, ports: list[tuple[int, i
     ],
 )
 def test_answers_of_fsx_that_the_stand_in_never_gives(place: Place, changes: dict[str, Any], said: str) -> None:
-    """FSx's answer is changed on its way: the stand-in has file systems as they should be alone."""
+    """FSx's answer is changed in transit: the stand-in only has valid file systems."""
     fsx = own_client(place.aws, "fsx")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:

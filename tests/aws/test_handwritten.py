@@ -1,4 +1,4 @@
-"""cluster-config.json and provisioning_parameters.json written by hand; each check with cause and without."""
+"""cluster-config.json and provisioning_parameters.json written by hand; each check on wrong and on valid files."""
 
 import json
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_a_wrong_cluster_config(tmp_path, cluster, place, said):
     ],
 )
 def test_wrong_provisioning_parameters(tmp_path, changes, severity, place, said):
-    """AWS's validate-config.py looks for worker groups alone, and lets the last of its results be overwritten."""
+    """AWS's validate-config.py looks only at worker groups, and each result overwrites the one before."""
     found = [
         f for f in handwritten(tmp_path, CLUSTER, {**PARAMETERS, **changes}) if place in f.field and said in str(f)
     ]

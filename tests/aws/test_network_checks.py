@@ -1,4 +1,4 @@
-"""The subnet, its way out, and the security groups under `existing`; each check with cause and without."""
+"""The subnet, its outbound route and the security groups under `existing`; each check on wrong and on valid ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A cluster file looked at without an account; each check with cause and without."""
+"""A cluster file checked without an account; each check on wrong and on valid files."""
 
 import re
 import socket
@@ -43,7 +43,7 @@ def workers(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lifecycle folder of the test's own."""
+    """A lifecycle folder that only this test uses."""
     folder = tmp_path / "lifecycle"
     folder.mkdir()
     (folder / "provision.sh").write_bytes(b"#!/bin/bash\ntrue\n")
@@ -134,7 +134,7 @@ def test_a_region_of_another_form_is_a_warning_for_its_zone():
 
 
 def test_addresses():
-    # a Trainium1 node has 8 network cards, a P5 32; 5 addresses of a subnet are AWS's
+    # a Trainium1 node has 8 network cards, a P5 32; AWS reserves 5 addresses of a subnet
     assert addresses.wanted(config()) == 1 + 2 * 8
     assert addresses.wanted(config(**workers(instance_type="ml.p5.48xlarge"))) == 1 + 2 * 32
     assert addresses.wanted(config(), {"ml.trn1.32xlarge": 2}) == 1 + 2 * 2

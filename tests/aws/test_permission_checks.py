@@ -88,7 +88,7 @@ def test_permissions_that_the_caller_lacks(place: Place) -> None:
     place.aws.scenario(denied_actions={caller: ["iam:PassRole", "cloudformation:*"]})
     finding = only(place.check().findings)
     assert (finding.severity, finding.field) == ("error", "credentials")
-    assert finding.problem.endswith("may not iam:PassRole")  # no stack is made
+    assert finding.problem.endswith("may not iam:PassRole")  # no stack will be created
     finding = only(check(place.aws).findings)
     assert "cloudformation:CreateStack" in finding.problem
 
@@ -102,7 +102,7 @@ def test_permissions_that_the_caller_lacks(place: Place) -> None:
     ],
 )
 def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> None:
-    """The stand-in knows one caller: who it is, is changed on the way."""
+    """The stand-in knows one caller: its identity is changed in transit."""
     sts = own_client(place.aws, "sts")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:

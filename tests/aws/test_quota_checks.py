@@ -53,7 +53,7 @@ def test_the_quota_of_volumes(aws: Aws) -> None:
 @pytest.mark.parametrize(
     ("name", "limit", "field"),
     [
-        ("VPCs per Region", 1, "name"),  # the region's default VPC is one
+        ("VPCs per Region", 1, "name"),  # the region's default VPC counts as one
         ("Internet gateways per Region", 0, "name"),
         ("EC2-VPC Elastic IPs", 0, "name"),
         ("Network interfaces per Region", 16, "workers"),
@@ -77,7 +77,7 @@ def test_existing_networks_need_no_quota_but_that_of_interfaces(place: Place) ->
 
 
 def test_quotas_that_aws_does_not_tell_are_warnings(aws: Aws) -> None:
-    """The stand-in tells all: some are left out of its answer."""
+    """The stand-in reports all quotas: some are removed from its answer."""
     client = own_client(aws, "service-quotas")
 
     def change(parsed: dict[str, Any], **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The stand-in for AWS itself: what others' tests rely on when they say that something works against AWS."""
+"""The stand-in for AWS itself: what the other tests rely on when they claim that something works against AWS."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ TRUST = (
 
 @pytest.fixture
 def account(aws: Aws) -> dict[str, Any]:
-    """What a cluster needs of an account: a role, a network, a bucket with a script."""
+    """What a cluster needs in an account: a role, a network, a bucket with a script."""
     iam, ec2, s3 = aws.client("iam"), aws.client("ec2"), aws.client("s3")
     arn = iam.create_role(RoleName="hyperpod", AssumeRolePolicyDocument=TRUST % "sagemaker.amazonaws.com")["Role"][
         "Arn"

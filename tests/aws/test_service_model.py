@@ -12,7 +12,7 @@ pytest.importorskip("botocore")
 
 from hyperpod_ft.aws.validation.service_model import check_request, compiled_pattern, enum, model
 
-# Requests of CreateCluster after its API reference, one for each kind of provisioning.
+# CreateCluster requests from its API reference, one for each kind of provisioning.
 SAMPLES = sorted((Path(__file__).parent / "samples").glob("create-cluster-*.json"))
 ROLE = "arn:aws:iam::123456789012:role/hyperpod"
 GROUP = {
@@ -30,7 +30,7 @@ REQUEST = {
     "Tags": [{"Key": "team", "Value": "größe 7"}],
 }
 
-# (where, what stands there, what is said of it)
+# (path, value, message)
 WRONG = [
     (("ClusterName",), "two__words", "does not match [a-zA-Z0-9]"),
     (("ClusterName",), "a" * 64, "has 64 characters; at most 63"),
@@ -158,7 +158,7 @@ def test_samples_pass(path):
     [
         (r"([\p{L}\p{Z}\p{N}_.:/=+\-@]*)", "höhe\u00a03@x", "a*b"),
         (r"([\p{L}\p{Z}\p{N}_.:/=+\-@]*)", "größe ٣", "a\tb"),
-        (r"\d+", "12", "١٢"),  # Java's digits are ASCII's
+        (r"\d+", "12", "١٢"),  # Java's \d matches ASCII digits only
     ],
 )
 def test_patterns_are_read_as_java_reads_them(pattern, matches, differs):

@@ -1,4 +1,4 @@
-"""What goes wrong between a user and AWS, in one line, without anything secret; errors are the stand-in's."""
+"""Errors between a user and AWS are one line and contain no secrets; the stand-in raises them."""
 
 import re
 import sys

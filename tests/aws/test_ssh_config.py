@@ -54,7 +54,7 @@ class TestTheConfiguration:
 
 
 class TestTheConfigurationInUse:
-    """What scp, rsync and VS Code do with it: names alone, and the node found with each connection."""
+    """As scp, rsync and VS Code use it: host names only, with the node looked up at each connection."""
 
     @pytest.fixture
     def run(
@@ -140,7 +140,7 @@ class TestTheConfigurationInUse:
             assert settings["userknownhostsfile"].endswith("known/c.worker-group-1")
 
     def test_it_ends_with_ssh(self, nodes: Nodes, sagemaker: Any) -> None:
-        """ssh hangs up on its ProxyCommand; what that started must not stay behind."""
+        """ssh sends its ProxyCommand SIGHUP; what the command started must not stay behind."""
         proxy = subprocess.Popen(
             shlex.split(ssh_config.proxy_command(AWS_CLI, "c", "--group", "controller-machine")),
             stdin=subprocess.PIPE,
@@ -152,7 +152,7 @@ class TestTheConfigurationInUse:
             assert proxy.stderr is not None
             assert proxy.stdout.readline().startswith(b"SSH-2.0-")
             proxy.send_signal(signal.SIGHUP)
-            proxy.stdout.read()  # to its end: nobody holds it any more
+            proxy.stdout.read()  # reads to the end: no process holds it open any more
             assert proxy.wait(10) == 0
             assert proxy.stderr.read() == b""
 

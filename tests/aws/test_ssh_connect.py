@@ -1,4 +1,4 @@
-"""`cluster ssh`: into a node, by real ssh to a real sshd (see ssh_nodes.py)."""
+"""`cluster ssh` logs in to a node, with real ssh and a real sshd (see ssh_nodes.py)."""
 
 import dataclasses
 import shlex
@@ -32,7 +32,7 @@ nodes, account, sagemaker, reachable = (
 
 
 class TestConnecting:
-    """By real ssh; `connect` runs in this process, and ssh and all below it as its children."""
+    """With real ssh; `connect` runs in this process, with ssh and all that it starts as children."""
 
     @pytest.fixture
     def connect(

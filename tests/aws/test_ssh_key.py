@@ -1,4 +1,4 @@
-"""The user's key: what is taken for one, and how it gets into authorized_keys on the node."""
+"""The user's key: which files are accepted, and how the key gets into authorized_keys on the node."""
 
 import os
 import shlex
@@ -84,7 +84,7 @@ class TestTheKey:
 
 @pytest.fixture
 def put(nodes: Nodes) -> Callable[..., str]:
-    """Runs the command on a node's stand-in as SSM's agent does: words, no shell, standard input closed."""
+    """Run the command on a stand-in for a node as SSM's agent does: split into words, no shell, closed stdin."""
     nodes.add("i-1")
 
     def run(line: str, user: str = USER) -> str:

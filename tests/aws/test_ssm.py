@@ -1,4 +1,4 @@
-"""Sessions of SSM by the AWS CLI: their errors, and nodes that hang."""
+"""SSM sessions through the AWS CLI: their errors, and nodes that hang."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class TestSessions:
             ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer")
 
     def test_a_node_that_hangs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """The CLI's child, which is the plugin, holds the output; it must not hold us."""
+        """The plugin, a child of the CLI, keeps the output open; the kit must not wait for it."""
         ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
         monkeypatch.setattr(ssm, "_SECONDS", 0.2)
         with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; /fsx may hang; .*--ssm"):

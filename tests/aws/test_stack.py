@@ -1,4 +1,4 @@
-"""The stack's whole life, by CloudFormation, FSx, S3 and EC2 as the stand-in has them (server.py), and the template."""
+"""The stack from creation to deletion, on the stand-in for AWS (server.py), and its template."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from hyperpod_ft.errors import UserError
 from tests.aws.conftest import ZONE_ID, Aws
 
 POLL = 0.02
-SESSION = Session()  # one for all: to make boto3 clients takes longer than what the tests do with them
+SESSION = Session()  # shared: creating boto3 clients takes longer than the tests themselves
 HP = StackParameters("hp", ZONE_ID, tags={"team": "research"})
 
 
@@ -194,7 +194,7 @@ def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
 
 
 def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
-    """Why `delete` updates: AWS cannot delete the network of a file system that it has to keep."""
+    """Why `delete` updates: AWS cannot delete the network of a file system that must be kept."""
     deploy(SESSION, HP, poll_seconds=POLL)
     stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
     before = events.last_event(aws.client("cloudformation"), stack_id)

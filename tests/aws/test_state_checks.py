@@ -1,4 +1,4 @@
-"""What the account holds already: bucket, cluster and stack of this name."""
+"""What already exists in the account: a bucket, cluster or stack of this name."""
 
 import json
 import time
@@ -81,7 +81,7 @@ def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
 
 
 def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
-    """In the same words: what to do about a broken stack must not lose the data that it holds."""
+    """In the same words: advice about a broken stack must not cost the data that it holds."""
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
     with pytest.raises(UserError) as refused:
         deploy(Session(region=REGION), STACK, poll_seconds=0.05)

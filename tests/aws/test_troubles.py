@@ -19,7 +19,7 @@ DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized
 
 
 def made_by_others(kit: Kit, **changes: Any) -> dict[str, Any]:
-    """Have a cluster of the kit's name that another file made; as it is described."""
+    """Create a cluster of the same name from another file; returns its description."""
     kit.configure(name="other")
     kit.run("create")
     sagemaker = kit.aws.client("sagemaker")
@@ -37,7 +37,7 @@ def made_by_others(kit: Kit, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_cluster_of_others_is_left_alone(kit: Kit) -> None:
-    """Its name is this cluster file's: nothing is paid for, and it gets neither scripts nor groups."""
+    """It has this cluster file's name: nothing that costs money is created, and it gets neither scripts nor groups."""
     before = made_by_others(kit)
     assert "on other subnets" in kit.run("validate", status=1)
     assert "on other subnets" in kit.run("create", status=2)
@@ -47,7 +47,7 @@ def test_a_cluster_of_others_is_left_alone(kit: Kit) -> None:
 
 
 def test_a_cluster_of_others_that_could_not_be_checked_before(kit: Kit) -> None:
-    """Validation only warns of what it could not check; `create` still spends nothing on such a name."""
+    """Validation only warns about what it could not check; `create` still creates nothing under such a name."""
     before = made_by_others(kit)
     # as often as validation asks
     kit.aws.scenario(errors=[{"service": "cloudformation", "operation": "DescribeStacks", **DENIED, "times": 2}])
@@ -65,7 +65,7 @@ def test_who_may_not_look_at_clusters_pays_for_no_stack(kit: Kit) -> None:
 
 
 def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
-    """UpdateCluster would be sent what the kit knows of a group, which is not what Kubernetes needs."""
+    """The kit would send UpdateCluster what it knows about a group, which is not what Kubernetes needs."""
     made_by_others(kit, Orchestrator={"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/mine"}})
     assert "Kubernetes" in kit.run("scale", NAME, "worker-group-1", "2", status=2)
     assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
@@ -103,7 +103,7 @@ def test_delete_waits_for_a_cluster_that_changes(kit: Kit) -> None:
 
 
 def test_a_failed_cluster_that_is_still_shown_as_failed_is_deleted(kit: Kit) -> None:
-    """DescribeCluster may answer what was before DeleteCluster for a moment."""
+    """For a moment, DescribeCluster may return the state before DeleteCluster."""
     kit.configure(continuous_provisioning=False)
     kit.aws.scenario(lifecycle={"worker-group-1": {"lines": [], "exit": 1}}, seconds={"cluster.delete.shown": 0.5})
     kit.run("create", status=2)
@@ -133,7 +133,7 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
 
 
 def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its look and its request; also when botocore asks again because an answer got lost."""
+    """Between its check and its request; also when botocore retries because an answer was lost."""
     config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
     describe, settled = api.describe, stack._settled
@@ -147,7 +147,7 @@ def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.M
 
 
 def test_a_stack_without_a_cluster_is_reported(kit: Kit) -> None:
-    """`create` that was stopped while it made the stack, `delete` that was stopped before it came to it."""
+    """`create` was stopped while it made the stack, or `delete` before it reached the stack."""
     kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **DENIED, "times": 1}])
     kit.run("create", status=2)
     output = kit.run("status", status=2)
@@ -156,7 +156,7 @@ def test_a_stack_without_a_cluster_is_reported(kit: Kit) -> None:
 
 
 def test_delete_says_where_it_looked(kit: Kit) -> None:
-    """Nothing left in one region says nothing of another."""
+    """That nothing is left in one region says nothing about another."""
     kit.run("create")
     assert "Nothing that costs money remains in us-east-1" in kit.run(
         "delete", NAME, "--confirm", NAME, "--region", "us-east-1"

@@ -1,4 +1,4 @@
-"""`cluster validate` as a whole: which checks are made, who asks, and what could not be asked."""
+"""`cluster validate` as a whole: which checks run, with whose credentials, and which could not run."""
 
 import threading
 
@@ -28,7 +28,7 @@ def test_nothing_wrong_nothing_found_and_nothing_changed(place: Place) -> None:
 
 
 def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
-    """So its network, security group, file system, role with its policies, and bucket are what the checks ask for."""
+    """The stack's network, security group, file system, role with its policies, and bucket satisfy the checks."""
     session = Session(region=REGION)
     stack = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
     made = deploy(session, stack, poll_seconds=0.05)
@@ -43,7 +43,7 @@ def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
     assert checked.findings == ()
     assert "permissions of the role" in checked.done
     aws.scenario(quotas={"VPCs per Region": 1, "Internet gateways per Region": 1, "EC2-VPC Elastic IPs": 1})
-    assert validate_account(config(), session.client).findings == ()  # it has its network
+    assert validate_account(config(), session.client).findings == ()  # the stack has its own network
 
 
 def test_without_existing_resources(aws: Aws) -> None:
@@ -113,7 +113,7 @@ def test_every_denied_service_is_reported_and_none_passes(place: Place) -> None:
 
 
 def test_other_errors_are_reported_with_their_code(place: Place) -> None:
-    """Neither an absent stack, object, bucket nor file system: the code says something else."""
+    """Errors that do not mean an absent stack, object, bucket or file system."""
     cluster(place, "demo", 2)
     errors = [
         {"service": "cloudformation", "operation": "DescribeStacks", "code": "Throttling"},

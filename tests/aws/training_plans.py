@@ -1,4 +1,4 @@
-"""SageMaker training plans, which moto lacks: those of the scenario."""
+"""SageMaker training plans, which moto lacks; the scenario defines them."""
 
 from datetime import datetime, timezone
 from typing import Any

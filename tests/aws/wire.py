@@ -1,7 +1,7 @@
-"""AWS's protocols for the operations that the extension answers itself, by botocore's models.
+"""AWS's protocols, from botocore's models, for the operations that the extension answers itself.
 
-moto's parsers and serializers do the bytes (JSON 1.1 for SageMaker, FSx, Service Quotas and SSM; Query for
-CloudFormation); an operation is a function from its parameters to its result, both as boto3 has them."""
+moto's parsers and serializers handle the bytes (JSON 1.1 for SageMaker, FSx, Service Quotas and SSM; Query for
+CloudFormation); an operation is a function from its parameters to its result, both in boto3's form."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {}
 
 
 class AwsError(Exception):
-    """What a service answers instead of a result: a code, a message, an HTTP status."""
+    """An error answer of a service: a code, a message, an HTTP status."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")

@@ -1,4 +1,4 @@
-"""Everything the extension knows: the scenario, the clock, and what lives in each region. moto keeps the rest."""
+"""The extension's state: the scenario, the clock, and the resources of each region. moto keeps the rest."""
 
 import functools
 from collections import defaultdict
@@ -44,11 +44,11 @@ class Region:
         return self.world.scenario.seconds[name]
 
     def client(self, service: str) -> Any:
-        """The server as its own client: what CloudFormation and HyperPod do in an account, they do by the same API."""
+        """The server as its own client: CloudFormation and HyperPod act in an account through the same API."""
         return _client(self.world.endpoint, self.name, service)
 
     def interfaces_in(self, *, subnet: str = "", security_group: str = "") -> bool:
-        """Whether a file system or a cluster has network interfaces there, so that AWS refuses to delete it."""
+        """Whether a file system or a cluster has network interfaces in it; AWS then refuses to delete it."""
         uses = [(f.subnets, f.security_groups) for f in self.filesystems.values()]
         uses += [(c.subnets, c.security_groups) for c in self.clusters.values()]
         return any(subnet in subnets or security_group in groups for subnets, groups in uses)
@@ -56,7 +56,7 @@ class Region:
 
 @functools.cache
 def _client(endpoint: str, region: str, service: str) -> Any:
-    # The lock is held while these calls are made: one attempt, and an answer soon or a failure that is seen.
+    # The lock is held during these calls: one attempt, with a short timeout, so that a failure is seen.
     config = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=5, read_timeout=20)
     return boto3.client(
         service,

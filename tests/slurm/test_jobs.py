@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.localcluster import LocalCluster
@@ -24,10 +24,10 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.fixture
-def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLauncher]:
     for name, value in cluster.environment().items():
         monkeypatch.setenv(name, value)
-    yield Slurm()
+    yield SlurmLauncher()
     subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
     while queue():
         time.sleep(0.1)
@@ -55,7 +55,7 @@ def sbatch_wrapper(directory: Path, text: str) -> None:
 
 
 def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
-    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waiting(make_run)
     # held, so that they stay; and slow to answer, so that the kill comes before the answer
@@ -82,7 +82,7 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
     assert Launchers(slurm).active(run) == []
 
 
-def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: Slurm, make_run: MakeRun) -> None:
+def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: SlurmLauncher, make_run: MakeRun) -> None:
     run = waiting(make_run)
     prepare(run, Launchers(slurm))
     by_hand = ["sbatch", "--parsable", "--hold", str(run.script("env"))]
@@ -93,7 +93,7 @@ def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: Slurm, make
 
 
 def test_an_interrupted_submission_cancels_what_it_made(
-    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waiting(make_run)
     sbatch_wrapper(
@@ -108,7 +108,9 @@ def test_an_interrupted_submission_cancels_what_it_made(
         time.sleep(0.1)
 
 
-def test_a_sites_own_ways(slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sites_own_ways(
+    slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = waiting(make_run)
     sbatch_wrapper(tmp_path, 'echo "Welcome to ExampleCluster, 3 nodes are idle"; exec REAL --hold "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -125,7 +127,7 @@ def test_a_sites_own_ways(slurm: Slurm, make_run: MakeRun, tmp_path: Path, monke
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root submits as another user")
 def test_the_jobs_of_another_user_are_left_alone(
-    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of one's own jobs, comment included, that somebody else submitted: neither counted nor cancelled."""
     mine = waiting(make_run)
@@ -167,7 +169,7 @@ def submit_as(user: int, run: Run) -> str:
 
 
 def test_two_runs_of_one_recipe_below_two_roots_are_two(
-    slurm: Slurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = waiting(make_run)
     second = waiting(make_run, cluster__root=str(tmp_path / "other root"), cluster__instance_type="local")

@@ -6,23 +6,23 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.session import error_code
-from hyperpod_ft.aws.validation.account import Account
 from hyperpod_ft.aws.validation.addresses import ec2_type
+from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.config.cluster_config import Workers
 
 ZONE = "availability_zone_id"
 
 
-def zone(account: Account) -> list[Finding]:
+def zone(given: CheckInput) -> list[Finding]:
     """The account has the zone, and EC2 offers the instance types there."""
-    ec2, config = account.clients["ec2"], account.config
+    ec2, config = given.clients["ec2"], given.config
     zones = {found["ZoneId"] for found in ec2.describe_availability_zones()["AvailabilityZones"]}
     if config.availability_zone_id not in zones:
         problem = f"your account has no zone {config.availability_zone_id} in {config.region}"
         return [error(ZONE, problem, f"choose one of {', '.join(sorted(zones))}")]
     findings = []
-    for key, group in keyed_groups(account.config):
-        offered = _zones_with(account, group.instance_type)
+    for key, group in keyed_groups(given.config):
+        offered = _zones_with(given, group.instance_type)
         if config.availability_zone_id not in offered:
             planned = isinstance(group, Workers) and group.training_plan_arn
             where = f"EC2 offers it in {', '.join(offered)}" if offered else f"EC2 does not offer it in {config.region}"
@@ -36,9 +36,9 @@ def zone(account: Account) -> list[Finding]:
     return findings
 
 
-def _zones_with(account: Account, instance_type: str) -> list[str]:
+def _zones_with(given: CheckInput, instance_type: str) -> list[str]:
     pages = (
-        account.clients["ec2"]
+        given.clients["ec2"]
         .get_paginator("describe_instance_type_offerings")
         .paginate(
             LocationType="availability-zone-id",
@@ -48,11 +48,11 @@ def _zones_with(account: Account, instance_type: str) -> list[str]:
     return sorted(offer["Location"] for page in pages for offer in page["InstanceTypeOfferings"])
 
 
-def threads(account: Account) -> list[Finding]:
+def threads(given: CheckInput) -> list[Finding]:
     """The instance types support the threads per core: not all have hyper-threading."""
-    described = account.instance_types()
+    described = given.instance_types()
     findings = []
-    for key, group in keyed_groups(account.config):
+    for key, group in keyed_groups(given.config):
         valid = described.get(group.instance_type, {}).get("VCpuInfo", {}).get("ValidThreadsPerCore", [])
         if valid and group.threads_per_core not in valid:
             problem = f"{group.instance_type} supports {' or '.join(map(str, valid))}, not {group.threads_per_core}"
@@ -60,24 +60,24 @@ def threads(account: Account) -> list[Finding]:
     return findings
 
 
-def training_plans(account: Account) -> list[Finding]:
+def training_plans(given: CheckInput) -> list[Finding]:
     """Each plan exists, is paid for, and matches the groups' instance type, zone and count."""
     groups: dict[str, list[tuple[str, Workers]]] = {}
-    for key, group in keyed_groups(account.config):
+    for key, group in keyed_groups(given.config):
         if isinstance(group, Workers) and group.training_plan_arn:
             groups.setdefault(group.training_plan_arn, []).append((key, group))
-    return [finding for arn, users in groups.items() for finding in _plan(account, arn, users)]
+    return [finding for arn, users in groups.items() for finding in _plan(given, arn, users)]
 
 
-def _plan(account: Account, arn: str, users: list[tuple[str, Workers]]) -> Iterator[Finding]:
-    client, name = account.clients["sagemaker"], arn.rpartition("/")[2]
+def _plan(given: CheckInput, arn: str, users: list[tuple[str, Workers]]) -> Iterator[Finding]:
+    client, name = given.clients["sagemaker"], arn.rpartition("/")[2]
     field = f"{users[0][0]}.training_plan_arn"
     try:
         plan = client.describe_training_plan(TrainingPlanName=name)
     except client.exceptions.ClientError as problem:
         if error_code(problem) not in ("ResourceNotFound", "ValidationException"):
             raise
-        yield error(field, f"no training plan {name} in {account.config.region}", "correct the ARN")
+        yield error(field, f"no training plan {name} in {given.config.region}", "correct the ARN")
         return
     if plan["Status"] == "Scheduled":
         start = f"{plan['StartTime']:%Y-%m-%d %H:%M} UTC" if "StartTime" in plan else "a later day"
@@ -89,10 +89,10 @@ def _plan(account: Account, arn: str, users: list[tuple[str, Workers]]) -> Itera
     targets = plan.get("TargetResources", [])
     if targets and "hyperpod-cluster" not in targets:
         yield error(field, f"training plan {name} is for {', '.join(targets)}", "name one for hyperpod-cluster")
-    yield from _reserved(account, plan, users)
+    yield from _reserved(given, plan, users)
 
 
-def _reserved(account: Account, plan: dict[str, Any], users: list[tuple[str, Workers]]) -> Iterator[Finding]:
+def _reserved(given: CheckInput, plan: dict[str, Any], users: list[tuple[str, Workers]]) -> Iterator[Finding]:
     name, reserved = plan["TrainingPlanName"], plan.get("ReservedCapacitySummaries", [])
     types = {part.get("InstanceType") for part in reserved}
     zones = {part["AvailabilityZoneId"] for part in reserved if part.get("AvailabilityZoneId")}
@@ -100,11 +100,11 @@ def _reserved(account: Account, plan: dict[str, Any], users: list[tuple[str, Wor
         if types and group.instance_type not in types:
             problem = f"training plan {name} reserves {', '.join(sorted(map(str, types)))}, not {group.instance_type}"
             yield error(f"{key}.instance_type", problem, "set the plan's instance type, or name another plan")
-    if zones and account.config.availability_zone_id not in zones:
+    if zones and given.config.availability_zone_id not in zones:
         problem = f"training plan {name} reserves capacity in {', '.join(sorted(zones))}"
         yield error(ZONE, problem, "set the plan's zone, or name another plan")
     wanted = sum(group.count for _, group in users)
     free = plan.get("AvailableInstanceCount", plan.get("TotalInstanceCount", wanted))
-    if wanted > free and account.cluster() is None:
+    if wanted > free and given.cluster() is None:
         problem = f"training plan {name} has {free} instances left; {wanted} are requested"
         yield error(f"{users[0][0]}.count", problem, f"request {free}, or extend the plan")

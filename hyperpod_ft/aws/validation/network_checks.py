@@ -4,60 +4,60 @@ from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.validation import addresses
-from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.config.instances import CATALOGUE
 
 SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"
 EVERYWHERE = "0.0.0.0/0"
 
 
-def subnet(account: Account) -> list[Finding]:
+def subnet(given: CheckInput) -> list[Finding]:
     """It exists, is in the cluster's zone, and has addresses for all nodes."""
-    found = account.subnet()
+    found = given.subnet()
     if found is None:
-        return [error(SUBNET, f"no subnet {account.existing.subnet_id} in {account.config.region}", "correct the id")]
-    return [*_zone(account, found), *_addresses(account, found)]
+        return [error(SUBNET, f"no subnet {given.existing.subnet_id} in {given.config.region}", "correct the id")]
+    return [*_zone(given, found), *_addresses(given, found)]
 
 
-def _zone(account: Account, found: dict[str, Any]) -> list[Finding]:
-    if found["AvailabilityZoneId"] == account.config.availability_zone_id:
+def _zone(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+    if found["AvailabilityZoneId"] == given.config.availability_zone_id:
         return []
     return [
         error(
             SUBNET,
             f"{found['SubnetId']} is in zone {found['AvailabilityZoneId']}, the cluster in"
-            f" {account.config.availability_zone_id}",
+            f" {given.config.availability_zone_id}",
             "name a subnet of the cluster's zone, or change availability_zone_id",
         )
     ]
 
 
-def _addresses(account: Account, found: dict[str, Any]) -> list[Finding]:
-    if account.cluster():
+def _addresses(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+    if given.cluster():
         return []  # its nodes already have their addresses
     cards = {
         name: described.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)
-        for name, described in account.instance_types().items()
+        for name, described in given.instance_types().items()
     }
-    wanted, free = addresses.wanted(account.config, cards), found["AvailableIpAddressCount"]
+    wanted, free = addresses.wanted(given.config, cards), found["AvailableIpAddressCount"]
     if wanted <= free:
         return []
     return [
         error(
             SUBNET,
             f"{found['SubnetId']} has {free} free IP addresses; the nodes need {wanted}"
-            f" ({addresses.breakdown(account.config, cards)})",
+            f" ({addresses.breakdown(given.config, cards)})",
             "reduce the number of nodes, or name a larger subnet",
         )
     ]
 
 
-def routes(account: Account) -> list[Finding]:
+def routes(given: CheckInput) -> list[Finding]:
     """The subnet is private, and its nodes reach S3 and package repositories."""
-    found = account.subnet()
+    found = given.subnet()
     if found is None:
         return []  # reported by `subnet`
-    table = _route_table(account, found)
+    table = _route_table(given, found)
     active = [route for route in table["Routes"] if route.get("State") != "blackhole"]
     if gateway := next((r["GatewayId"] for r in active if r.get("GatewayId", "").startswith("igw-")), None):
         return [
@@ -70,7 +70,7 @@ def routes(account: Account) -> list[Finding]:
         ]
     if any(route.get("DestinationCidrBlock") == EVERYWHERE for route in active):
         return []
-    if _reaches_s3(account, found["VpcId"], table["RouteTableId"]):
+    if _reaches_s3(given, found["VpcId"], table["RouteTableId"]):
         return [
             warning(
                 SUBNET,
@@ -88,20 +88,20 @@ def routes(account: Account) -> list[Finding]:
     ]
 
 
-def names(account: Account) -> list[Finding]:
+def names(given: CheckInput) -> list[Finding]:
     """The VPC resolves DNS names: nodes mount FSx by its name."""
-    found = account.subnet()
+    found = given.subnet()
     if found is None:
         return []  # reported by `subnet`
     off = []
     for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
-        answer = account.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
+        answer = given.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
         if not answer[key]["Value"]:
             off.append(attribute)
     if not off:
         return []
     remedy = " and ".join(
-        f"aws ec2 modify-vpc-attribute --region {account.config.region} --vpc-id {found['VpcId']} --{option}"
+        f"aws ec2 modify-vpc-attribute --region {given.config.region} --vpc-id {found['VpcId']} --{option}"
         for option in ("enable-dns-support", "enable-dns-hostnames")
         if option.replace("-", "") in [attribute.lower() for attribute in off]
     )
@@ -114,9 +114,9 @@ def names(account: Account) -> list[Finding]:
     ]
 
 
-def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
+def _route_table(given: CheckInput, found: dict[str, Any]) -> dict[str, Any]:
     """The subnet's own route table, or its VPC's main one."""
-    ec2 = account.clients["ec2"]
+    ec2 = given.clients["ec2"]
     own = [{"Name": "association.subnet-id", "Values": [found["SubnetId"]]}]
     main = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "association.main", "Values": ["true"]}]
     tables = ec2.describe_route_tables(Filters=own)["RouteTables"]
@@ -124,11 +124,11 @@ def _route_table(account: Account, found: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _reaches_s3(account: Account, vpc_id: str, table_id: str) -> bool:
-    endpoints = account.clients["ec2"].describe_vpc_endpoints(
+def _reaches_s3(given: CheckInput, vpc_id: str, table_id: str) -> bool:
+    endpoints = given.clients["ec2"].describe_vpc_endpoints(
         Filters=[
             {"Name": "vpc-id", "Values": [vpc_id]},
-            {"Name": "service-name", "Values": [f"com.amazonaws.{account.config.region}.s3"]},
+            {"Name": "service-name", "Values": [f"com.amazonaws.{given.config.region}.s3"]},
         ]
     )["VpcEndpoints"]
     return any(
@@ -138,20 +138,20 @@ def _reaches_s3(account: Account, vpc_id: str, table_id: str) -> bool:
     )
 
 
-def security_groups(account: Account) -> list[Finding]:
+def security_groups(given: CheckInput) -> list[Finding]:
     """They exist, are in the subnet's VPC, and one allows all traffic among its members, as EFA and Slurm require.
 
     "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself.
     """
-    ids = list(account.existing.security_group_ids)
-    found = account.security_groups(ids)
+    ids = list(given.existing.security_group_ids)
+    found = given.security_groups(ids)
     here = {group["GroupId"] for group in found}
     findings = [
-        error(GROUPS, f"no security group {missing} in {account.config.region}", "correct the id")
+        error(GROUPS, f"no security group {missing} in {given.config.region}", "correct the id")
         for missing in ids
         if missing not in here
     ]
-    network = account.subnet()
+    network = given.subnet()
     if network:
         findings += [
             error(
@@ -162,13 +162,13 @@ def security_groups(account: Account) -> list[Finding]:
             for group in found
             if group["VpcId"] != network["VpcId"]
         ]
-    return findings + _self_rules(account, found)
+    return findings + _self_rules(given, found)
 
 
-def _self_rules(account: Account, groups: list[dict[str, Any]]) -> list[Finding]:
+def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> list[Finding]:
     efa = any(
         (instance := CATALOGUE.get(addresses.ec2_type(group.instance_type))) and instance.efa
-        for group in account.config.groups
+        for group in given.config.groups
     )
     lacking = []
     for group in groups:
@@ -183,7 +183,7 @@ def _self_rules(account: Account, groups: list[dict[str, Any]]) -> list[Finding]
             f"{group_id} has no {way} rule for all traffic {'from' if way == 'inbound' else 'to'} itself, so nodes"
             " cannot reach each other" + (" over EFA" if efa else ""),
             f"aws ec2 authorize-security-group-{'ingress' if way == 'inbound' else 'egress'} --region"
-            f" {account.config.region} --group-id {group_id} --ip-permissions"
+            f" {given.config.region} --group-id {group_id} --ip-permissions"
             f" 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group_id}}}]'",
         )
         for group_id, way in lacking

@@ -10,7 +10,7 @@ from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import DENIED, error_code
-from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.aws.validation.check_input import CheckInput
 
 ROLE, CALLER = "existing.execution_role_arn", "credentials"
 _SERVICE = "sagemaker.amazonaws.com"
@@ -25,18 +25,18 @@ class Need:
     context: dict[str, str] = field(default_factory=dict)
 
 
-def role_needs(account: Account) -> list[Need]:
+def role_needs(given: CheckInput) -> list[Need]:
     """The permissions of AmazonSageMakerClusterInstanceRolePolicy, and those that AWS adds for a customer's VPC ("IAM
     role for SageMaker HyperPod")."""
-    where = f"{account.partition}:{{}}:{account.config.region}:{account.number}"
-    logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{account.config.name}/0123456789ab"
-    bucket = f"arn:{account.partition}:s3:::{account.existing.bucket}"
+    where = f"{given.partition}:{{}}:{given.config.region}:{given.number}"
+    logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{given.config.name}/0123456789ab"
+    bucket = f"arn:{given.partition}:s3:::{given.existing.bucket}"
     interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
-    network = [f"arn:{where.format('ec2')}:subnet/{account.existing.subnet_id}"]
-    network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in account.existing.security_group_ids]
+    network = [f"arn:{where.format('ec2')}:subnet/{given.existing.subnet_id}"]
+    network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in given.existing.security_group_ids]
     # the managed policy's condition on S3: buckets of the same account
-    own = {"aws:ResourceAccount": account.number, "aws:PrincipalAccount": account.number}
-    vpc_id = (account.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
+    own = {"aws:ResourceAccount": given.number, "aws:PrincipalAccount": given.number}
+    vpc_id = (given.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
     return [
         Need(("logs:CreateLogGroup",), logs),
         Need(("logs:PutLogEvents", "logs:CreateLogStream", "logs:DescribeLogStreams"), f"{logs}:log-stream:x"),
@@ -76,17 +76,17 @@ def role_needs(account: Account) -> list[Need]:
     ]
 
 
-def caller_needs(account: Account) -> list[Need]:
+def caller_needs(given: CheckInput) -> list[Need]:
     """The permissions that `cluster create` needs, in order of use."""
-    config = account.config
-    where = f"arn:{account.partition}:{{}}:{config.region}:{account.number}"
+    config = given.config
+    where = f"arn:{given.partition}:{{}}:{config.region}:{given.number}"
     cluster = f"{where.format('sagemaker')}:cluster/0123456789ab"
     stack = f"{where.format('cloudformation')}:stack/{config.stack_name}/0"
-    bucket = f"arn:{account.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
+    bucket = f"arn:{given.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
     role = (
         config.existing.execution_role_arn
         if config.existing
-        else f"arn:{account.partition}:iam::{account.number}:role/{config.stack_name}-ExecutionRole-0123456789AB"
+        else f"arn:{given.partition}:iam::{given.number}:role/{config.stack_name}-ExecutionRole-0123456789AB"
     )
     needs = [
         Need(("sagemaker:CreateCluster", "sagemaker:DescribeCluster", "sagemaker:ListClusterNodes"), cluster),
@@ -107,19 +107,17 @@ def caller_needs(account: Account) -> list[Need]:
     return needs
 
 
-def role(account: Account) -> list[Finding]:
+def role(given: CheckInput) -> list[Finding]:
     """It exists, is in this account, and SageMaker may assume it."""
-    iam, arn = account.clients["iam"], account.existing.execution_role_arn
-    if (of := arn.split(":")[4]) != account.number:
+    iam, arn = given.clients["iam"], given.existing.execution_role_arn
+    if (of := arn.split(":")[4]) != given.number:
         return [
-            error(
-                ROLE, f"{arn} is in account {of}, your credentials in {account.number}", "name a role of your account"
-            )
+            error(ROLE, f"{arn} is in account {of}, your credentials in {given.number}", "name a role of your account")
         ]
     try:
         found = iam.get_role(RoleName=_name(arn))["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return [error(ROLE, f"no role {_name(arn)} in account {account.number}", "correct the ARN")]
+        return [error(ROLE, f"no role {_name(arn)} in account {given.number}", "correct the ARN")]
     if found["Arn"] != arn:
         return [error(ROLE, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
     if any(_trusts_sagemaker(statement) for statement in _statements(found["AssumeRolePolicyDocument"])):
@@ -134,10 +132,10 @@ def role(account: Account) -> list[Finding]:
     ]
 
 
-def role_permissions(account: Account) -> list[Finding]:
+def role_permissions(given: CheckInput) -> list[Finding]:
     """The role has the permissions that HyperPod's nodes need."""
-    arn = account.existing.execution_role_arn
-    iam, needs = account.clients["iam"], role_needs(account)
+    arn = given.existing.execution_role_arn
+    iam, needs = given.clients["iam"], role_needs(given)
     remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and AWS's additions for a VPC, or allow these actions"
     try:
         return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
@@ -154,20 +152,18 @@ def role_permissions(account: Account) -> list[Finding]:
         return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
 
 
-def caller_permissions(account: Account) -> list[Finding]:
+def caller_permissions(given: CheckInput) -> list[Finding]:
     """The caller has the permissions that `cluster create` needs."""
-    iam, caller = account.clients["iam"], account.caller
+    iam, caller = given.clients["iam"], given.caller
     kind, _, name = caller.split(":", 5)[5].partition("/")
     if kind == "root":
         return []
     if kind == "assumed-role":
         caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
     elif kind != "user":
-        return [
-            warning(CALLER, f"could not check what {account.caller} may do", "make sure that it may create clusters")
-        ]
-    denied = _denied(iam, caller, caller_needs(account))
-    return _findings(CALLER, account.caller, denied, "ask for these permissions, or use other credentials")
+        return [warning(CALLER, f"could not check what {given.caller} may do", "make sure that it may create clusters")]
+    denied = _denied(iam, caller, caller_needs(given))
+    return _findings(CALLER, given.caller, denied, "ask for these permissions, or use other credentials")
 
 
 def _findings(field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str) -> list[Finding]:

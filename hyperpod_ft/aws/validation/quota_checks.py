@@ -11,7 +11,7 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.validation import addresses
-from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.aws.validation.check_input import CheckInput
 
 # The wording varies between pages of the documentation.
 _PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
@@ -42,18 +42,18 @@ _OF_THE_STACK = (
 )
 
 
-def quotas(account: Account) -> list[Finding]:
+def quotas(given: CheckInput) -> list[Finding]:
     """The quotas for cluster usage, of which other clusters may use a part."""
-    config = account.config
-    limits = _limits(account, "sagemaker")
-    used = _used_by_others(account)
+    config = given.config
+    limits = _limits(given, "sagemaker")
+    used = _used_by_others(given)
     findings = []
     wanted = Counter[str]()
     for group in config.groups:
         wanted[group.instance_type] += group.count
     for instance_type, count in wanted.items():
         name = f"{instance_type} for cluster usage"
-        key = next(k for k, g in keyed_groups(account.config) if g.instance_type == instance_type)
+        key = next(k for k, g in keyed_groups(given.config) if g.instance_type == instance_type)
         # reserved capacity has its own quotas, and AWS does not document which of them apply
         planned = any(g.training_plan_arn for g in config.workers if g.instance_type == instance_type)
         if name not in limits:
@@ -65,28 +65,28 @@ def quotas(account: Account) -> list[Finding]:
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             severity = warning if planned else error
-            findings.append(severity(f"{key}.count", *_short(account, limits[name], needed, used[instance_type])))
+            findings.append(severity(f"{key}.count", *_short(given, limits[name], needed, used[instance_type])))
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)
     for pattern, needed, taken, key in (
         (_PER_CLUSTER, size, 0, "workers"),
         (_ALL_CLUSTERS, size + sum(used.values()), sum(used.values()), "workers"),
-        (_VOLUME, volume, 0, next(f"{k}.volume_gb" for k, g in keyed_groups(account.config) if g.volume_gb == volume)),
+        (_VOLUME, volume, 0, next(f"{k}.volume_gb" for k, g in keyed_groups(given.config) if g.volume_gb == volume)),
     ):
         limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
         if limit and needed > limit["Value"]:
-            findings.append(error(key, *_short(account, limit, needed, taken)))
+            findings.append(error(key, *_short(given, limit, needed, taken)))
     return findings
 
 
-def network_quotas(account: Account) -> list[Finding]:
+def network_quotas(given: CheckInput) -> list[Finding]:
     """The region's network quotas: the stack's resources, and an interface for each network card of a node."""
-    if account.cluster():
+    if given.cluster():
         return []  # it already has these resources
-    wanted = [(_INTERFACES, addresses.wanted(account.config))]
-    if account.config.existing is None and account.stack() is None:
+    wanted = [(_INTERFACES, addresses.wanted(given.config))]
+    if given.config.existing is None and given.stack() is None:
         wanted += [(made, 1) for made in _OF_THE_STACK]
-    limits = {service: _limits(account, service) for service in sorted({network.service for network, _ in wanted})}
+    limits = {service: _limits(given, service) for service in sorted({network.service for network, _ in wanted})}
     findings = []
     for network, more in wanted:
         key = "name" if network in _OF_THE_STACK else "workers"
@@ -95,26 +95,26 @@ def network_quotas(account: Account) -> list[Finding]:
             problem = f"could not check the quota `{network.quota}`: Service Quotas does not list it"
             findings.append(warning(key, problem, f"check the Service Quotas console, service {network.service}"))
             continue
-        taken = network.count(account.clients["ec2"])
+        taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
-            findings.append(error(key, *_short(account, limit, taken + more, taken, "in use")))
+            findings.append(error(key, *_short(given, limit, taken + more, taken, "in use")))
     return findings
 
 
 def _short(
-    account: Account, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
+    given: CheckInput, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
 ) -> tuple[str, str]:
     others = f", {taken} of them {by}" if taken else ""
     return (
         f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
-        f"request more: aws service-quotas request-service-quota-increase --region {account.config.region}"
+        f"request more: aws service-quotas request-service-quota-increase --region {given.config.region}"
         f" --service-code {limit['ServiceCode']} --quota-code {limit['QuotaCode']} --desired-value {needed}",
     )
 
 
-def _limits(account: Account, service: str) -> dict[str, dict[str, Any]]:
+def _limits(given: CheckInput, service: str) -> dict[str, dict[str, Any]]:
     """Quotas by name: the account's values, or else AWS's defaults."""
-    client = account.clients["service-quotas"]
+    client = given.clients["service-quotas"]
     found = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
         for page in client.get_paginator(operation).paginate(ServiceCode=service):
@@ -122,13 +122,13 @@ def _limits(account: Account, service: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _used_by_others(account: Account) -> Counter[str]:
+def _used_by_others(given: CheckInput) -> Counter[str]:
     """Instances of all other clusters in the region, by type: the larger of current and target counts."""
-    client = account.clients["sagemaker"]
+    client = given.clients["sagemaker"]
     used: Counter[str] = Counter()
     for page in client.get_paginator("list_clusters").paginate():
         for summary in page["ClusterSummaries"]:
-            if summary["ClusterName"] != account.config.name:
+            if summary["ClusterName"] != given.config.name:
                 for group in client.describe_cluster(ClusterName=summary["ClusterName"]).get("InstanceGroups", []):
                     count = max(group.get("CurrentCount", 0), group.get("TargetCount", 0))
                     used[group.get("InstanceType", "")] += count

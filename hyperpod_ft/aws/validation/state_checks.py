@@ -6,31 +6,31 @@ from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
-from hyperpod_ft.aws.validation.account import Account
+from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
 BUCKET = "existing.bucket"
 
 
-def name(account: Account) -> list[Finding]:
+def name(given: CheckInput) -> list[Finding]:
     """No cluster has the name, or only this cluster file's own, with which `cluster create` continues."""
-    cluster = account.cluster()
+    cluster = given.cluster()
     if cluster is None:
         return []
-    subnet = subnet_id(account.config, account.clients["cloudformation"])
+    subnet = subnet_id(given.config, given.clients["cloudformation"])
     if problem := api.not_ours(api.of_description(cluster), subnet):
         return [error("name", problem, "choose another name")]
-    called, status = account.config.name, cluster["ClusterStatus"]
+    called, status = given.config.name, cluster["ClusterStatus"]
     if status in ("Failed", "RollingBack", "Deleting"):
         return [error("name", f"cluster {called} already exists, {status}", "delete it first, or choose another name")]
     problem = f"cluster {called} already exists, {status}: `cluster create` would continue with it"
     return [warning("name", problem, "for a new cluster choose another name")]
 
 
-def lifecycle_scripts(account: Account) -> list[Finding]:
+def lifecycle_scripts(given: CheckInput) -> list[Finding]:
     """The lifecycle scripts of an existing cluster are in S3: its replaced and new nodes run them."""
-    cluster = account.cluster()
+    cluster = given.cluster()
     findings = []
     for group in cluster.get("InstanceGroups", []) if cluster else []:
         lifecycle = group.get("LifeCycleConfig", {})
@@ -38,14 +38,14 @@ def lifecycle_scripts(account: Account) -> list[Finding]:
         if script and "SourceS3Uri" in lifecycle:
             bucket, _, prefix = lifecycle["SourceS3Uri"].partition("://")[2].partition("/")
             key = f"{prefix.rstrip('/')}/{script}".lstrip("/")
-            if not _object_exists(account, bucket, key):
+            if not _object_exists(given, bucket, key):
                 problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: s3://{bucket}/{key}"
                 findings.append(error("name", problem, "upload it again; without it no node can be replaced"))
     return findings
 
 
-def _object_exists(account: Account, bucket: str, key: str) -> bool:
-    s3 = account.clients["s3"]
+def _object_exists(given: CheckInput, bucket: str, key: str) -> bool:
+    s3 = given.clients["s3"]
     try:
         s3.head_object(Bucket=bucket, Key=key)
     except s3.exceptions.ClientError as problem:
@@ -55,13 +55,13 @@ def _object_exists(account: Account, bucket: str, key: str) -> bool:
     return True
 
 
-def stack(account: Account) -> list[Finding]:
+def stack(given: CheckInput) -> list[Finding]:
     """The cluster's stack, if there is one, can be deployed again."""
     try:
-        require_deployable(account.clients["cloudformation"], account.config.stack_name)
+        require_deployable(given.clients["cloudformation"], given.config.stack_name)
     except UserError as refusal:
         return [error("name", refusal.problem, refusal.remedy)]
-    return _fixed(account.config, account.stack() or {})
+    return _fixed(given.config, given.stack() or {})
 
 
 def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
@@ -78,23 +78,23 @@ def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def bucket(account: Account) -> list[Finding]:
+def bucket(given: CheckInput) -> list[Finding]:
     """It exists, and is in the cluster's region."""
-    s3, called = account.clients["s3"], account.existing.bucket
+    s3, called = given.clients["s3"], given.existing.bucket
     try:
         answer = s3.head_bucket(Bucket=called)
     except s3.exceptions.ClientError as problem:
         if error_code(problem) in ("404", "NoSuchBucket"):
             return [error(BUCKET, f"no bucket {called}", f"create it: aws s3 mb s3://{called}")]
         if error_code(problem) == "301":
-            return [_elsewhere(account, _region(problem.response))]
+            return [_elsewhere(given, _region(problem.response))]
         raise
     region = answer.get("BucketRegion") or _region(answer)
-    return [_elsewhere(account, region)] if region and region != account.config.region else []
+    return [_elsewhere(given, region)] if region and region != given.config.region else []
 
 
-def _elsewhere(account: Account, region: str) -> Finding:
-    problem = f"{account.existing.bucket} is in {region or 'another region'}, the cluster in {account.config.region}"
+def _elsewhere(given: CheckInput, region: str) -> Finding:
+    problem = f"{given.existing.bucket} is in {region or 'another region'}, the cluster in {given.config.region}"
     return error(BUCKET, problem, "name a bucket in the cluster's region")
 
 

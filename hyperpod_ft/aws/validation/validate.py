@@ -21,7 +21,7 @@ from hyperpod_ft.aws.validation import (
     quota_checks,
     state_checks,
 )
-from hyperpod_ft.aws.validation.account import SERVICES, Account, why_not_checked
+from hyperpod_ft.aws.validation.check_input import SERVICES, CheckInput, why_not_checked
 from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _PARALLEL = 8
@@ -45,7 +45,7 @@ class Check:
 
     name: str
     field: str
-    run: Callable[[Account], list[Finding]]
+    run: Callable[[CheckInput], list[Finding]]
     pointless_after: tuple[str, ...] = ()
 
 
@@ -141,20 +141,20 @@ def validate_account(
     # boto3 can create clients in one thread only; several threads may then use them
     with explained(f"validation of {config.name}"):
         clients = {service: client(service) for service in SERVICES}
-    account, refusal = _identify(config, clients)
-    if account is None:
+    given, refusal = _identify(config, clients)
+    if given is None:
         skipped = tuple(f"{check.name}: the credentials do not work" for check in checks)
         return ValidationResult(refusal, (), skipped, time.monotonic() - began)
     skipped = tuple(f"{check.name}: {field} is invalid" for check in checks if (field := _blocking_key(check, wrong)))
     sensible = [check for check in checks if not _blocking_key(check, wrong)]
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        answers = list(pool.map(lambda check: _run(check, account), sensible))
+        answers = list(pool.map(lambda check: _run(check, given), sensible))
     done = tuple(check.name for check, (_, made) in zip(sensible, answers, strict=True) if made)
     findings = tuple(dict.fromkeys(finding for found, _ in answers for finding in found))
-    return ValidationResult(findings, done, skipped, time.monotonic() - began, account.number, account.caller)
+    return ValidationResult(findings, done, skipped, time.monotonic() - began, given.number, given.caller)
 
 
-def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Account | None, tuple[Finding, ...]]:
+def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[CheckInput | None, tuple[Finding, ...]]:
     from botocore.exceptions import (  # noqa: PLC0415 - only in the account
         BotoCoreError,
         ClientError,
@@ -165,16 +165,16 @@ def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[Accoun
     except (BotoCoreError, ClientError) as problem:
         what, _ = why_not_checked(problem, clients)
         return None, (error("credentials", what, "log in, so that `aws sts get-caller-identity` works"),)
-    return Account(config, clients, identity["Account"], identity["Arn"]), ()
+    return CheckInput(config, clients, identity["Account"], identity["Arn"]), ()
 
 
-def _run(check: Check, account: Account) -> tuple[list[Finding], bool]:
+def _run(check: Check, given: CheckInput) -> tuple[list[Finding], bool]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only in the account
 
     try:
-        return check.run(account), True
+        return check.run(given), True
     except (BotoCoreError, ClientError) as problem:
-        what, remedy = why_not_checked(problem, account.clients)
+        what, remedy = why_not_checked(problem, given.clients)
         return [warning(check.field, f"could not check {check.name}: {what}", remedy)], False
 
 

@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import Decision, Ending, Outcome, endings
+from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.restarts import Restart
+from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
 
 
-def attempt(**values: Any) -> Outcome:
-    rank_3 = Ending("node2", 3, 1, 100.0)
-    return Outcome(
+def attempt(**values: Any) -> Attempt:
+    rank_3 = NodeFailure("node2", 3, 1, 100.0)
+    return Attempt(
         **{
+            "job_id": "7",
+            "time": "2026-01-01T00:00:00Z",
             "status": 1,
             "recorded": False,
-            "endings": (rank_3,),
+            "failures": (rank_3,),
             "signal": 0,
             "begun_at": 0,
             "checkpoint": 10,
@@ -33,24 +35,28 @@ def attempt(**values: Any) -> Outcome:
     )
 
 
-def crash(step: int = 5, checkpoint: int = 0, rank: int = 3) -> Restart:
-    return Restart("7", "2026-01-01T00:00:00Z", "crash", f"rank {rank}: exit 1 at step {step}", step, checkpoint)
+def crash(step: int = 5, checkpoint: int = 0, rank: int = 3) -> Attempt:
+    return attempt(failures=(NodeFailure("node2", rank, 1, 100.0),), step=step, checkpoint=checkpoint)
 
 
-def decide(now: Outcome, earlier: Sequence[Restart] = (), allowed: int = 3, requeues: bool = True) -> Decision:
+def at_the_limit() -> Attempt:
+    return attempt(signal=signal.SIGUSR1)
+
+
+def decide(now: Attempt, earlier: Sequence[Attempt] = (), allowed: int = 3, requeues: bool = True) -> Decision:
     return attempts.decide(now, earlier, allowed, requeues)
 
 
 def test_success_and_cancellation_end_it() -> None:
-    assert decide(attempt(status=0, endings=())) == Decision("end")
-    assert decide(attempt(status=0, endings=(), signal=signal.SIGTERM)) == Decision("end"), "it was done before"
+    assert decide(attempt(status=0, failures=())) == Decision("end")
+    assert decide(attempt(status=0, failures=(), signal=signal.SIGTERM)) == Decision("end"), "it was done before"
     assert decide(attempt(signal=signal.SIGTERM)) == Decision("end", 143)
 
 
 def test_the_record_ends_the_job_with_success_whatever_the_processes_did() -> None:
-    echo = (Ending("node1", 0, 2, 1.0),)
+    echo = (NodeFailure("node1", 0, 2, 1.0),)
     for status, received in ((1, 0), (143, signal.SIGTERM), (138, signal.SIGUSR1), (137, 0), (2, 0)):
-        assert decide(attempt(status=status, recorded=True, signal=received, endings=echo)) == Decision("end")
+        assert decide(attempt(status=status, recorded=True, signal=received, failures=echo)) == Decision("end")
 
 
 def test_a_crash_is_retried_as_often_as_the_run_file_says() -> None:
@@ -60,7 +66,7 @@ def test_a_crash_is_retried_as_often_as_the_run_file_says() -> None:
     spent = decide(attempt(), [crash(), crash(7), crash(9)])
     assert spent == Decision("end", 1, "rank 3: exit 1 at step 12 after 3 restarts (cluster.max_restarts: 3)")
     assert decide(attempt(), allowed=0).action == "end"
-    limits = [Restart("7", "", "time limit", "time limit", 1, 1)] * 5
+    limits = [at_the_limit()] * 5
     assert decide(attempt(), limits).number == 1, "requeues at the time limit are not crashes"
 
 
@@ -76,29 +82,30 @@ def test_a_crash_that_repeats_itself_is_not_retried() -> None:
 
 
 def test_a_users_error_is_not_retried() -> None:
-    user_error = (Ending("node1", 0, 2, 100.9), Ending("node2", 3, 1, 100.1))
-    assert decide(attempt(endings=user_error)) == Decision("end", 2), "peers of rank 0 echo it as 1"
-    assert decide(attempt(endings=(Ending("node1", None, 2, 1.0),))) == Decision("end", 2), "an unfit node"
-    assert decide(attempt(status=2, endings=())) == Decision("end", 2)
-    assert decide(attempt(endings=user_error, signal=signal.SIGUSR1)) == Decision("end", 2)
+    user_error = (NodeFailure("node1", 0, 2, 100.9), NodeFailure("node2", 3, 1, 100.1))
+    assert decide(attempt(failures=user_error)) == Decision("end", 2), "peers of rank 0 echo it as 1"
+    assert decide(attempt(failures=(NodeFailure("node1", None, 2, 1.0),))) == Decision("end", 2), "an unfit node"
+    assert decide(attempt(status=2, failures=())) == Decision("end", 2)
+    assert decide(attempt(failures=user_error, signal=signal.SIGUSR1)) == Decision("end", 2)
 
 
 def test_signals_are_named() -> None:
-    assert "rank 3: SIGKILL at step 12" in decide(attempt(endings=(Ending("node2", 3, 137, 1.0),))).message
+    assert "rank 3: SIGKILL at step 12" in decide(attempt(failures=(NodeFailure("node2", 3, 137, 1.0),))).message
 
 
 def test_a_failure_without_a_reason_is_requeued() -> None:
-    lost = decide(attempt(endings=()), [crash(12, 10)])
+    lost = decide(attempt(failures=()), [crash(12, 10)])
     assert (lost.action, lost.number) == ("requeue", 2)
     assert lost.message.startswith("exit 1 at step 12, ")
-    assert decide(attempt(endings=()), requeues=False).action == "retry"
+    assert decide(attempt(failures=()), requeues=False).action == "retry"
 
 
 def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None:
-    notice = decide(attempt(signal=signal.SIGUSR1, endings=(Ending("node1", 0, 138, 1.0),)), [crash()] * 9)
-    assert (notice.action, notice.cause) == ("requeue", "time limit")
+    notice = decide(attempt(signal=signal.SIGUSR1, failures=(NodeFailure("node1", 0, 138, 1.0),)), [crash()] * 9)
+    assert notice.action == "requeue" and at_the_limit().cause == "time limit"
     assert "from step 10" in notice.message
-    assert decide(attempt(endings=(Ending("node1", 0, 138, 1.0),))).action == "requeue", "only the ranks got the signal"
+    only_the_ranks_got_it = attempt(failures=(NodeFailure("node1", 0, 138, 1.0),))
+    assert decide(only_the_ranks_got_it).action == "requeue"
     stuck = decide(attempt(signal=signal.SIGUSR1, begun_at=10))
     assert (stuck.action, stuck.status) == ("end", 2)
     assert stuck.message.startswith("cluster.time_limit: ")
@@ -111,7 +118,7 @@ def test_pauses_grow() -> None:
 
 
 def test_description() -> None:
-    limit = Restart("7", "", "time limit", "time limit", 1, 1)
+    limit = at_the_limit()
     assert restarts.describe([], 3) == ""
     assert restarts.describe([crash(), limit], 3) == (
         "restart 1 of 3 (rank 3: exit 1 at step 5), requeued once at its time limit"
@@ -129,47 +136,51 @@ def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeyp
     run.metrics.write_text('{"step": 11}\n{"step": 12}\n{"st')
     assert (attempts.newest_checkpoint(run), attempts.last_step(run)) == (10, 12)
     for _ in range(2):
-        restarts.add(run, "train", attempts.restart_of("7", attempt(), decide(attempt())))
+        restarts.add(run, "train", attempt())
     assert [restart.reason for restart in restarts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
 
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
-    Ending.write_here(3, 1, 5.0)  # no supervisor
+    attempts.report_failure(3, 1, 5.0)  # no supervisor
     monkeypatch.setenv(attempts.ATTEMPT_DIRECTORY, str(tmp_path))
-    Ending.write_here(3, 1, 5.0)
-    assert attempts.endings(tmp_path) == (Ending("node2", 3, 1, 5.0),)
+    attempts.report_failure(3, 1, 5.0)
+    assert attempts.failures(tmp_path) == (NodeFailure("node2", 3, 1, 5.0),)
 
 
 def test_statuses_above_128_that_are_not_signals_are_numbers() -> None:
-    assert attempt(endings=(Ending("node1", 3, 255, 1.0),)).reason == "rank 3: exit 255 at step 12"
-    assert attempt(endings=(Ending("node1", 3, 137, 1.0),)).reason == "rank 3: SIGKILL at step 12"
+    assert attempt(failures=(NodeFailure("node1", 3, 255, 1.0),)).reason == "rank 3: exit 255 at step 12"
+    assert attempt(failures=(NodeFailure("node1", 3, 137, 1.0),)).reason == "rank 3: SIGKILL at step 12"
 
 
 def test_a_users_error_outranks_an_earlier_failure_on_another_nodes_clock() -> None:
-    behind = (Ending("node1", 0, 2, 100.0), Ending("node2", 3, 1, 95.0))
-    assert decide(attempt(endings=behind)) == Decision("end", 2)
+    behind = (NodeFailure("node1", 0, 2, 100.0), NodeFailure("node2", 3, 1, 95.0))
+    assert decide(attempt(failures=behind)) == Decision("end", 2)
 
 
 def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     run.directory.mkdir(parents=True)
-    (tmp_path / "ending-0-node1.json").write_text('{"node": ')
-    Ending("node2", 1, 9, 1.0).write(tmp_path)
-    assert [ending.node for ending in endings(tmp_path)] == ["node2"]
+    (tmp_path / "failure-0-node1.json").write_text('{"node": ')
+    (tmp_path / "failure-0-node2.json").write_text('{"node": "node2", "rank": 1, "status": 9, "time": 1.0}')
+    assert [failure.node for failure in attempts.failures(tmp_path)] == ["node2"]
+    run.restarts("train").parent.mkdir()
+    run.restarts("train").write_text('[{"job_id": "7"}]')
+    assert restarts.history(run, "train") == []
     run.metrics.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
     assert attempts.last_step(run) == 7
 
 
 def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(attempts.ATTEMPT_DIRECTORY, str(tmp_path))
     for step in (0, 1):
         monkeypatch.setenv("SLURM_STEP_ID", str(step))
-        Ending("node1", step, 1, 1.0).write(tmp_path)
-    assert [ending.rank for ending in endings(tmp_path)] == [1]
+        attempts.report_failure(step, 1, 1.0)
+    assert [failure.rank for failure in attempts.failures(tmp_path)] == [1]
 
 
 def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
     run = make_run()
     for job_id in ("manual", "8"):
-        restarts.add(run, "train", attempts.restart_of(job_id, attempt(), Decision("retry", number=1)))
+        restarts.add(run, "train", attempt(job_id=job_id))
     restarts.forget(run, "train", "manual")
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["8"]
 

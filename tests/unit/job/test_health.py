@@ -16,9 +16,10 @@ import pytest
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, neuron_devices
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, Ending, endings
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, failures
 from hyperpod_ft.job.health import problems, replacement
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.runs.restarts import NodeFailure
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -168,7 +169,7 @@ def test_the_first_node_reports_for_all(
     report["versions"]["torch"] = "0.0"
     (tmp_path / "node-0-1.json").write_text(json.dumps(report))
     assert on(0) == 2
-    assert endings(tmp_path)[0] == Ending("node1", None, 2, endings(tmp_path)[0].time)
+    assert failures(tmp_path)[0] == NodeFailure("node1", None, 2, failures(tmp_path)[0].time)
     said = capfd.readouterr().err
     assert said.startswith("error: health: node2: versions differ from the other nodes' (theirs): torch 0.0 (")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.job import attempts
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -109,9 +109,9 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
 
 
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
-    attempt = attempts.Outcome(1, False, (), 0, 0, 0, 0)
+    attempt = Attempt("6", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0)
     for _ in range(3):
-        restarts.add(run, "train", attempts.restart_of("6", attempt, attempts.Decision("retry")))
+        restarts.add(run, "train", attempt)
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 
@@ -138,7 +138,7 @@ def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_pa
     else:
         # the second crash has a pause of 2 s
         rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
-        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/ending-0-a.json; exit 1"
+        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
         process = start(run, f"{save}; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}", **slurm)
         (run.directory / "metrics.jsonl").write_text('{"step": 4}')
         wait_for(run.directory / "once")

@@ -68,6 +68,33 @@ def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], word
 
 
 @pytest.mark.parametrize(
+    ("instance_type", "nodes", "degrees", "sdk", "words"),
+    [
+        ("trn1.32xlarge", 1, (4, 2), "2.28.0", "pipeline_parallel: 2 does not divide the 1 nodes"),
+        ("trn1n.32xlarge", 3, (4, 2), "2.26.1", "pipeline_parallel: 2 does not divide the 3 nodes"),
+        ("trn1.32xlarge", 4, (4, 2), "2.26.1", None),
+        ("trn1.32xlarge", 1, (4, 1), "2.26.1", None),
+        ("trn1.32xlarge", 1, (8, 2), "2.26.1", None),
+        ("trn2.48xlarge", 1, (4, 2), "2.26.1", None),
+        ("trn2.48xlarge", 2, (64, 1), "2.26.1", "fails with 64 on trn2; set it to 32, or set env.sdk to 2.28.0"),
+        ("trn2.48xlarge", 2, (64, 1), "2.28.0", None),
+        ("trn2.48xlarge", 2, (32, 1), "2.26.1", None),
+    ],
+)
+def test_groups_that_neuronx_distributed_cannot_make(
+    make_run: MakeRun, instance_type: str, nodes: int, degrees: tuple[int, int], sdk: str, words: str | None
+) -> None:
+    overrides = neuron(
+        cluster__instance_type=instance_type,
+        cluster__nodes=nodes,
+        parallelism={"tensor_parallel": degrees[0], "pipeline_parallel": degrees[1]},
+        env={"sdk": sdk},
+    )
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        degrees_of(make_run(**overrides).config)
+
+
+@pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ({"neuron__flash_attention": True, "dataset__max_length": 3072}, "3072 is not a multiple of 2048"),

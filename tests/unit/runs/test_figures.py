@@ -15,7 +15,7 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
 from hyperpod_ft.runs.records import Record, utc_now
@@ -138,9 +138,9 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1)
-    assert status(run, Launchers(Slurm({"PATH": ""}))).figures is None
+    assert status(run, Launchers(SlurmLauncher({"PATH": ""}))).figures is None
     finish(run, "train", FACTS)
-    current = status(run, Launchers(Slurm({"PATH": ""})))
+    current = status(run, Launchers(SlurmLauncher({"PATH": ""})))
     show_runs.status(current)
     assert "\ntrained: 3.554 samples/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
     assert current.figures is not None

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import metrics, references
 from hyperpod_ft.runs.records import Job
@@ -41,7 +41,7 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
 def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    class Unreachable(Slurm):
+    class Unreachable(SlurmLauncher):
         def active(self, run: Run, jobs: object) -> list[Job]:
             raise UserError("squeue: no answer in 60 s")
 

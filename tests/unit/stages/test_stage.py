@@ -15,7 +15,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
@@ -271,7 +271,7 @@ def test_a_run_waits_while_another_compiles_the_graphs_that_it_needs_too(
 def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
     make_run: MakeRun, marker: str | None, log: bool, state: str
 ) -> None:
-    class Forgetful(Slurm):
+    class Forgetful(SlurmLauncher):
         def states(self, run: Run, jobs: object) -> dict[str, JobState]:
             return {}
 
@@ -286,7 +286,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
 
 
 def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
-    class Silent(Slurm):
+    class Silent(SlurmLauncher):
         def states(self, run: Run, jobs: object) -> dict[str, JobState]:
             raise UserError("squeue: no answer in 60 s")
 
@@ -305,7 +305,7 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
 
 
 def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path: Path) -> None:
-    class Other(Slurm):
+    class Other(SlurmLauncher):
         def states(self, run: Run, jobs: object) -> dict[str, JobState]:
             raise AssertionError("another cluster is not asked")
 

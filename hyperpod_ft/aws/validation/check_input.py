@@ -14,8 +14,8 @@ SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation"
 
 
 @dataclass(frozen=True)
-class Account:
-    """`clients` are boto3's, by service; several threads may use them."""
+class CheckInput:
+    """What a check of an account looks at. `clients` are boto3's, by service; several threads may use them."""
 
     config: ClusterConfig
     clients: Mapping[str, Any]
