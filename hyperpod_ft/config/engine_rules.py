@@ -22,7 +22,22 @@ def check_engine(config: RunConfig) -> None:
     """Raises ValueError for settings that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
+    _check_evaluation(config)
     _CHECKS[config.engine](config)
+
+
+def _check_evaluation(config: RunConfig) -> None:
+    """Evaluation needs held-out rows and somewhere to save; what chooses between steps needs several evaluations."""
+    training = config.training
+    if training.evaluate_every_steps and not config.dataset.validation_share:
+        raise ValueError(
+            "training.evaluate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
+        )
+    for key in ("keep_best", "early_stopping_patience"):
+        if getattr(training, key) and not training.evaluate_every_steps:
+            raise ValueError(f"training.{key}: needs validation losses; set training.evaluate_every_steps")
+    if training.weights_dtype != "fp32" and not (training.keep_best or training.save_only_model):
+        raise ValueError("training.weights_dtype: only keep_best and save_only_model save such weights; remove it")
 
 
 def _check_torch(config: RunConfig) -> None:
@@ -67,7 +82,11 @@ def _check_torch_only(config: RunConfig) -> None:
     given = config.parallelism
     if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
         raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
-    if config.training.optimizer_state != "fp32":
+    training = config.training
+    for key in ("save_only_model", "evaluate_every_steps"):
+        if getattr(training, key):
+            raise ValueError(f"training.{key}: is a setting of engine torch; leave it out")
+    if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
 
 

@@ -286,6 +286,35 @@ class Training(Section):
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
     keep_checkpoints: PositiveInt = Field(2, description="How many complete checkpoints to keep, newest first.")
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints while training continues; needs host memory for a whole checkpoint of the node's"
+        " ranks.",
+    )
+    save_only_model: bool = Field(
+        False,
+        description="Save only the trained weights, at the end: smaller and faster, but a training that is interrupted"
+        " starts again (engine torch).",
+    )
+    evaluate_every_steps: PositiveInt | None = Field(
+        None,
+        description="Steps between validation losses, over the rows held out by dataset.validation_share; with it, the"
+        " base model's is measured first. If not set, the validation loss is measured once, at the end (engine torch).",
+    )
+    keep_best: bool = Field(
+        False,
+        description="Keep the weights with the lowest validation loss, and make the tuned model of them instead of the"
+        " last ones (engine torch).",
+    )
+    early_stopping_patience: PositiveInt | None = Field(
+        None,
+        description="Stop after this many validation losses in a row that are not below the lowest one (engine torch).",
+    )
+    weights_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="dtype of the weights that keep_best and save_only_model save; a restart needs fp32 (engine"
+        " torch).",
+    )
 
 
 class Parallelism(Section):
@@ -339,9 +368,6 @@ class Neuron(Section):
     fuse_qkv: bool = Field(False, description="Fuse the query, key and value projections into one matrix.")
     xser: bool = Field(
         True, description="Write each tensor of a checkpoint to a separate file, directly from the device."
-    )
-    async_save: bool = Field(
-        False, description="Write checkpoints while training continues; needs host memory for a whole checkpoint."
     )
     precompile_steps: PositiveInt = Field(
         10,

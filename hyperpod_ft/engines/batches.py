@@ -28,14 +28,14 @@ class Batch:
     position_ids: torch.Tensor
 
 
-class TrainingRows:
-    """The tokenized training rows, served as batches; memory-mapped, not read into memory."""
+class PackedSplit:
+    """The tokenized rows of a split, served as batches; memory-mapped, not read into memory."""
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
         self._split = Split.open(directory)
         if not len(self):
-            raise UserError(f"{directory}: has no training rows", "add data, or raise dataset.max_length")
+            raise UserError(f"{directory}: has no rows", "add data, or raise dataset.max_length")
 
     def __len__(self) -> int:
         return len(self._split)

@@ -18,6 +18,10 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
     optimizer.<fqn>.exp_avg_sq
     random.<rank>.cpu           that rank's generator state, uint8; `random.<rank>.device` too on an accelerator
 
+`best/` has the same format, with `model.` keys alone: the weights with the lowest validation loss
+(`training.keep_best`). So has the only checkpoint of a run with `training.save_only_model`. Their dtype is
+`training.weights_dtype`.
+
 `checkpoint.json` is described in checkpoint/sharded/description.py; its `progress` is `Progress`.
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
@@ -25,7 +29,7 @@ The learning rate and the position in the data are functions of the step alone, 
 import itertools
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +37,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run import BEST, Run
 
 if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
     from hyperpod_ft.engines.processes import Processes
@@ -50,6 +54,26 @@ class Progress:
     smoothed_loss: float | None = None  # an exponential mean of the losses so far, `sanity.smoothed`
     first_steps_seconds: float = 0.0  # of `seconds`: the first step of each attempt, which warms up
     resumed_from: tuple[int, ...] = field(default=())
+    # mean losses over the label tokens of the validation rows
+    base_validation_loss: float | None = None  # before the first step
+    validation_loss: float | None = None  # the newest
+    best_validation_loss: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    stopped_early: bool = False
+
+    def evaluated(self, loss: float, patience: int | None) -> "Progress":
+        """The progress after a validation loss; `patience`: after how many in a row without a new best it stops."""
+        best = self.best_validation_loss is None or loss < self.best_validation_loss
+        since = 0 if best else self.evaluations_since_best + 1
+        return replace(
+            self,
+            validation_loss=loss,
+            best_validation_loss=loss if best else self.best_validation_loss,
+            best_step=self.step if best else self.best_step,
+            evaluations_since_best=since,
+            stopped_early=patience is not None and since >= patience,
+        )
 
 
 def newest(run: Run, processes: "Processes") -> Progress | None:
@@ -107,7 +131,7 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
         return error.problem.removeprefix(f"{directory}/").replace(": is", " is", 1)
     if found.fingerprint != fingerprint:
         return "another configuration wrote it"
-    if directory.name != f"step-{found.step:08d}":
+    if directory.name not in (f"step-{found.step:08d}", BEST):
         return f"its description is of step {found.step}"
     for name, size in found.files.items():
         if not (directory / name).is_file():
@@ -147,7 +171,7 @@ def _why_unreadable(directory: Path) -> str:
 
 def remove_leftovers(run: Run) -> None:
     """Remove the partial checkpoints of attempts that were killed while saving. Rank 0 only, before training."""
-    for pattern in (".step-*.partial", ".step-*.replaced"):
+    for pattern in (".*.partial", ".*.replaced"):
         for leftover in run.checkpoints.glob(pattern):
             publish.remove(leftover)
 

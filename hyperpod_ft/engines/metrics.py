@@ -28,6 +28,7 @@ class StepMetrics:
     loss: float  # mean over the label tokens of this step
     learning_rate: float
     grad_norm: float  # before clipping
+    validation_loss: float | None  # after this step; mean over the label tokens of the validation rows
     # since the row before, see throughput.Rates
     seconds_per_step: float
     samples_per_second: float
@@ -40,9 +41,10 @@ class StepMetrics:
     def line(self, steps: int, eta_seconds: float) -> str:
         """For example `step 12/300  loss 2.3100  lr 1.9e-04  grad 0.83  1,234 tok/s  eta 1m20s`."""
         mfu = f"  MFU {self.mfu:.1%}" if self.mfu is not None else ""
+        validation = f"  validation {self.validation_loss:.4f}" if self.validation_loss is not None else ""
         return (
-            f"step {self.step}/{steps}  loss {self.loss:.4f}  lr {self.learning_rate:.1e}  grad {self.grad_norm:.2f}"
-            f"  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {duration(eta_seconds)}"
+            f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}  lr {self.learning_rate:.1e}"
+            f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {duration(eta_seconds)}"
         )
 
 
@@ -86,10 +88,21 @@ class MetricsLog:
             smoothed_loss=sanity.smoothed(progress.smoothed_loss, loss),
         )
 
-    def write(self, progress: Progress, learning_rate: float, grad_norm: float) -> None:
-        """Write and print the step that ends here if it is the first, the last, or a multiple of `log_every_steps`."""
+    def leave_out(self, seconds: float) -> None:
+        """Leave these seconds, which just passed without training, out of rates and of the training time."""
+        self._begun_at += seconds
+        self._progress_at += seconds
+        self._written_at += seconds
+
+    def write(
+        self, progress: Progress, learning_rate: float, grad_norm: float, validation_loss: float | None = None
+    ) -> None:
+        """Write and print the step that ends here.
+
+        Only if it is the first, the last, a multiple of `log_every_steps`, or has a validation loss.
+        """
         step = progress.step
-        if step % self._every and step not in (1, self._steps):
+        if step % self._every and step not in (1, self._steps) and validation_loss is None:
             return
         assert progress.last_loss is not None
         now = time.monotonic()
@@ -100,6 +113,7 @@ class MetricsLog:
             loss=progress.last_loss,
             learning_rate=learning_rate,
             grad_norm=grad_norm,
+            validation_loss=validation_loss,
             memory_mb=round(self._peak_memory_mb(), 1),
             seconds=round(progress.seconds, 3),
             **asdict(rates),
@@ -136,6 +150,11 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> di
         "seconds_per_step": median,
         "warm_up_seconds": None if warm_up is None else round(warm_up, 3),
         "resumed_from": list(progress.resumed_from),
+        "base_validation_loss": progress.base_validation_loss,
+        "validation_loss": progress.validation_loss,
+        "best_validation_loss": progress.best_validation_loss,
+        "best_step": progress.best_step,
+        "stopped_early": progress.stopped_early,
     }
 
 

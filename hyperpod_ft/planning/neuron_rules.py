@@ -25,7 +25,7 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuro
 _FAMILIES = ("llama", "qwen3", "granite")  # those that optimum-neuron 0.4.5 trains; granite without a pipeline
 _TOOLS = Path("/opt/aws/neuron/bin")
 # Settings that change no result, only how checkpoints are written and graphs are compiled.
-_RESULT_UNCHANGED = {"xser", "async_save", "precompile_steps"}
+_RESULT_UNCHANGED = {"xser", "precompile_steps"}
 
 
 def environment_name(config: RunConfig) -> str:

@@ -99,7 +99,10 @@ class _Definition:
 
 
 # Settings that change no result, only what is written or watched.
-_RESULT_UNCHANGED = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
+_RESULT_UNCHANGED = {
+    *("log_every_steps", "save_every_steps", "keep_checkpoints", "async_save", "save_only_model"),
+    *("sanity_steps", "sanity_margin"),
+}
 # Settings that change no compiled graph.
 _GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
 

@@ -43,6 +43,9 @@ class Figures:
     cost: float | None
     first_loss: float | None
     final_loss: float | None
+    base_validation_loss: float | None
+    validation_loss: float | None
+    best_validation_loss: float | None
     exact_train: ExactAnswers | None
     exact_validation: ExactAnswers | None
 
@@ -87,6 +90,9 @@ _FACTS = (
     "accelerator_hours",
     "first_loss",
     "final_loss",
+    "base_validation_loss",
+    "validation_loss",
+    "best_validation_loss",
 )
 
 
@@ -127,6 +133,9 @@ _LINES: tuple[tuple[str, Callable[[Figures], str | None]], ...] = (
     ("cost", lambda of: _number(of.cost, ",.2f")),
     ("base loss, first step", lambda of: _number(of.first_loss, ".4f")),
     ("final loss", lambda of: _number(of.final_loss, ".4f")),
+    ("base validation loss", lambda of: _number(of.base_validation_loss, ".4f")),
+    ("final validation loss", lambda of: _number(of.validation_loss, ".4f")),
+    ("best validation loss", lambda of: _number(of.best_validation_loss, ".4f")),
     ("exact answers, train", lambda of: _answers(of.exact_train)),
     ("exact answers, validation", lambda of: _answers(of.exact_validation)),
 )

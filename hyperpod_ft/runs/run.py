@@ -18,6 +18,7 @@ from hyperpod_ft.runs.records import Job, Output, Record
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
+BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
 
@@ -89,6 +90,11 @@ class Run:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The weights with the lowest validation loss, of a run with `training.keep_best`."""
+        return self.checkpoints / BEST
 
     def checkpoints_by_step(self) -> dict[int, Path]:
         """Everything in `checkpoints` named like a checkpoint, complete or not, in ascending order of steps."""

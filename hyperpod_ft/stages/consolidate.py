@@ -1,4 +1,4 @@
-"""Stage consolidate: make a PEFT adapter, or with method full the final model, from the newest sharded checkpoint.
+"""Stage consolidate: make a PEFT adapter, or with method full the final model, of a training's last or best checkpoint.
 
 python -m hyperpod_ft.stages.consolidate RUN_DIR
 """
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
+from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
@@ -19,7 +20,7 @@ _TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
 
 def work(run: Run) -> Result:
-    checkpoint = open_checkpoint(_newest(run))
+    checkpoint = open_checkpoint(_best(run) if run.config.training.keep_best else _last(run))
     print(f"consolidate: {checkpoint.directory}", flush=True)
     if run.config.training.method == "full":
         done = consolidate_model(
@@ -37,7 +38,20 @@ def work(run: Run) -> Result:
     return Result((output,), {"checkpoint": checkpoint.directory.name} | asdict(done))
 
 
-def _newest(run: Run) -> Path:
+def _best(run: Run) -> Path:
+    """The checkpoint with the lowest validation loss. Raises UserError when it is unusable or not the training's."""
+    directory, fingerprint = run.best_checkpoint, run.plan["train"].fingerprint
+    if reason := checkpoint_directory.why_unusable(directory, fingerprint):
+        raise UserError(f"{directory}: not a complete checkpoint of this run: {reason}", _TRAIN_AGAIN)
+    trained, step = run.record("train"), description.read(directory).step
+    if trained is not None and step != trained.facts["best_step"]:
+        raise UserError(
+            f"{directory}: is of step {step}, but the best step was {trained.facts['best_step']}", _TRAIN_AGAIN
+        )
+    return directory
+
+
+def _last(run: Run) -> Path:
     """The last checkpoint of the training. Raises UserError when it is unusable: an older one is a different model."""
     found = run.checkpoints_by_step()
     if not found:

@@ -29,7 +29,7 @@ def last_step(run: Run) -> int:
     [
         DROPOUT,
         {"training.method": "full", "training.learning_rate": 1e-3, "training.precision": "bf16"},
-        {"neuron.zero_1": False, "neuron.async_save": True},
+        {"neuron.zero_1": False, "training.async_save": True},
     ],
     ids=str,
 )

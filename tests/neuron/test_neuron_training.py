@@ -56,7 +56,7 @@ def logits(directory: Path) -> torch.Tensor:
         ({"tp": 2}, 4, {}),
         ({"tp": 2}, 2, NO_SEQUENCE_PARALLEL),
         ({"tp": 2, "dp": 2}, 8, {"training.gradient_accumulation_steps": 2}),
-        ({"tp": 2, "dp": 2}, 4, {"neuron.zero_1": False, "neuron.xser": False, "neuron.async_save": True}),
+        ({"tp": 2, "dp": 2}, 4, {"neuron.zero_1": False, "neuron.xser": False, "training.async_save": True}),
         ({"tp": 2}, 4, {"training.gradient_checkpointing": True, "lora.rslora": True}),
         ({"tp": 8}, 8, {}),
         ({"tp": 8}, 4, {}),

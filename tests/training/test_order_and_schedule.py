@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperpod_ft.config.run_config import Training
-from hyperpod_ft.engines.batches import DataOrder, TrainingRows
+from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
@@ -72,20 +72,20 @@ def test_schedules() -> None:
 
 def test_rows_refuses_what_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the rows"):
-        TrainingRows(tmp_path)
+        PackedSplit(tmp_path)
     write_rows(tmp_path, 3, 16)
     (tmp_path / "labels.npy").write_bytes(b"")
     with pytest.raises(UserError, match="cannot read the rows"):
-        TrainingRows(tmp_path)
+        PackedSplit(tmp_path)
     write_rows(tmp_path, 3, 16)
-    rows = TrainingRows(tmp_path)
+    rows = PackedSplit(tmp_path)
     assert (len(rows), rows.max_length) == (3, 16)
     np.save(tmp_path / "labels.npy", np.zeros((2, 16), np.int32))
     with pytest.raises(UserError, match="different shapes"):
-        TrainingRows(tmp_path)
+        PackedSplit(tmp_path)
     write_rows(tmp_path, 0, 16)
     with pytest.raises(UserError, match="no training rows"):
-        TrainingRows(tmp_path)
+        PackedSplit(tmp_path)
 
 
 def test_only_predicted_labels_are_counted(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_only_predicted_labels_are_counted(tmp_path: Path) -> None:
     labels = np.full((4, 16), -100, np.int32)
     labels[1, 0] = labels[1, 5] = labels[2, 15] = 7
     np.save(tmp_path / "labels.npy", labels)
-    assert TrainingRows(tmp_path).label_tokens(np.array([1, 2, 3])) == 2
+    assert PackedSplit(tmp_path).label_tokens(np.array([1, 2, 3])) == 2
 
 
 def test_duration() -> None:

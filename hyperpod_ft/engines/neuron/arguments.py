@@ -45,7 +45,7 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "optimizer_use_fp32_grad_acc": neuron.master_weights,
         "fuse_qkv": neuron.fuse_qkv,
         "use_xser": neuron.xser,
-        "async_save": neuron.async_save,
+        "async_save": training.async_save,
         "max_length": config.dataset.max_length,
         "packing": False,
         # the rows are already tokenized, packed to full length, and labelled

@@ -45,7 +45,7 @@ class Checkpoints:
         self._unfinished: Progress | None = None
 
     def save(self, progress: Progress) -> None:
-        """Write the checkpoint of `progress.step`; with `neuron.async_save` it is published by the next `finish`.
+        """Write the checkpoint of `progress.step`; with `training.async_save` it is published by the next `finish`.
 
         Raises RuntimeError when ranks differ in a parameter that should be equal on them.
         """
@@ -72,7 +72,7 @@ class Checkpoints:
                 "free or repair the volume, then resume",
             ) from error
         self._unfinished = progress
-        if not self._run.config.neuron.async_save:
+        if not self._run.config.training.async_save:
             self.finish()
 
     def finish(self) -> None:
@@ -192,7 +192,7 @@ class Checkpoints:
 
 
 def _wait_for_upstream() -> None:
-    """Wait for upstream's background writes (`neuron.async_save`), and clear its state: it would finish them again."""
+    """Wait for upstream's background writes (`training.async_save`), and clear its state, or it finishes them again."""
     writing = upstream.g_iostate
     if writing is not None and writing._async_save:
         writing.wait_save(async_remove=False)

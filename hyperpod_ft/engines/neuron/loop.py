@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, TrainingRows
+from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.neuron import checkpoints, trainer
@@ -68,7 +68,7 @@ class TrainingLoop:
     def __init__(self, run: Run, processes: Processes) -> None:
         self.run, self.processes = run, processes
         self.config, degrees = run.config.training, run.plan.degrees
-        self.rows = TrainingRows(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.steps = total_steps(self.config, len(self.rows), of_step)

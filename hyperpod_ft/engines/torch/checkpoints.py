@@ -1,57 +1,142 @@
 """Save and load sharded checkpoints with torch.distributed.checkpoint, each rank its part; complete or not at all."""
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import io
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.sharded.dcp import INDEX
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-def save(run: Run, state: dict[str, Any], progress: Progress, processes: Processes) -> Path:
-    """Write `state` as the checkpoint of `progress.step` and delete those beyond `keep_checkpoints`.
+class Checkpoints:
+    """Writes the checkpoints of one attempt, each rank its part. Its methods are collective.
 
-    Collective: every rank calls it. The checkpoint has its final name when rank 0 returns.
+    With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
-    final, rank = run.checkpoint(progress.step), processes.rank
-    with _partial_directory(final, rank) as partial:
-        _write(state, partial)
-        # DCP waited until every rank had written and synced its file
-        gathered = processes.gather(f"checkpoint/{progress.step}/digests", _digests(partial, rank))
-        if rank == 0:
-            digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
-            write_description(run, progress, partial, digests)
-    if rank == 0:
-        delete_old(run, final)
-    return final
 
+    def __init__(self, run: Run, processes: Processes) -> None:
+        self._run, self._processes = run, processes
+        # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
+        self._group = dist.new_group(backend="gloo")
+        self._stager: DefaultStager | None = None
+        if run.config.training.async_save:
+            pinned = torch.accelerator.is_available()
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=pinned,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=pinned,
+                )
+            )
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
-def _write(state: dict[str, Any], directory: Path) -> None:
-    try:
-        dcp.save(state, storage_writer=_Writer(directory))
-    except CheckpointException as error:
-        # every rank receives the failures of all; a full volume is not a bug
-        for failure, _ in error.failures.values():
-            if isinstance(failure, OSError):
-                raise UserError(
-                    f"{directory.parent}: the checkpoint cannot be written: {failure.strerror}",
-                    "free or repair the volume, then resume",
-                ) from failure
-        raise
+    def save(self, state: dict[str, Any], progress: Progress) -> None:
+        """Write `state` as the checkpoint of `progress.step`, and delete those beyond `keep_checkpoints`.
+
+        Without `async_save` the checkpoint has its final name when rank 0 returns, otherwise after `finish`. Raises
+        UserError when this checkpoint, or the one before it, cannot be written.
+        """
+        self._start(self._run.checkpoint(progress.step), state, progress)
+
+    def save_best(self, state: dict[str, Any], progress: Progress) -> None:
+        """Write `state` as the best checkpoint, in place of the one before; as `save`."""
+        self._start(self._run.best_checkpoint, state, progress)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def _start(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+        self.finish()
+        if self._stager is None:
+            self._write(final, state, progress)
+            return
+        staged = cast("dict[str, Any]", self._stager.stage(state))
+        # a daemon: after an error elsewhere the process must end, and an incomplete checkpoint does no harm
+        self._thread = threading.Thread(target=self._write_in_thread, args=(final, staged, progress), daemon=True)
+        self._thread.start()
+
+    def _write_in_thread(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+        try:
+            self._write(final, state, progress)
+        except BaseException as error:  # `finish` raises it
+            self._error = error
+
+    def _write(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+        with self._partial_directory(final) as partial:
+            digests = self._write_files(state, partial)
+            # DCP waited until every rank had written and synced its file
+            gathered = self._processes.gather(f"checkpoint/{final.name}/{progress.step}/digests", digests)
+            if self._processes.leads:
+                digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
+                write_description(self._run, progress, partial, digests)
+        if self._processes.leads and final != self._run.best_checkpoint:
+            delete_old(self._run, final)
+
+    def _write_files(self, state: dict[str, Any], directory: Path) -> dict[str, str]:
+        """Write this rank's file; return the SHA-256, by name, of the files that this rank wrote."""
+        writer = _Writer(directory)
+        try:
+            dcp.save(state, storage_writer=writer, process_group=self._group)
+        except CheckpointException as error:
+            # every rank receives the failures of all; a full volume is not a bug
+            for failure, _ in error.failures.values():
+                if isinstance(failure, OSError):
+                    raise UserError(
+                        f"{directory.parent}: the checkpoint cannot be written: {failure.strerror}",
+                        "free or repair the volume, then resume",
+                    ) from failure
+            raise
+        return writer.digests
+
+    @contextlib.contextmanager
+    def _partial_directory(self, final: Path) -> Iterator[Path]:
+        # rank 0 makes and publishes the directory under the name that the others write to
+        if self._processes.leads:
+            with publish.new_directory(final) as partial:
+                dist.barrier(self._group)
+                yield partial
+        else:
+            dist.barrier(self._group)
+            yield final.with_name(f".{final.name}.partial")
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Raises the OSError that torch.save hides behind a RuntimeError, all that other ranks would receive."""
+    """Computes digests while it writes, so that no file is read again.
+
+    Raises the OSError that torch.save hides behind a RuntimeError, all that other ranks would receive.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.fs = _HashingFileSystem()
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256, by name, of the files written so far."""
+        # the index is written under a temporary name
+        return {name.removesuffix(".tmp"): stream.digest for name, stream in self.fs.written.items()}
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -62,24 +147,48 @@ class _Writer(dcp.FileSystemWriter):
             raise
 
 
-def _digests(directory: Path, rank: int) -> dict[str, str]:
-    """SHA-256, by name, of the files that this rank wrote; on rank 0 of the index too."""
-    own = [path for path in directory.iterdir() if path.name.startswith(f"__{rank}_")]
-    if rank == 0:
-        own.append(directory / INDEX)
-    return {path.name: publish.sha256(path) for path in own}
+class _HashingFileSystem(FileSystem):
+    def __init__(self) -> None:
+        self.written: dict[str, _HashingStream] = {}
+
+    @contextlib.contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[io.IOBase, None, None]:
+        with Path(path).open(mode) as stream:
+            hashing = _HashingStream(cast("io.BufferedWriter", stream))
+            self.written[Path(path).name] = hashing
+            yield hashing
 
 
-@contextlib.contextmanager
-def _partial_directory(final: Path, rank: int) -> Iterator[Path]:
-    # rank 0 makes and publishes the directory under the name that the others write to
-    if rank == 0:
-        with publish.new_directory(final) as partial:
-            dist.barrier()
-            yield partial
-    else:
-        dist.barrier()
-        yield final.with_name(f".{final.name}.partial")
+class _HashingStream(io.RawIOBase):
+    """A file that is written from its beginning to its end."""
+
+    def __init__(self, stream: io.BufferedWriter) -> None:
+        self._stream, self._sha256 = stream, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        return self._sha256.hexdigest()
+
+    def write(self, data: Any) -> int:
+        self._sha256.update(data)
+        return self._stream.write(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def flush(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        self._stream.flush()
+        return self._stream.fileno()
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def load(directory: Path, state: dict[str, Any]) -> None:

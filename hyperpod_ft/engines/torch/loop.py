@@ -6,25 +6,25 @@ never change, so a compiler sees one graph.
 """
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, TrainingRows
+from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints
+from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer import AdamW
@@ -70,7 +70,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = mesh["tp"].size()
         self.data_parallel_rank = mesh.get_local_rank("dp")
-        self.rows = TrainingRows(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
@@ -86,6 +86,8 @@ class TrainingLoop:
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.optimizer = AdamW(self.data_parallel, self.config)
+        self.evaluation = self._evaluation()
+        self.checkpoints = checkpoints.Checkpoints(run, processes)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
@@ -95,6 +97,7 @@ class TrainingLoop:
         Raises Interrupted after a signal, UserError when training cannot continue from the loss.
         """
         progress = self._resume()
+        evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
         )
@@ -102,18 +105,54 @@ class TrainingLoop:
             log.open()
             self._announce(progress)
         with collect_signals() as signals:
-            while progress.step < self.steps:
+            if evaluate_every and progress.step == 0:
+                progress = replace(progress, base_validation_loss=self._validation_loss(log))
+            while progress.step < self.steps and not progress.stopped_early:
                 step = self.step(progress.step + 1, signals)
                 progress = log.advance(progress, step.loss)
+                validation_loss = None
+                if self.evaluation and (
+                    step.number == self.steps or (evaluate_every and step.number % evaluate_every == 0)
+                ):
+                    validation_loss = self._validation_loss(log)
+                    progress = progress.evaluated(validation_loss, self.config.early_stopping_patience)
                 if self.processes.leads:
-                    log.write(progress, step.learning_rate, step.grad_norm)
+                    log.write(progress, step.learning_rate, step.grad_norm, validation_loss)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
-                last = step.number == self.steps
-                if last or step.stop_signal or step.number % self.config.save_every_steps == 0:
-                    self._save(progress)
+                last = step.number == self.steps or progress.stopped_early
+                self._save(progress, last, wanted=last or bool(step.stop_signal))
                 if step.stop_signal and not last:
+                    self.checkpoints.finish()
                     raise Interrupted(step.number, step.stop_signal)
-        return Trained(self.run.checkpoint(self.steps), self._facts(progress))
+        self.checkpoints.finish()
+        if progress.stopped_early and self.processes.leads:
+            print(
+                f"train: stopped after step {progress.step}: the validation loss was lowest,"
+                f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
+                flush=True,
+            )
+        best = self.config.keep_best
+        trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
+        return Trained(trained, self._facts(progress))
+
+    def _evaluation(self) -> Evaluation | None:
+        """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
+        directory = self.run.dataset / "validation"
+        if directory.is_dir():
+            return Evaluation(directory, self.config.micro_batch_size, self.device, self.mesh)
+        if self.config.evaluate_every_steps:
+            raise UserError(
+                f"training.evaluate_every_steps: {self.run.dataset} holds out no validation rows",
+                "raise dataset.validation_share, or add data",
+            )
+        return None
+
+    def _validation_loss(self, log: metrics.MetricsLog) -> float:
+        assert self.evaluation is not None
+        begun = time.monotonic()
+        loss = self.evaluation.loss(self.model.module, self._summed_loss)
+        log.leave_out(time.monotonic() - begun)
+        return loss
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -154,14 +193,13 @@ class TrainingLoop:
         for index, rows in enumerate(micro_batches):
             self.data_parallel.before_backward(last=index == len(micro_batches) - 1)
             # divided by the tokens of the whole step, so that sums over micro batches and ranks are its mean
-            loss = self._loss(rows) / tokens
+            loss = self._summed_loss(self.rows.batch(rows, self.device)) / tokens
             loss.backward()
             total += loss.detach()
         return total, self.data_parallel.after_backward()
 
-    def _loss(self, rows: NDArray[np.int64]) -> torch.Tensor:
-        """Cross entropy summed over the label tokens of these rows, fp32 []."""
-        batch = self.rows.batch(rows, self.device)
+    def _summed_loss(self, batch: Batch) -> torch.Tensor:
+        """Cross entropy summed over the label tokens of a batch, fp32 []."""
         # no attention mask: transformers derives one from position_ids that keeps packed documents apart
         logits = self.model.module(
             input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
@@ -173,12 +211,30 @@ class TrainingLoop:
             reduction="sum",
         )
 
-    def _save(self, progress: Progress) -> None:
-        self.data_parallel.check_replicas(progress.step)
-        checkpoints.save(self.run, self._state(), progress, self.processes)
+    def _save(self, progress: Progress, last: bool, wanted: bool) -> None:
+        """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
+        config = self.config
+        best = config.keep_best and progress.best_step == progress.step
+        if config.save_only_model:
+            due = last
+        else:
+            due = wanted or progress.step % config.save_every_steps == 0
+        if best or due:
+            self.data_parallel.check_replicas(progress.step)
+        if best:
+            self.checkpoints.save_best(self._weights(), progress)
+        if due:
+            self.checkpoints.save(self._state(), progress)
+
+    def _weights(self) -> dict[str, Any]:
+        """The trained weights in `weights_dtype`."""
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.config.weights_dtype]
+        return {"model": {name: tensor.to(dtype) for name, tensor in self.data_parallel.state().items()}}
 
     def _state(self) -> dict[str, Any]:
-        """The tensors of a checkpoint, sharing memory with model and optimizer."""
+        """The tensors of a checkpoint, sharing memory with model and optimizer where it holds what a restart needs."""
+        if self.config.save_only_model:
+            return self._weights()
         return {
             "model": self.data_parallel.state(),
             "optimizer": self.optimizer.state(),
@@ -192,13 +248,16 @@ class TrainingLoop:
         progress = checkpoint_directory.newest(self.run, self.processes)
         if progress is None:
             return Progress()
+        if self.config.save_only_model:
+            # it was saved after the last step: nothing is left to train
+            return progress
         state = self._state()
         checkpoints.load(self.run.checkpoint(progress.step), state)
         for names in self.data_parallel.groups:
             self.data_parallel.publish(names)
         self.optimizer.steps = progress.step
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
-        if progress.step == self.steps:
+        if progress.step == self.steps or progress.stopped_early:
             return progress
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 

@@ -39,8 +39,9 @@ def test_the_run_file_reaches_the_trainer(make_run: MakeRun) -> None:
         training__micro_batch_size=2,
         training__gradient_accumulation_steps=3,
         training__max_grad_norm=0,
-        neuron={"zero_1": False, "sequence_parallel": False, "async_save": True},
+        neuron={"zero_1": False, "sequence_parallel": False},
         training__precision="fp32",
+        training__async_save=True,
     )
     given = arguments(run, 77)
     assert (given["max_steps"], given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (

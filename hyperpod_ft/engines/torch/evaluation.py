@@ -1,0 +1,53 @@
+"""The validation loss: mean cross entropy over the label tokens of the held-out rows, packed as in training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.errors import UserError
+
+
+class Evaluation:
+    """The validation rows of a run, divided over the data-parallel ranks."""
+
+    def __init__(self, directory: Path, micro_batch_size: int, device: torch.device, mesh: DeviceMesh) -> None:
+        """Raises UserError when the rows are damaged, or none of their tokens counts in the loss."""
+        self._rows, self._device, self._mesh = PackedSplit(directory), device, mesh
+        count, ranks = len(self._rows), mesh["dp"].size()
+        self._tokens = self._rows.label_tokens(np.arange(count))
+        if not self._tokens:
+            raise UserError(
+                f"{directory}: no token of the validation rows counts in the loss", "check dataset.loss_on and the data"
+            )
+        # every rank computes as many micro batches, since they gather weights together: -1 is a row without labels
+        passes = -(-count // (micro_batch_size * ranks))
+        padded = np.full(passes * micro_batch_size * ranks, -1)
+        padded[:count] = np.arange(count)
+        self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, mesh.get_local_rank("dp")]
+
+    @torch.no_grad()
+    def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
+        """The mean loss, equal on all ranks; `summed_loss` is that of a batch, summed over its label tokens.
+
+        Leaves generators as they are: nothing is dropped out.
+        """
+        module.eval()
+        total = torch.zeros((), dtype=torch.float64)
+        for rows in self._micro_batches:
+            total += summed_loss(self._batch(rows)).double().cpu()
+        module.train()
+        total = total.float().to(self._device)
+        dist.all_reduce(total, group=self._mesh.get_group("dp"))
+        return float(total) / self._tokens
+
+    def _batch(self, rows: np.ndarray) -> Batch:
+        batch = self._rows.batch(np.maximum(rows, 0), self._device)
+        batch.labels[torch.from_numpy(rows < 0).to(self._device)] = IGNORED
+        return batch

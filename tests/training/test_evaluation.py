@@ -1,0 +1,173 @@
+"""Validation losses during training, the best weights, early stopping, and checkpoints written by a thread."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import consolidate
+from tests.training.conftest import MakeRun, curve, metrics, train_here, write_rows
+
+pytestmark = pytest.mark.training
+
+EVERY_2 = {"training.max_steps": 6, "training.evaluate_every_steps": 2, "training.save_every_steps": 2}
+# the validation rows are other random tokens: what is learned by heart makes them less likely
+OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "training.sanity_steps": 0}
+
+
+@pytest.fixture
+def make_evaluated(make_run: MakeRun) -> MakeRun:
+    def make(settings: dict[str, Any], **more: Any) -> Run:
+        run = make_run(settings=settings, **more)
+        if not (run.dataset / "validation").exists():
+            write_rows(run.dataset / "validation", rows=5, max_length=32, seed=9)
+        return run
+
+    return make
+
+
+def validation_losses(run: Run) -> dict[int, float]:
+    return {row["step"]: row["validation_loss"] for row in metrics(run) if row["validation_loss"] is not None}
+
+
+def mean_loss(model_directory: Path, split: Path) -> float:
+    """The loss of every document by itself, over the split's label tokens."""
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    arrays = [np.load(split / f"{name}.npy").astype(np.int64) for name in ("input_ids", "labels", "position_ids")]
+    total, count = 0.0, 0
+    for input_ids, labels, positions in zip(*arrays, strict=True):
+        starts = np.flatnonzero(positions == 0)
+        for start, end in zip(starts, [*starts[1:], len(input_ids)], strict=True):
+            wanted = torch.from_numpy(labels[start:end])[1:]
+            with torch.no_grad():
+                logits = model(torch.from_numpy(input_ids[None, start:end])).logits[0, :-1]
+            total += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+            count += int((wanted != -100).sum())
+    return total / count
+
+
+def test_losses_of_base_and_last_weights_are_those_of_the_models(make_evaluated: MakeRun) -> None:
+    run = make_evaluated(EVERY_2 | {"training.method": "full"})
+    facts = train_here(run).facts
+    assert facts["base_validation_loss"] == pytest.approx(
+        mean_loss(run.base_model, run.dataset / "validation"), rel=1e-5
+    )
+    losses = validation_losses(run)
+    assert list(losses) == [2, 4, 6]
+    assert facts["validation_loss"] == losses[6]
+    assert facts["best_validation_loss"] == min(losses.values())
+    consolidate.work(run)
+    assert losses[6] == pytest.approx(mean_loss(run.tuned_model, run.dataset / "validation"), rel=1e-5)
+
+
+def test_evaluation_changes_nothing_of_the_training(make_evaluated: MakeRun) -> None:
+    """Neither weights nor dropout; without a setting it is evaluated once, at the end."""
+    dropout = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+    often, once = (
+        make_evaluated(settings | dropout, name=name)
+        for name, settings in (("a", EVERY_2), ("b", {"training.max_steps": 6}))
+    )
+    train_here(often)
+    train_here(once)
+    assert curve(often) == curve(once)
+    assert list(validation_losses(once)) == [6]
+    assert validation_losses(once)[6] == validation_losses(often)[6]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) -> None:
+    best = {"training.keep_best": True, "training.method": "full", "training.weights_dtype": dtype}
+    run = make_evaluated(EVERY_2 | OVERFITS | best)
+    facts = train_here(run).facts
+    losses = validation_losses(run)
+    assert facts["best_step"] == min(losses, key=losses.__getitem__) < 6, "or this test shows nothing"
+    described = json.loads((run.best_checkpoint / "checkpoint.json").read_text())
+    assert described["step"] == facts["best_step"]
+    consolidate.work(run)
+    rounding = 1e-5 if dtype == "fp32" else 2e-3
+    assert mean_loss(run.tuned_model, run.dataset / "validation") == pytest.approx(
+        facts["best_validation_loss"], rel=rounding
+    )
+    shutil.rmtree(run.best_checkpoint)
+    with pytest.raises(UserError, match="best"):
+        consolidate.work(run)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_interrupted_is_uninterrupted(make_evaluated: MakeRun, asynchronous: bool) -> None:
+    settings = EVERY_2 | OVERFITS | {"training.keep_best": True, "training.async_save": asynchronous}
+    run = make_evaluated(settings | {"training.max_steps": 8, "training.keep_checkpoints": 9})
+    first = train_here(run)
+    whole, best = curve(run), (run.best_checkpoint / "__0_0.distcp").read_bytes()
+    losses = validation_losses(run)
+    run.record_path("train").unlink()
+    for step in (6, 8):
+        shutil.rmtree(run.checkpoint(step))
+    again = train_here(run)
+    assert again.facts["resumed_from"] == [4]
+    assert (curve(run), validation_losses(run)) == (whole, losses)
+    assert (run.best_checkpoint / "__0_0.distcp").read_bytes() == best
+    same = ("best_step", "best_validation_loss", "base_validation_loss", "validation_loss")
+    assert [again.facts[key] for key in same] == [first.facts[key] for key in same]
+
+
+def test_a_training_that_gets_no_better_stops(make_evaluated: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    patience = {"training.early_stopping_patience": 2, "training.max_steps": 40, "training.keep_best": True}
+    run = make_evaluated(EVERY_2 | OVERFITS | patience)
+    record = train_here(run)
+    losses = validation_losses(run)
+    best = min(losses, key=losses.__getitem__)
+    assert record.facts["stopped_early"] and record.facts["steps"] == max(losses) == best + 4 < 40
+    assert f"lowest, {losses[best]:.4f}, after step {best}" in capsys.readouterr().out
+    # started again, it is still over
+    run.record_path("train").unlink()
+    assert train_here(run).facts == record.facts
+    consolidate.work(run)
+
+
+def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
+    run = make_evaluated(EVERY_2 | {"training.save_only_model": True, "training.weights_dtype": "bf16"})
+    full = make_evaluated(EVERY_2, name="full")
+    first = train_here(run)
+    train_here(full)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000006"]
+    sizes = [(each.checkpoint(6) / "__0_0.distcp").stat().st_size for each in (run, full)]
+    assert sizes[0] < 0.6 * sizes[1]
+    run.record_path("train").unlink()
+    assert train_here(run).facts == first.facts
+    consolidate.work(run)
+    consolidate.work(full)
+    rounded, exact = (load_file(each.adapter / "adapter_model.safetensors") for each in (run, full))
+    for name, tensor in exact.items():
+        assert torch.equal(rounded[name].float(), tensor.bfloat16().float())
+
+
+def test_files_are_hashed_while_they_are_written(make_evaluated: MakeRun) -> None:
+    run = make_evaluated({"training.async_save": True})
+    train_here(run)
+    described = json.loads((run.checkpoint(4) / "checkpoint.json").read_text())
+    assert set(described["sha256"]) == {".metadata", "__0_0.distcp"}
+    for name, digest in described["sha256"].items():
+        assert publish.sha256(run.checkpoint(4) / name) == digest
+
+
+def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: MakeRun) -> None:
+    run = make_evaluated({"training.async_save": True, "training.save_every_steps": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"checkpoint cannot be written: File too large"):
+            train_here(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run.record("train") is None and not list(run.checkpoints.iterdir())
