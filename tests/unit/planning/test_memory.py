@@ -108,7 +108,8 @@ def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str,
             kept[storage.data_ptr()] = storage
         return tensor
 
-    positions = torch.arange(length).expand(rows, -1)
+    # two documents a row: without packing, transformers 5 has no mask and does not repeat keys and values
+    positions = (torch.arange(length) % (length // 2)).expand(rows, -1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model.model(input_ids=positions % config.vocab_size, position_ids=positions, use_cache=False)
     assert output.last_hidden_state.requires_grad
