@@ -44,9 +44,8 @@ class Hub:
 
     def listing(self) -> Listing:
         with self._explained():
-            found = HfApi().repo_info(
-                self.asset.source, revision=self.asset.revision, repo_type=self.kind, files_metadata=True
-            )
+            information = HfApi().model_info if self.kind == "model" else HfApi().dataset_info
+            found = information(self.asset.source, revision=self.asset.revision, files_metadata=True)
         files = [File(sibling.rfilename, sibling.size or 0) for sibling in found.siblings or []]
         return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
 

@@ -1,7 +1,7 @@
 """Checks that a run can pack for its model, split it, and fit it into the accelerators; needs only its config.json."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     check_packing(config, family)
     if config.engine == "neuron":
         check_family(family, degrees)
+        _check_rotary_keys(model_config)
     shape = model_shape(model_config)
     if shape is None:
         return None
@@ -57,6 +58,18 @@ def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memo
         f" {instance.rank_gib:g} GiB available",
         _remedy(config, shape, room),
     )
+
+
+def _check_rotary_keys(model_config: Mapping[str, Any]) -> None:
+    """Refuse a config.json whose RoPE transformers 4.57, of engine neuron, would silently replace by the default.
+
+    transformers 5 writes `rope_parameters` instead of `rope_theta` and `rope_scaling`. It reads both.
+    """
+    if "rope_parameters" in model_config and "rope_theta" not in model_config:
+        raise UserError(
+            "model.source: config.json has rope_parameters of transformers 5, which engine neuron's 4.57 ignores",
+            "repeat them there as rope_theta, and as rope_scaling unless rope_type is default",
+        )
 
 
 def _read(directory: Path) -> dict[str, Any]:

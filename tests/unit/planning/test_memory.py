@@ -303,6 +303,9 @@ def test_cpus_have_no_such_limit(make_run: MakeRun) -> None:
     assert check_memory(config, degrees_of(config), shape_of(LLAMA_3_70B)) is None
 
 
+ROTARY_OF_5 = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+
+
 def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
 
@@ -318,9 +321,12 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
         ({}, "models of type ''"),
         ([], "config.json: is not a JSON object"),
         (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
+        (LLAMA_3_8B | ROTARY_OF_5, "rope_parameters .* repeat them there as rope_theta"),
     ):
         with pytest.raises(UserError, match=words):
             check(config, values)
+    assert check(config, LLAMA_3_8B | ROTARY_OF_5 | {"rope_theta": 5e5})
+    assert check(make_run().config, LLAMA_3_8B | ROTARY_OF_5) is None
     assert check(make_run().config, {"model_type": "gpt2"}) is None, "left to engine torch"
 
 
