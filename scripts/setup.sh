@@ -10,13 +10,13 @@ die() {
 # find_python: print the newest interpreter that the kit supports.
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.10 python3; do
-    if [[ -n "$candidate" ]] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+  for candidate in "${PYTHON:-}" python3.14 python3.13 python3.12 python3.11 python3.10 python3; do
+    if [[ -n "$candidate" ]] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
       printf '%s\n' "$candidate"
       return
     fi
   done
-  die "no Python 3.10 to 3.13 with venv found; install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON"
+  die "no Python 3.10 to 3.14 with venv found; install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON"
 }
 
 # setup_python WHAT...: create .venv in the repository and install this checkout with the given pip arguments.

@@ -35,12 +35,23 @@ _KNOWN_KEYS = _SPECIAL | {
     "chat_template",
     "clean_up_tokenization_spaces",
     "extra_special_tokens",
+    "is_local",
+    "local_files_only",
     "model_input_names",
     "model_max_length",
     "padding_side",
     "tokenizer_class",
     "truncation_side",
 }
+# Classes that read tokenizer.json as it is: that of transformers 4, and its name since 5.
+_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# For these values of model_type in config.json, transformers 5 takes only the vocabulary from the files, also where
+# tokenizer_config.json names one of those classes (tokenization_auto.py, MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS).
+REBUILT = frozenset(
+    ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
+)
+# Without added_tokens_decoder, transformers reads special tokens from these, too.
+_OLDER_FILES = ("special_tokens_map.json", "added_tokens.json")
 _ADDED_KEYS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _MERGES = re.compile(rb'"merges":\s*\[')
 # Between two merges. A quotation mark inside a token is escaped with a backslash.
@@ -66,6 +77,8 @@ def read(model: Path) -> ByteLevelBpe | None:
     """The tokenizer of a model directory; None if it is of another kind, or its files are missing or damaged."""
     try:
         config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+        _require("added_tokens_decoder" in config or not any((model / name).exists() for name in _OLDER_FILES))
+        _require(json.loads((model / "config.json").read_text(encoding="utf-8")).get("model_type") not in REBUILT)
         with (
             (model / "tokenizer.json").open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -134,13 +147,16 @@ def _named(config: dict[str, Any], added: list[dict[str, Any]]) -> dict[str, int
 
     transformers also matches those that tokenizer.json lacks or describes differently: there must be none.
     """
-    _require(config["tokenizer_class"] == "PreTrainedTokenizerFast" and config.keys() <= _KNOWN_KEYS)
-    _require(not config.get("extra_special_tokens"))
+    _require(config["tokenizer_class"] in _CLASSES and config.keys() <= _KNOWN_KEYS)
     here = {str(token["id"]): {key: token[key] for key in _ADDED_KEYS} for token in added}
-    _require(config["added_tokens_decoder"] == {number: here[number] for number in config["added_tokens_decoder"]})
+    again = config.get("added_tokens_decoder", {})
+    _require(again == {number: here[number] for number in again})
     ids = {token["content"]: int(token["id"]) for token in added}
     specials = {name: _content(config[name]) for name in _SPECIAL & config.keys() if config[name] is not None}
-    _require(all(_content(token) in ids for token in config.get("additional_special_tokens") or ()))
+    # a list since transformers 5, which renamed it; before, a mapping from names
+    extra = config.get("extra_special_tokens") or []
+    _require(isinstance(extra, list))
+    _require(all(_content(token) in ids for token in [*extra, *(config.get("additional_special_tokens") or ())]))
     return {name: ids[content] for name, content in specials.items()}
 
 

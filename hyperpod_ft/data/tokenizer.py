@@ -8,7 +8,7 @@ from hyperpod_ft.errors import UserError
 
 
 class Tokenizer(Protocol):
-    """The part of transformers' PreTrainedTokenizerFast that this package uses."""
+    """The part of transformers' fast tokenizers that this package uses."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -33,7 +33,13 @@ def load(model: Path) -> Tokenizer:
         tokenizer = loader.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise UserError(f"{model}: no usable tokenizer: {reason}", "use a model that has one") from error
+        remedy = "use a model that has one"
+        if "TokenizersBackend" in reason:  # a name that transformers 4 does not know
+            remedy = (
+                "transformers 5 saved it: for this version, set tokenizer_class in its tokenizer_config.json to"
+                " PreTrainedTokenizerFast and extra_special_tokens to {}"
+            )
+        raise UserError(f"{model}: no usable tokenizer: {reason}", remedy) from error
     if not tokenizer.is_fast:
         raise UserError(f"{model}: has no fast tokenizer", "add a tokenizer.json to the model")
     if tokenizer.eos_token_id is None:

@@ -18,6 +18,9 @@ from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
 
 MANIFEST = ".hyperpod-ft.json"
 _HUB_STATE = ".cache"  # where huggingface_hub keeps partial files and etags in local_dir mode
+# A partial file of huggingface_hub 2.x, which no other process resumes (file_download._download_to_tmp_and_move). 0.x
+# resumes its own, <name>.<etag>.incomplete.
+_NOT_RESUMED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -115,10 +118,10 @@ def _fetch(
 
 
 def _prune(partial: Path, wanted: set[str]) -> None:
-    # files of an earlier attempt that are no longer wanted, and boto3's partial files
+    # files of an earlier attempt that are no longer wanted, and partial files that cannot be resumed
     for path in publish.files_below(partial):
         name = path.relative_to(partial).as_posix()
-        if name not in wanted and not name.startswith(f"{_HUB_STATE}/"):
+        if name not in wanted and (not name.startswith(f"{_HUB_STATE}/") or _NOT_RESUMED.search(name)):
             path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: resolves a revision to its commit, and fetches its files, resuming interrupted ones.
+"""The Hugging Face Hub: resolves a revision to its commit, and fetches the files that are still missing.
 
 The token comes from HF_TOKEN or the file that `hf auth login` writes; huggingface_hub reads it, and this module only
 checks whether there is one.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import requests
 from huggingface_hub import HfApi, constants, get_token, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -28,6 +27,11 @@ from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 
 _PARALLEL_FILES = 8
+# The base of all errors of huggingface_hub's HTTP library: requests in 0.x, httpx in 1.x, httpx2 in 2.x. The Hub's own
+# errors derive from it, too.
+_HttpError: type[Exception] = [
+    kind for kind in HfHubHTTPError.__mro__ if kind.__module__.partition(".")[0] not in ("huggingface_hub", "builtins")
+][-1]
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,8 @@ class Hub:
 
     def listing(self) -> Listing:
         with self._explained():
-            found = HfApi().repo_info(
-                self.asset.source, revision=self.asset.revision, repo_type=self.kind, files_metadata=True
-            )
+            information = HfApi().model_info if self.kind == "model" else HfApi().dataset_info
+            found = information(self.asset.source, revision=self.asset.revision, files_metadata=True)
         files = [File(sibling.rfilename, sibling.size or 0) for sibling in found.siblings or []]
         return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
 
@@ -67,7 +70,7 @@ class Hub:
             # raised when the Hub could not be reached; its cause says why
             cause = error.__cause__
             raise self._explain(cause if isinstance(cause, Exception) else error) from error
-        except (HfHubHTTPError, OfflineModeIsEnabled, requests.RequestException) as error:
+        except (OfflineModeIsEnabled, _HttpError) as error:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> UserError:

@@ -18,8 +18,9 @@ def load(directory: Path, dtype: torch.dtype | str, attention: str) -> PreTraine
     Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
     for which transformers would draw random numbers.
     """
-    # it warns, on every rank, that a directory named model@revision is not a Python module
+    # it warns, on every rank, that a directory named model@revision is not a Python module; 5.x draws a progress bar
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         # annotated as the model alone
         loaded: Any = AutoModelForCausalLM.from_pretrained(

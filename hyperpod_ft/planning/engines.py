@@ -1,6 +1,6 @@
 """What planning asks of an engine: the rules that differ between engines, in one module for each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,9 @@ class EngineRules(Protocol):
 
     def check_family(self, config: RunConfig, family: str, degrees: Degrees) -> None:
         """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
+
+    def check_model_config(self, model_config: Mapping[str, Any]) -> None:
+        """Refuse a config.json that the engine's transformers would misread."""
 
     def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
         """Refuse key/value heads that cannot be divided."""

@@ -40,11 +40,13 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     """
     model_config = _read(directory)
     family = str(model_config.get("model_type", ""))
-    rules_of(config.engine).check_family(config, family, degrees)
+    rules = rules_of(config.engine)
+    rules.check_family(config, family, degrees)
+    rules.check_model_config(model_config)
     shape = model_shape(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
-    sharding = rules_of(config.engine).sharding(config, degrees, shape)
+    sharding = rules.sharding(config, degrees, shape)
     return Fit(sharding, check_memory(config, degrees, shape) if shape is not None else None)
 
 

@@ -1,7 +1,7 @@
 """Engine neuron's rules: its part of planning (planning/engines.py says what each name is for)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,18 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
         )
     if family == "granite" and degrees.pipeline_parallel > 1:
         raise UserError("parallelism.pipeline_parallel: optimum-neuron has none for granite", "set it to 1")
+
+
+def check_model_config(model_config: Mapping[str, Any]) -> None:
+    """Refuse a config.json whose RoPE transformers 4.57, of engine neuron, would silently replace by the default.
+
+    transformers 5 writes `rope_parameters` instead of `rope_theta` and `rope_scaling`. It reads both.
+    """
+    if "rope_parameters" in model_config and "rope_theta" not in model_config:
+        raise UserError(
+            "model.source: config.json has rope_parameters of transformers 5, which engine neuron's 4.57 ignores",
+            "repeat them there as rope_theta, and as rope_scaling unless rope_type is default",
+        )
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

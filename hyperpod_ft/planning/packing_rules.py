@@ -1,7 +1,7 @@
 """Which families of models keep packed documents apart when engine torch trains them.
 
 The engine passes no attention mask: transformers derives one from `position_ids` that restart with each document
-(transformers 4.57.6, masking_utils.py, find_packed_sequence_indices). Families whose attention does not come from that
+(transformers, masking_utils.py, find_packed_sequence_indices). Families whose attention does not come from that
 module ignore the restarts, so that a document attends to those before it in its row, without any error.
 tests/unit/planning/test_packing_rules.py compares packed documents with the same ones alone, for every family here.
 """

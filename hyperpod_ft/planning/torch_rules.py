@@ -1,6 +1,6 @@
 """Engine torch's rules: its part of planning (planning/engines.py says what each name is for)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
     check_packing(config, family)
+
+
+def check_model_config(model_config: Mapping[str, Any]) -> None:
+    """transformers 5 reads every spelling of config.json."""
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:

@@ -54,7 +54,6 @@ class _Evaluation:
 def work(run: Run) -> Result:
     # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
     prepared = Prepared.open(run.dataset)
     questions = _questions(run, prepared, tokenizer)

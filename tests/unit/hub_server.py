@@ -83,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
         try:
-            if api := re.fullmatch(r"/api/(model|dataset)s/(.+?)(?:/revision/(.+))?", path):
+            if tree := re.fullmatch(r"/api/(model|dataset)s/(.+?)/tree/([^/]+)", path):
+                self._tree(*tree.groups())
+            elif api := re.fullmatch(r"/api/(model|dataset)s/(.+?)(?:/revision/(.+))?", path):
                 self._information(*api.groups())
             elif file := re.fullmatch(r"/(datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
                 self._file("dataset" if file[1] else "model", file[2], file[3], file[4])
@@ -115,7 +117,17 @@ class _Handler(BaseHTTPRequestHandler):
             {"rfilename": name, "size": found.claimed.get(name, len(content)), "blobId": "0" * 40}
             for name, content in found.files.items()
         ]
-        body = json.dumps({"_id": "1", "id": name, "sha": found.commit, "siblings": siblings}).encode()
+        self._json({"_id": "1", "id": name, "sha": found.commit, "siblings": siblings})
+
+    def _tree(self, kind: str, name: str, revision: str) -> None:
+        """What huggingface_hub 2.x lists a snapshot's files by; older versions take the siblings."""
+        files = self._repository(kind, name, revision).files
+        self._json(
+            [{"type": "file", "path": path, "size": len(content), "oid": "0" * 40} for path, content in files.items()]
+        )
+
+    def _json(self, value: object) -> None:
+        body = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

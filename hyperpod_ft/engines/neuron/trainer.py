@@ -13,9 +13,9 @@ from optimum.neuron.models.training import NeuronModelForCausalLM
 from optimum.neuron.models.training.transformations_utils import GQAQKVColumnParallelLinearSpec
 from peft import LoraConfig
 from torch import nn
-from transformers import AutoTokenizer
 
 from hyperpod_ft import publish
+from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
@@ -66,7 +66,7 @@ def build(run: Run, steps: int) -> Trainer:
     trainer = Trainer(
         model=model,
         args=settings,
-        processing_class=AutoTokenizer.from_pretrained(run.base_model),
+        processing_class=tokenizer.load(run.base_model),
         peft_config=_adapters(run) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],

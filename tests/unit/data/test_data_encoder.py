@@ -181,6 +181,7 @@ def swap_first_merges(file: dict[str, Any]) -> None:
     merges[0], merges[1] = merges[1], merges[0]
 
 
+PLAIN = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False) | {"content": "x"}
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a normalizer": lambda file: file.update(normalizer={"type": "NFC"}),
     "a space before": lambda file: file["pre_tokenizer"]["pretokenizers"][1].update(add_prefix_space=True),
@@ -211,21 +212,60 @@ CONFIG_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "another class": lambda file: file.update(tokenizer_class="LlamaTokenizerFast"),
     "an unknown key": lambda file: file.update(split_special_tokens=True),
     "a special token of its own": lambda file: file.update(sep_token="<sep>"),
-    "an added token of its own": lambda file: file["added_tokens_decoder"].update(
-        {"9": next(iter(file["added_tokens_decoder"].values())) | {"content": "x"}}
-    ),
+    "an added token of its own": lambda file: file.setdefault("added_tokens_decoder", {}).update({"9": PLAIN}),
+    "an extra token of its own": lambda file: file.update(extra_special_tokens=["<sep>"]),
+    "named extra tokens": lambda file: file.update(extra_special_tokens={"turn_token": TURN}),
+}
+MODEL_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a family whose tokenizer transformers builds": lambda file: file.update(model_type="qwen2"),
 }
 
 
-@pytest.mark.parametrize("edit", [*EDITS, *CONFIG_EDITS])
+@pytest.mark.parametrize("edit", [*EDITS, *CONFIG_EDITS, *MODEL_EDITS])
 def test_what_tiktoken_cannot_do_is_left_to_the_library(tmp_path: Path, edit: str) -> None:
     model = model_of(tmp_path / "model", learned(LLAMA3))
     assert byte_level_bpe.read(model) is not None
-    if edit in EDITS:
-        change(model, EDITS[edit])
-    else:
-        change(model, CONFIG_EDITS[edit], "tokenizer_config.json")
+    for edits, name in (
+        (EDITS, "tokenizer.json"),
+        (CONFIG_EDITS, "tokenizer_config.json"),
+        (MODEL_EDITS, "config.json"),
+    ):
+        if edit in edits:
+            change(model, edits[edit], name)
     assert byte_level_bpe.read(model) is None
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_configuration_of_transformers_4(tmp_path: Path, listed: bool) -> None:
+    model = model_of(tmp_path / "model", learned(LLAMA3))
+    (model / "special_tokens_map.json").unlink(missing_ok=True)
+    added = {
+        str(token.pop("id")): token for token in json.loads((model / "tokenizer.json").read_text())["added_tokens"]
+    }
+
+    def older(file: dict[str, Any]) -> None:
+        file.pop("extra_special_tokens", None)
+        file.pop("added_tokens_decoder", None)
+        file.update(tokenizer_class="PreTrainedTokenizerFast", additional_special_tokens=[TURN])
+        if listed:
+            file["added_tokens_decoder"] = added
+
+    change(model, older, "tokenizer_config.json")
+    check(model)
+    # transformers reads it where added_tokens_decoder is missing
+    (model / "special_tokens_map.json").write_text('{"bos_token": "<|bos|>"}')
+    assert (byte_level_bpe.read(model) is not None) == listed
+
+
+def test_families_whose_tokenizer_transformers_builds() -> None:
+    auto = pytest.importorskip("transformers.models.auto.tokenization_auto")
+    suspects = getattr(auto, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", None)
+    if suspects is None:
+        pytest.skip("transformers 4 takes the class from tokenizer_config.json")
+    generic = {None, "PreTrainedTokenizerFast", "TokenizersBackend"}
+    assert {family for family in suspects if auto.TOKENIZER_MAPPING_NAMES.get(family) not in generic} == set(
+        byte_level_bpe.REBUILT
+    )
 
 
 def test_the_library_is_what_it_is_left_to(tmp_path: Path) -> None:

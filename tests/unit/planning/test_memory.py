@@ -108,7 +108,8 @@ def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str,
             kept[storage.data_ptr()] = storage
         return tensor
 
-    positions = torch.arange(length).expand(rows, -1)
+    # two documents a row: without packing, transformers 5 has no mask and does not repeat keys and values
+    positions = (torch.arange(length) % (length // 2)).expand(rows, -1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model.model(input_ids=positions % config.vocab_size, position_ids=positions, use_cache=False)
     assert output.last_hidden_state.requires_grad
@@ -302,6 +303,9 @@ def test_cpus_have_no_such_limit(make_run: MakeRun) -> None:
     assert check_memory(config, degrees_of(config), shape_of(LLAMA_3_70B)) is None
 
 
+ROTARY_OF_5 = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+
+
 def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
 
@@ -317,9 +321,12 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
         ({}, "models of type ''"),
         ([], "config.json: is not a JSON object"),
         (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
+        (LLAMA_3_8B | ROTARY_OF_5, "rope_parameters .* repeat them there as rope_theta"),
     ):
         with pytest.raises(UserError, match=words):
             check(config, values)
+    assert check(config, LLAMA_3_8B | ROTARY_OF_5 | {"rope_theta": 5e5})
+    assert check(make_run().config, LLAMA_3_8B | ROTARY_OF_5) is None
     assert check(make_run().config, {"model_type": "gpt2"}) is None, "left to engine torch"
 
 
