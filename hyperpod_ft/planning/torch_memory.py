@@ -1,5 +1,7 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
+import itertools
+
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
@@ -39,15 +41,13 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    """The chosen sharding, and why it is not a faster one, in one line."""
+    """The chosen sharding, and why it is not the next faster one, in one line."""
     chosen = choose(config, degrees, shape)
-    room, faster = available(config), []
-    if shape and room:
-        for sharding in candidates(config, degrees):
-            if sharding == chosen:
-                break
-            faster.append(f"{sharding} needs {total(config, degrees, shape, sharding) / GIB:.1f} GiB")
-    return f"{chosen} ({', '.join(dict.fromkeys(faster))})" if faster else str(chosen)
+    faster = list(itertools.takewhile(lambda sharding: sharding != chosen, candidates(config, degrees)))
+    if not faster or shape is None or not available(config):
+        return str(chosen)
+    needed = total(config, degrees, shape, faster[-1])
+    return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
 
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
@@ -90,15 +90,25 @@ def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
 
 
 def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Sharding) -> float:
-    """Gradients are fp32. Whole ones are kept until they are reduced, in the last backward pass of a step."""
+    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
     whole, ranks = float(part.trainable * FP32), sharding.shard_ranks
+    bucket = min(whole, BUCKET_BYTES)
     accumulated = config.training.gradient_accumulation_steps > 1
+    on_host = sharding.offload != "none"
     if not sharding.by_layer:
-        reduced = 0.0 if sharding.offload != "none" else whole / ranks
-        return whole if accumulated else max(reduced, min(whole, 2 * BUCKET_BYTES))
+        if degrees.data_parallel == 1 and not on_host:
+            return whole
+        # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
+        if accumulated or (ranks == 1 and not on_host):
+            return whole + bucket
+        return 2 * bucket + (0.0 if on_host else whole / ranks)
+    sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
+    if sharding.mode == "zero2" and not accumulated:
+        # they take the place of layers, which are released in the same backward pass and take more
+        sharded = 0.0
     # partial sums, which are exchanged between the groups of shard ranks once a step
     partial = whole / ranks if accumulated and ranks < degrees.data_parallel else 0.0
-    return partial + (0.0 if sharding.offload == "parameters" else whole / ranks)
+    return sharded + partial + 2 * bucket
 
 
 def _optimizer(config: RunConfig, part: Part, sharding: Sharding) -> float:

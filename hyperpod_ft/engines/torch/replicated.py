@@ -55,6 +55,8 @@ class Bucket:
         buffer = first.new_zeros(self._shard_ranks, self._width)
         pairs = [pair for name, gradient in gradients.items() for pair in self._pieces(buffer, name, gradient)]
         torch._foreach_copy_([place for place, _ in pairs], [piece for _, piece in pairs])
+        # their memory is not needed while the buffer is reduced
+        del pairs, first
         gradients.clear()
         own = buffer[0]
         if self._shard_ranks > 1:
