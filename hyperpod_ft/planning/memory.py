@@ -21,6 +21,8 @@ GIB = 2**30
 # backward pass. An assumption: it was not measured for this kit.
 RESERVED = 0.1
 _FP32 = 4
+# Positions whose logits engine torch has in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
+LOSS_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def _activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: P
     width = 2 if training.precision == "bf16" else _FP32
     outside = _outside_share(config, degrees)
     layer = tokens * _layer_activations(config, degrees, shape)
-    logits = tokens * _loss_bytes(config, degrees, shape) * part.last
+    logits = _loss_bytes(config, degrees, shape, tokens) * part.last
     if not training.gradient_checkpointing:
         return part.in_flight * part.layers * layer, logits
     kept = part.in_flight * part.layers * tokens * shape.hidden * width * outside
@@ -187,16 +189,19 @@ def _layer_activations(config: RunConfig, degrees: Degrees, shape: ModelShape) -
     """Bytes per token that a layer's forward pass keeps.
 
     Two norms each keep their input in fp32, the normalized tensor, and the linears' input. Attention keeps query, key
-    and value at the width of the queries, and its output twice (as computed, and as o_proj's input); eager attention
-    keeps the softmax in place of one of them, in fp32 and in the model's dtype. The MLP keeps gate, its activation, up,
-    and their product.
+    and value, and its output twice (as computed, and as o_proj's input). On engine neuron keys and values have the
+    width of the queries, and eager attention keeps the softmax in place of an output, in fp32 and in the model's dtype.
+    The MLP keeps gate, its activation, up, and their product.
     """
     width = 2 if config.training.precision == "bf16" else _FP32
     outside = 2 * shape.hidden * (_FP32 + 2 * width)
-    inside = width * (4 * shape.queries + 4 * shape.intermediate)
-    if config.flash_attention if config.engine == "neuron" else config.model.attention == "sdpa":
-        inside += width * shape.queries
+    inside = width * 4 * shape.intermediate
+    if config.engine == "torch":
+        inside += width * (3 * shape.queries + 2 * shape.keys)
+    elif config.flash_attention:
+        inside += width * 5 * shape.queries
     else:
+        inside += width * 4 * shape.queries
         inside += shape.heads * config.dataset.max_length * (_FP32 + (width if width < _FP32 else 0))
     if shape.head_norms:
         inside += (_FP32 + width) * (shape.queries + shape.keys)
@@ -221,14 +226,15 @@ def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int
     return each * outside, each * (sum(inputs.values()) - outside)
 
 
-def _loss_bytes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes per token of the last norm, the logits and the cross entropy.
+def _loss_bytes(config: RunConfig, degrees: Degrees, shape: ModelShape, tokens: int) -> float:
+    """Bytes of the last norm, the logits and the cross entropy of that many tokens.
 
-    Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not: at the peak,
-    in the backward pass, it has log-probabilities and two gradients, all fp32.
+    Engine neuron divides the vocabulary: logits, their fp32 copy, and the softmax. Engine torch does not, but has the
+    logits of LOSS_BLOCK positions only, in fp32, and for bf16 before and after those; and the hidden states' gradient.
     """
     width = 2 if config.training.precision == "bf16" else _FP32
-    norm = shape.hidden * (_FP32 + 2 * width) * _outside_share(config, degrees)
+    norm = tokens * shape.hidden * (_FP32 + 2 * width) * _outside_share(config, degrees)
     if config.engine == "neuron":
-        return norm + shape.vocabulary / degrees.tensor_parallel * (width + 2 * _FP32)
-    return norm + shape.vocabulary * 3 * _FP32
+        return norm + tokens * shape.vocabulary / degrees.tensor_parallel * (width + 2 * _FP32)
+    each = _FP32 + (2 * width if width < _FP32 else 0)
+    return norm + tokens * shape.hidden * width + min(tokens, LOSS_BLOCK) * shape.vocabulary * each

@@ -109,7 +109,6 @@ def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
-        "attention": config.model.attention,
         "neuron": config.neuron.model_dump(exclude=_NEURON_RESULT_UNCHANGED) if config.engine == "neuron" else None,
         "seed": config.seed,
     }

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, TrainingRows
 from hyperpod_ft.engines.checkpoint_directory import Progress
@@ -24,7 +23,7 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, optimizer
+from hyperpod_ft.engines.torch import checkpoints, language_model, optimizer
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
 from hyperpod_ft.engines.torch.tensor_parallel import check_replicas, sum_partial_gradients
@@ -149,17 +148,9 @@ class TrainingLoop:
 
     def _loss(self, rows: NDArray[np.int64]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of these rows, fp32 []."""
-        batch = self.rows.batch(rows, self.device)
-        # no attention mask: transformers derives one from position_ids that keeps packed documents apart
-        logits = self.model.module(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
-        ).logits
-        return torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1),
-            batch.labels[:, 1:].flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        batch = self.rows.batch(rows, torch.device("cpu"))
+        loss: torch.Tensor = self.model.module(**language_model.inputs(batch, self.device))
+        return loss
 
     def _save(self, progress: Progress) -> None:
         check_replicas(self.model.trainable, self.mesh.get_group("tp"), progress.step)
