@@ -21,11 +21,14 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors [rows, max_length], int64. `position_ids` restart at 0 with each packed document."""
+    """Tensors [rows, max_length], int64, on the CPU. `position_ids` restart at 0 with each packed document."""
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.input_ids.to(device), self.labels.to(device), self.position_ids.to(device))
 
 
 class PackedSplit:
@@ -44,9 +47,9 @@ class PackedSplit:
     def max_length(self) -> int:
         return int(self._split.input_ids.shape[1])
 
-    def batch(self, rows: NDArray[np.int64], device: torch.device) -> Batch:
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
         arrays = (self._split.input_ids, self._split.labels, self._split.position_ids)
-        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
+        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)) for array in arrays))
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""

@@ -184,7 +184,7 @@ class TrainingLoop:
         return total
 
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        batch = self.rows.batch(rows, torch.device("cpu") if self.pipeline else self.device)
+        batch = self.rows.batch(rows).to(torch.device("cpu") if self.pipeline else self.device)
         inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
         if self.pipeline:
             # it was traced with one; the rows are full, and the model applies the causal mask itself

@@ -48,6 +48,6 @@ class Evaluation:
         return float(total) / self._tokens
 
     def _batch(self, rows: np.ndarray) -> Batch:
-        batch = self._rows.batch(np.maximum(rows, 0), self._device)
-        batch.labels[torch.from_numpy(rows < 0).to(self._device)] = IGNORED
+        batch = self._rows.batch(np.maximum(rows, 0))
+        batch.labels[torch.from_numpy(rows < 0)] = IGNORED
         return batch

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
@@ -23,7 +22,7 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints
+from hyperpod_ft.engines.torch import checkpoints, language_model
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
@@ -193,23 +192,15 @@ class TrainingLoop:
         for index, rows in enumerate(micro_batches):
             self.data_parallel.before_backward(last=index == len(micro_batches) - 1)
             # divided by the tokens of the whole step, so that sums over micro batches and ranks are its mean
-            loss = self._summed_loss(self.rows.batch(rows, self.device)) / tokens
+            loss = self._summed_loss(self.rows.batch(rows)) / tokens
             loss.backward()
             total += loss.detach()
         return total, self.data_parallel.after_backward()
 
     def _summed_loss(self, batch: Batch) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
-        # no attention mask: transformers derives one from position_ids that keeps packed documents apart
-        logits = self.model.module(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
-        ).logits
-        return torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1),
-            batch.labels[:, 1:].flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        loss: torch.Tensor = self.model.module(**language_model.inputs(batch, self.device))
+        return loss
 
     def _save(self, progress: Progress, last: bool, wanted: bool) -> None:
         """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
