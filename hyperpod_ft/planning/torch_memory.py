@@ -60,8 +60,8 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided. The loss has the logits of LOSS_BLOCK positions, in fp32, and for bf16 before and after
-    those too; and the gradient of all hidden states.
+    The vocabulary is not divided. The loss has the logits of LOSS_BLOCK positions, in fp32, and with bf16 before and
+    after those too; and the gradient of all hidden states.
     """
     kept = Kept(outside=1.0, scores=False, repeats_keys=False)
     count, element = tokens(config, degrees), width(config)
