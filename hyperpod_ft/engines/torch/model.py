@@ -1,5 +1,7 @@
 """The model on this rank: loaded, with its adapters, split over tp and sharded over dp, in the configured precision."""
 
+import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from hyperpod_ft.engines import pretrained
 from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch import loading, tensor_parallel
+from hyperpod_ft.engines.torch.weights import locate
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run
 
@@ -37,15 +39,16 @@ class ShardedModel:
 
 
 def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
-    """Load the base model from `run.base_model` and shard it over `mesh` (axes dp, tp).
+    """The base model of `run.base_model` with its adapters, sharded over `mesh` (axes dp, tp): on each rank, its part.
 
     Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, trainable ones in
     fp32, cast by FSDP when it gathers them; gradients are reduced in fp32. Raises UserError when the model cannot
-    be split, or a LoRA target matches no module.
+    be loaded or split, or a LoRA target matches no module.
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
-    base = _load(run)
+    base = _skeleton(run)
+    weights = locate(base, run.base_model)
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older model families name these keys differently
         heads = base.config.num_attention_heads
@@ -58,6 +61,9 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
     _shard(model, layers, run, mesh)
+    loading.materialize(model, torch.device(mesh.device_type))
+    loading.fill(model, weights, _stored_name)
+    _draw_adapters(model, config.seed)
     return ShardedModel(
         module=model.train(),
         trainable={name: p for name, p in model.named_parameters() if p.requires_grad},
@@ -73,11 +79,11 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
-def _load(run: Run) -> PreTrainedModel:
+def _skeleton(run: Run) -> PreTrainedModel:
     training = run.config.training
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
     dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
-    model = pretrained.load(run.base_model, dtype, run.config.model.attention)
+    model = loading.build_skeleton(run.base_model, dtype, run.config.model.attention)
     if training.gradient_checkpointing:
         # the non-reentrant variant works with frozen inputs, and with collectives inside the block
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -90,8 +96,6 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
     for target in lora.target_modules:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise no_such_module(target, names)
-    # every rank draws the same factors: those that tp does not split must be equal on all ranks
-    torch.manual_seed(run.config.seed)
     adapters = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -101,7 +105,39 @@ def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(base, adapters)
+    # on the meta device, like the base
+    return get_peft_model(base, adapters, low_cpu_mem_usage=True)
+
+
+def _stored_name(name: str) -> str | None:
+    """The base model's own name of a parameter; None for an adapter's."""
+    if ".lora_" in name:
+        return None
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def drawn_factor(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+    """A LoRA factor before training, fp32, as PEFT draws it: A uniform (Kaiming), B 0; for embeddings A 0, B normal.
+
+    Drawn whole from the seed and its name: ranks agree, and so do layouts.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    factor = torch.zeros(shape)
+    if ".lora_A." in name:
+        nn.init.kaiming_uniform_(factor, a=math.sqrt(5), generator=generator)
+    elif ".lora_embedding_B." in name:
+        factor.normal_(generator=generator)
+    return factor
+
+
+@torch.no_grad()
+def _draw_adapters(model: nn.Module, seed: int) -> None:
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            start, part = loading.local_part(parameter)
+            own = tuple(slice(begin, begin + size) for begin, size in zip(start, part.shape, strict=True))
+            part.copy_(drawn_factor(name, parameter.shape, seed)[own])
 
 
 def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
