@@ -66,15 +66,22 @@ class SliceReader:
     def _read(self, file: Path, offset: int, content: torch.Tensor) -> None:
         target = memoryview(content.numpy())
         try:
-            if file not in self._descriptors:
-                self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._descriptor(file)
             while target:
-                got = os.preadv(self._descriptors[file], [target], offset)
+                got = os.preadv(descriptor, [target], offset)
                 if not got:
                     raise UserError(f"{file}: ended early, at byte {offset}", "it is truncated: restore it")
                 target, offset = target[got:], offset + got
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
+
+    def _descriptor(self, file: Path) -> int:
+        if file not in self._descriptors:
+            self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            if hasattr(os, "posix_fadvise"):
+                # twice the read-ahead: from a disk, reading was two to four times as fast
+                os.posix_fadvise(self._descriptors[file], 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return self._descriptors[file]
 
 
 def within(piece: Piece, start: Sequence[int], shape: Sequence[int], itemsize: int) -> Piece | None:
