@@ -15,6 +15,7 @@ Results = Mapping[str, Mapping[str, Entry]]
 KIT, COPY = "hyperpod-ft", "cp -r"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
+LOADED = tuple(f"{ranks}, {dtype}" for dtype in ("bf16", "fp32") for ranks in ("1 rank", "2 ranks", "4 ranks"))
 REPEATED = "{}, repeated"  # a contender of `dataset` on the repeated text
 
 
@@ -63,6 +64,11 @@ def rates(entry: Entry, name: str = KIT) -> list[float]:
 
 def rows_per_cpu_second(entry: Entry) -> float:
     return statistics.median(rates(entry))
+
+
+def host_memory_ratio(entry: Entry, name: str = KIT) -> float:
+    """Peak memory of all ranks while loading, of the bytes that the model has in memory: the largest of all rounds."""
+    return max(one["peak"] for one in rounds(entry, name)) / entry["model_bytes"]
 
 
 def unfilled_percent(entry: Entry, name: str = KIT) -> float:
@@ -132,6 +138,18 @@ GOALS = (
     Goal("dataset, rows per CPU second", "dataset", (TEXT,), rows_per_cpu_second, "{:,.0f}", 4000, 12000, is_rate=True),
     Goal("dataset, peak memory", "dataset", (TEXT,), peak_mb, "{:.0f} MB", 150),
     Goal("dataset, unfilled slots of best-fit packing", "dataset", (TEXT,), unfilled_percent, "{:.2f} %", 0.2),
+    *(
+        Goal(
+            f"loading, peak host memory of {size} against the model's bytes",
+            "loading",
+            (size,),
+            host_memory_ratio,
+            "{:.3f}x",
+            1.2,
+            1.05,
+        )
+        for size in LOADED
+    ),
 )
 
 

@@ -5,12 +5,12 @@ python -m benchmarks.table
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, LARGE, REPEATED, SMALL, TEXT, Entry, Goal, Results
+from benchmarks.goals import COPY, GOALS, KIT, LARGE, LOADED, REPEATED, SMALL, TEXT, Entry, Goal, Results
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -42,6 +42,26 @@ def _lines(results: Results) -> Iterator[str]:
         yield from ("", f"### dataset, {entry['rows']:,} rows of {entry['tokens_per_row']:.0f} tokens", "")
         yield from _dataset_table(entry)
         yield from _circumstances(entry)
+    if entries := results.get("loading"):
+        yield from ("", "### loading the base model", "")
+        yield from _loading_table(entries)
+        yield from _circumstances(entries[next(size for size in reversed(LOADED) if size in entries)])
+
+
+def _loading_table(results: Mapping[str, Entry]) -> Iterator[str]:
+    yield _row("", "", "wall", "CPU time of all ranks", "peak memory of all ranks", "against the model")
+    yield "|---|---|---|---|---|---|"
+    for size in LOADED:
+        entry = results.get(size, {"contenders": {}})
+        for name in entry["contenders"]:
+            yield _row(
+                size,
+                name,
+                f"{goals.median(entry, name, 'wall'):.1f} s",
+                f"{goals.median(entry, name, 'cpu'):.1f} s",
+                f"{goals.peak_mb(entry, name):,.0f} MB",
+                f"{goals.host_memory_ratio(entry, name):.3f}x",
+            )
 
 
 def _goal_table(results: Results) -> Iterator[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
@@ -21,14 +20,12 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
+original = model.drawn_factor
 
-def fill_lora_b(peft_model: nn.Module) -> nn.Module:
-    """Random values instead of zeros, with which lora_A would have no gradient."""
-    torch.manual_seed(11)
-    for name, parameter in peft_model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
-    return peft_model
+
+def drawn_factor(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+    """The engine's LoRA factor, but random where that is zero, with which lora_A would have no gradient."""
+    return original(name.replace("lora_B", "lora_A"), shape, seed)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,8 +55,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
-    original = model.get_peft_model
-    model.get_peft_model = lambda *args: fill_lora_b(original(*args))
+    model.drawn_factor = drawn_factor
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts_worker import fill_lora_b
+from layouts_worker import drawn_factor
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
@@ -39,10 +39,12 @@ def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
     training, lora = run.config.training, run.config.lora
     model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
     if training.method == "lora":
-        torch.manual_seed(run.config.seed)
         targets = list(lora.target_modules)
         adapters = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
-        model = fill_lora_b(get_peft_model(model, adapters))
+        model = get_peft_model(model, adapters)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = drawn_factor(name, parameter.shape, run.config.seed)
     model.train()
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     arrays = {

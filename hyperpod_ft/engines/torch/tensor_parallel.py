@@ -37,8 +37,9 @@ _BLOCKS = ("self_attn", "mlp")
 def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
     """Split the linears of decoder layers over the 1-D `mesh`, in place; no communication.
 
-    Every rank holds the whole layers, with equal values, before the call. Raises UserError for a layer whose
-    modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths are not divisible.
+    The layers are whole on every rank, with equal values, or on the meta device, without values. Raises UserError for
+    a layer whose modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths are not
+    divisible.
     """
     for layer in layers:
         _refuse_unknown(layer)

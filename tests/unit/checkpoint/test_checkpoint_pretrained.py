@@ -1,4 +1,4 @@
-"""Base models loaded for training and generation: whole, or one line that says why not."""
+"""Models loaded for generation: whole, or one line that says why not."""
 
 import json
 from pathlib import Path

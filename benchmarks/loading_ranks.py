@@ -1,0 +1,85 @@
+"""One rank of `benchmarks.loading`: loads a model as engine torch does, or as transformers does, and measures that.
+
+python -m torch.distributed.run ... -m benchmarks.loading_ranks LOADER DTYPE MODEL_DIRECTORY OUTPUT_DIRECTORY
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hyperpod_ft.engines import pretrained
+from hyperpod_ft.engines.torch import loading
+from hyperpod_ft.engines.torch.model import decoder_layers
+from hyperpod_ft.engines.torch.weights import locate
+
+
+def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
+    """The engine's way: shard shapes, then read this rank's slices."""
+    model = loading.build_skeleton(directory, dtype, "sdpa")
+    weights = locate(model, directory)
+    _shard(model, mesh)
+    loading.materialize(model, torch.device("cpu"))
+    loading.fill(model, weights, lambda name: name)
+    return model
+
+
+def whole(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
+    """transformers' way: every rank loads the whole model, which FSDP then shards."""
+    model = pretrained.load(directory, dtype, "sdpa")
+    _shard(model, mesh)
+    return model
+
+
+LOADERS: dict[str, Callable[[Path, torch.dtype, DeviceMesh], nn.Module]] = {"slices": by_slices, "whole": whole}
+
+
+def main() -> None:
+    loader, dtype, directory, output = sys.argv[1], getattr(torch, sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    # the modules of the family: an import too
+    AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(directory))]
+    dist.barrier()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    start, cpu = time.perf_counter(), time.process_time()
+    model = LOADERS[loader](directory, dtype, mesh)
+    dist.barrier()
+    facts = {
+        "wall": time.perf_counter() - start,
+        "cpu": time.process_time() - cpu,
+        "peak": _status("VmHWM") - before,
+        "held": sum(loading.local_part(parameter.detach())[1].nbytes for parameter in model.parameters()),
+        "whole": sum(parameter.nbytes for parameter in model.parameters()),
+    }
+    (output / f"{dist.get_rank()}.json").write_text(json.dumps(facts), encoding="utf-8")
+    dist.barrier()
+    # gloo's threads sometimes abort a process that ends in the ordinary way
+    os._exit(0)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    if mesh.size() > 1:
+        for layer in decoder_layers(model):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+if __name__ == "__main__":
+    main()

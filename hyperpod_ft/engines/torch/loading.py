@@ -1,0 +1,127 @@
+"""A base model for this rank alone: built without memory on the meta device, then filled with this rank's shards.
+
+Between the two, the caller adds adapters, splits over tp and shards over dp, for which shapes are enough. A rank thus
+never holds more than its own shards and one block of a file, and reads nothing else: the host memory of a node is
+what its ranks hold, however many there are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, initialization
+from transformers.core_model_loading import build_glob_alternation
+from transformers.utils import logging
+
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.engines.torch.slices import SliceReader
+from hyperpod_ft.errors import UserError
+
+_REMEDY = "make or download the model again"
+
+
+def build_skeleton(directory: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The causal language model of `directory`, its parameters on the meta device; buffers not in files are real.
+
+    Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
+    Raises UserError when config.json describes no model that can be built, or a quantized one.
+    """
+    # it warns, on every rank, that a directory named model@revision is not a Python module
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        quantization = getattr(config, "quantization_config", None)
+        if quantization is None:
+            with torch.device("meta"), initialization.meta_device_safe_creation_ops():
+                model: Any = AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
+                )
+            _keep_in_fp32(model, dtype)
+            _compute_buffers(model)
+    except Exception as error:  # a damaged config.json raises errors of any type
+        reason = " ".join(str(error).split())
+        raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {reason}", _REMEDY) from error
+    if quantization is not None:
+        raise UserError(f"{directory}: the model is quantized", "take the model in bf16, fp16 or fp32")
+    return model
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Give every meta parameter and buffer of `module` memory on `device`, uninitialized; tied ones stay tied.
+
+    `nn.Module.to_empty` would give each name of a tied parameter its own memory. Real buffers move to `device`.
+    """
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    for submodule in module.modules():
+        for owned in (submodule._parameters, submodule._buffers):
+            for name, tensor in owned.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if tensor not in made:
+                    empty = torch.empty_like(tensor, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[tensor] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                owned[name] = made[tensor]
+    # FSDP pads uneven shards, which moves them: now rather than in the first forward pass, while they are empty
+    module.to(device)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, weights: Mapping[str, LogicalTensor], name_in_weights: Callable[[str], str | None]) -> None:
+    """Read this rank's part of `weights` into the parameters and persistent buffers of `module`.
+
+    These are plain tensors or DTensors of any sharding, on any device. `name_in_weights` maps a name in `module` to
+    one in `weights`, or to None if it is not stored there. Raises UserError when a file cannot be read.
+    """
+    with SliceReader() as reader:
+        for fqn, tensor in _stored(module):
+            name = name_in_weights(fqn)
+            if name is not None:
+                start, part = local_part(tensor)
+                reader.copy(weights[name], start, part)
+
+
+def local_part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Where this rank's part of a tensor begins in the whole, and the part itself, which shares its memory."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim, tensor
+    part = tensor.to_local()
+    # handles what FSDP2 makes of a tensor that tp has split along the same dimension
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    assert tuple(part.shape) == tuple(shape), f"a shard of {list(part.shape)}, not {list(shape)}"
+    return tuple(start), part
+
+
+def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers by name, each once."""
+    seen: set[torch.Tensor] = set()
+    for path, submodule in module.named_modules():
+        buffers = {k: b for k, b in submodule._buffers.items() if k not in submodule._non_persistent_buffers_set}
+        for name, tensor in (submodule._parameters | buffers).items():
+            if tensor is not None and tensor not in seen:
+                seen.add(tensor)
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def _keep_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """What `from_pretrained` does by its `dtype_plan`: some classes keep tensors such as router biases in fp32."""
+    if kept := list(model._get_dtype_plan(dtype)):
+        pattern, _, _ = build_glob_alternation(kept)
+        for name, tensor in _stored(model):
+            if pattern.search(name):
+                tensor.data = tensor.data.float()
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Compute the buffers that no file holds, such as rotary frequencies, by the class's own `_init_weights`."""
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        owner, _, key = name.rpartition(".")
+        model.get_submodule(owner)._buffers[key] = torch.empty_like(buffer, device="cpu")
+    # so that initialization leaves them alone
+    for _, tensor in _stored(model):
+        tensor._is_hf_initialized = True
+    model.initialize_weights()
