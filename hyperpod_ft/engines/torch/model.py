@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch import lora, tensor_parallel
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run
 
@@ -45,16 +43,18 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
-    base = _load(run)
+    model = _load(run)
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older model families name these keys differently
-        heads = base.config.num_attention_heads
-        kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
+        heads = model.config.num_attention_heads
+        kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    model = _with_adapters(base, run) if config.training.method == "lora" else base
-    layers = decoder_layers(base)
-    trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total_parameters = sum(p.numel() for p in model.parameters())
+    total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
+    if config.training.method == "lora":
+        lora.adapt(model, config.lora, config.seed)
+        trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        total_parameters += trainable_parameters
+    layers = decoder_layers(model)
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
     _shard(model, layers, run, mesh)
@@ -82,26 +82,6 @@ def _load(run: Run) -> PreTrainedModel:
         # the non-reentrant variant works with frozen inputs, and with collectives inside the block
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
-    lora = run.config.lora
-    names = {name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    for target in lora.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise no_such_module(target, names)
-    # every rank draws the same factors: those that tp does not split must be equal on all ranks
-    torch.manual_seed(run.config.seed)
-    adapters = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        use_rslora=lora.rslora,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base, adapters)
 
 
 def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:

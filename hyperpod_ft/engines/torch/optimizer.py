@@ -1,6 +1,6 @@
 """AdamW over sharded parameters, its state by parameter name, and clipping by the global gradient norm."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,20 +16,28 @@ class ShardedAdamW:
     The update is elementwise, so each rank computes it on its plain local shards. The result is the same as with
     DTensors, whose dispatch would cost more than the arithmetic on small shards. The moments are DTensors, for
     checkpoints.
+
+    `rate_factor` is what the learning rate of the parameter with a given name is multiplied by.
     """
 
-    def __init__(self, trainable: Mapping[str, nn.Parameter], training: Training) -> None:
+    def __init__(
+        self, trainable: Mapping[str, nn.Parameter], training: Training, rate_factor: Callable[[str], float]
+    ) -> None:
         self._trainable = dict(trainable)
         self._moments = {
             name: {"exp_avg": torch.zeros_like(p.detach()), "exp_avg_sq": torch.zeros_like(p.detach())}
             for name, p in trainable.items()
         }
         self._parts = {name: nn.Parameter(local(p.detach())) for name, p in trainable.items()}
-        decays: dict[float, list[nn.Parameter]] = {}
-        for part in self._parts.values():
-            decays.setdefault(training.weight_decay if part.ndim > 1 else 0.0, []).append(part)
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, part in self._parts.items():
+            decay = training.weight_decay if part.ndim > 1 else 0.0
+            groups.setdefault((decay, rate_factor(name)), []).append(part)
         self._adamw = torch.optim.AdamW(
-            [{"params": parts, "weight_decay": decay} for decay, parts in decays.items()],
+            [
+                {"params": parts, "weight_decay": decay, "rate_factor": factor}
+                for (decay, factor), parts in groups.items()
+            ],
             betas=(training.adam_beta1, training.adam_beta2),
             foreach=True,
         )
@@ -44,7 +52,7 @@ class ShardedAdamW:
             self._parts[name].grad = local(parameter.grad) if parameter.grad is not None else None
             parameter.grad = None
         for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["rate_factor"]
         self._adamw.step()
 
     def state(self) -> dict[str, Any]:
