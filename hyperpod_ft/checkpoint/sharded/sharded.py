@@ -61,7 +61,7 @@ def open_checkpoint(path: Path) -> Sharded:
     """
     path = path.absolute()
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory", "name the directory of a checkpoint")
+        raise UserError(f"{path}: no such directory", "give the directory of a checkpoint")
     if (path / dcp.INDEX).is_file():
         found = _own(path) if (path / description.NAME).is_file() else _dcp(path)
         return _with_archives(found, dcp.archives(path))
@@ -77,7 +77,7 @@ def _nxd(path: Path) -> Sharded:
     model = reader.model_directory(path)
     adapters = reader.adapter_directories(path)
     if model and adapters:
-        raise UserError(f"{path}: has both adapters and a whole model", "name the directory of one of them")
+        raise UserError(f"{path}: has both adapters and a whole model", "give the directory of one of them")
     if model:
         return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
@@ -85,7 +85,7 @@ def _nxd(path: Path) -> Sharded:
     raise UserError(
         f"{path}: is not a sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
         f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
-        "name the directory of a checkpoint",
+        "give the directory of a checkpoint",
     )
 
 
@@ -109,7 +109,7 @@ def _own(directory: Path) -> Sharded:
     described = description.read(directory)
     if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
         raise UserError(
-            f"{directory / dcp.INDEX}: is damaged: its digest is not the one in {description.NAME}",
+            f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",
         )
     lora, base = described.lora, described.base_model
