@@ -21,6 +21,7 @@ GIB = 2**30
 # backward pass. An assumption: it was not measured for this kit.
 RESERVED = 0.1
 _FP32 = 4
+_QUANTIZED = 4.5 / 8  # NF4: 4 bits, and an fp32 scale for 64 parameters
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Part:
     layers: int
     layer_parameters: int
     end_parameters: int  # embedding, last norm and output matrix, if on this stage
+    quantized: int  # of the layers' parameters, those in 4 bits
     trainable: int
     in_flight: int  # micro batches whose activations are in memory at the same time
     last: bool
@@ -93,6 +95,7 @@ def parts(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Pa
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
+            quantized=layers * _layer_quantized(config, shape),
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
             # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
             in_flight=min(stages - stage, micro_batches),
@@ -104,19 +107,31 @@ def _targets(config: RunConfig) -> set[str]:
     return {target.rpartition(".")[2] for target in config.lora.target_modules}
 
 
+def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
+    """Parameters of a layer that `lora.quantization` keeps in 4 bits, which is refused with tensor parallelism."""
+    if config.lora.quantization == "none":
+        return 0
+    return sum(inputs * outputs for name, (inputs, outputs) in shape.linears.items() if name in _targets(config))
+
+
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     """LoRA parameters of a layer on a rank: one matrix of each pair is divided, the other whole."""
     total = 0
     for name, (inputs, outputs) in shape.linears.items():
         if name in _targets(config):
-            total += inputs + outputs // tensor if name in COLUMN_PARALLEL else inputs // tensor + outputs
-    return config.lora.r * total
+            divided = (inputs, outputs // tensor) if name in COLUMN_PARALLEL else (inputs // tensor, outputs)
+            # DoRA has a magnitude for each output
+            total += config.lora.r * sum(divided) + config.lora.dora * divided[1]
+    return total
 
 
 def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool) -> int:
     targets = _targets(config)
     matrices = ("embed_tokens" in targets and first) + ("lm_head" in targets and last)
-    return config.lora.r * matrices * (shape.vocabulary + shape.hidden)
+    magnitudes = ("embed_tokens" in targets and first) * shape.hidden + (
+        "lm_head" in targets and last
+    ) * shape.vocabulary
+    return config.lora.r * matrices * (shape.vocabulary + shape.hidden) + config.lora.dora * magnitudes
 
 
 def _neuron(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
@@ -144,8 +159,9 @@ def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -
     lora = training.method == "lora"
     computed = 2 if training.precision == "bf16" else _FP32
     adapters = part.trainable if lora else 0
-    at_rest = part.parameters * (computed if lora else _FP32) + adapters * _FP32
-    gathered = float(part.parameters + adapters)
+    shared = part.parameters - part.quantized  # between data-parallel ranks
+    at_rest = shared * (computed if lora else _FP32) + adapters * _FP32
+    gathered = float(shared + adapters)
     if training.gradient_checkpointing:
         # the current layer and the next, which is prefetched; embedding and output matrix stay gathered
         gathered = part.end_parameters + min(2, part.layers) * (gathered - part.end_parameters) / part.layers
@@ -153,7 +169,7 @@ def _torch(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -
     waiting = _FP32 if training.gradient_accumulation_steps > 1 else 0
     activations, logits = _activations(config, degrees, shape, part)
     return Memory(
-        weights=at_rest / data + gathered * computed,
+        weights=at_rest / data + gathered * computed + part.quantized * _QUANTIZED,
         gradients=part.trainable * (_FP32 / data + waiting),
         optimizer=part.trainable * 2 * _FP32 / data,
         activations=activations,
@@ -207,7 +223,7 @@ def _layer_activations(config: RunConfig, degrees: Degrees, shape: ModelShape) -
 
 
 def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int]:
-    """Bytes per token of the adapters' inputs, outside and inside attention and MLP.
+    """Bytes per token of the adapters' inputs, and DoRA's outputs, outside and inside attention and MLP.
 
     On engine neuron adapters are fp32, so a bf16 input is kept in fp32 as well; dropout keeps its output and a mask.
     Tensors as narrow as an adapter's rank are not counted.
@@ -218,7 +234,14 @@ def _adapter_activations(config: RunConfig, shape: ModelShape) -> tuple[int, int
     targets = _targets(config)
     inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
     outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
-    return each * outside, each * (sum(inputs.values()) - outside)
+    # DoRA keeps each output before it is rescaled
+    width = config.lora.dora * (2 if config.training.precision == "bf16" else _FP32)
+    outputs = {name: sides[1] for name, sides in shape.linears.items() if name in targets}
+    divided = sum(wide for name, wide in outputs.items() if name in COLUMN_PARALLEL)
+    return (
+        each * outside + width * (sum(outputs.values()) - divided),
+        each * (sum(inputs.values()) - outside) + width * divided,
+    )
 
 
 def _loss_bytes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.lora_targets import no_such_module
@@ -90,9 +91,16 @@ def initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | Non
 
 
 def initial_magnitude(module: nn.Module) -> torch.Tensor:
-    """DoRA's initial magnitude of an adapted module: the norms of the base weight's rows, fp32 [out]."""
-    weight = module.base_weight(torch.float32) if isinstance(module, LoraLinear) else module.weight.detach().T
-    return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+    """DoRA's whole initial magnitude of an adapted module: the norms of the base weight's rows, fp32 [out].
+
+    Collective if the weight is a DTensor. An embedding's output is a column of its weight.
+    """
+    if isinstance(module, LoraLinear):
+        weight = module.base_weight(torch.float32) if module.codes is not None else module.weight.detach()
+    else:
+        weight = module.weight.detach().T
+    norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+    return norms.full_tensor() if isinstance(norms, DTensor) else norms
 
 
 def learning_rate_factor(name: str, lora: Lora) -> float:
