@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.processes import Processes, join_processes
-from hyperpod_ft.engines.torch import lora
 from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
@@ -57,13 +57,13 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
-    adapt = lora.adapt
+    adapt = adapters.adapt
 
     def adapt_and_fill(model: nn.Module, settings: Lora, seed: int) -> None:
         adapt(model, settings, seed)
         fill_lora_b(model)
 
-    lora.adapt = adapt_and_fill
+    adapters.adapt = adapt_and_fill
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)

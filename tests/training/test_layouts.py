@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.torch.lora import initial_value
+from hyperpod_ft.engines.torch.lora.adapters import initial_value
 from hyperpod_ft.planning.schedule import learning_rate
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama

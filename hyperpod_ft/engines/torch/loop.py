@@ -25,7 +25,8 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, lora, optimizer
+from hyperpod_ft.engines.torch import checkpoints, optimizer
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
 from hyperpod_ft.engines.torch.tensor_parallel import check_replicas, sum_partial_gradients
@@ -74,7 +75,7 @@ class TrainingLoop:
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
-        rate_factor = partial(lora.learning_rate_factor, lora=run.config.lora)
+        rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
         self.optimizer = optimizer.ShardedAdamW(self.model.trainable, self.config, rate_factor)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)

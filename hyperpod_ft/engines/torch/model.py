@@ -10,7 +10,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.torch import lora, tensor_parallel
+from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.runs.run import Run
 
@@ -51,7 +52,7 @@ def build(run: Run, mesh: DeviceMesh) -> ShardedModel:
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
-        lora.adapt(model, config.lora, config.seed)
+        adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
     layers = decoder_layers(model)

@@ -203,7 +203,7 @@ def _projections(layer: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_adapted(linear: nn.Module) -> bool:
-    """Whether it is a LoraLinear (lora.py), which computes with its local shards itself."""
+    """Whether it is a LoraLinear (lora/adapters.py), which computes with its local shards itself."""
     return hasattr(linear, "lora_A")
 
 

@@ -17,7 +17,7 @@ from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.verify import logits
 from hyperpod_ft.config.run_config import Lora
-from hyperpod_ft.engines.torch.lora import adapt
+from hyperpod_ft.engines.torch.lora.adapters import adapt
 from tests.unit.rounding import bounds
 
 IDS = torch.arange(24).reshape(2, 12).remainder(40)

@@ -11,14 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.config.run_config import Lora
-from hyperpod_ft.engines.torch.lora import (
+from hyperpod_ft.engines.torch.lora import product as lora_product
+from hyperpod_ft.engines.torch.lora.adapters import (
     LoraLinear,
-    _product,
     adapt,
     initial_magnitude,
     initial_value,
     learning_rate_factor,
 )
+from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.errors import UserError
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -133,8 +134,8 @@ def test_gradients_by_finite_differences() -> None:
     x, weight, bias = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(4, 5).double(), torch.randn(4).double()
     a, b = torch.randn(2, 5).double().requires_grad_(), torch.randn(4, 2).double().requires_grad_()
     inputs = (x.requires_grad_(), (x.detach() * 1.5).requires_grad_())
-    assert torch.autograd.gradcheck(lambda x, a, b: _product(x, None, weight, None, bias, a, b, 0.7), (inputs[0], a, b))
-    assert torch.autograd.gradcheck(lambda x, d, a, b: _product(x, d, weight, None, None, a, b, 0.7), (*inputs, a, b))
+    assert torch.autograd.gradcheck(lambda x, a, b: product(x, None, weight, None, bias, a, b, 0.7), (inputs[0], a, b))
+    assert torch.autograd.gradcheck(lambda x, d, a, b: product(x, d, weight, None, None, a, b, 0.7), (*inputs, a, b))
 
 
 def test_base_names_are_those_of_the_models_files() -> None:
@@ -192,8 +193,11 @@ def test_a_model_on_the_meta_device(quantization: str) -> None:
     assert torch.equal(model(IDS).logits, expected(IDS).logits)
 
 
+@pytest.mark.parametrize("widens", [False, True])
 @pytest.mark.parametrize("dora", [False, True])
-def test_bf16_computes_with_factors_in_fp32(dora: bool) -> None:
+def test_bf16_computes_with_factors_in_fp32(dora: bool, widens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors with products of bf16, and on those where fp32 is faster."""
+    monkeypatch.setattr(lora_product, "_WIDENS", widens)
     torch.manual_seed(0)
     layer = LoraLinear(nn.Linear(64, 48, dtype=torch.bfloat16).requires_grad_(False), Lora(r=4, dora=dora))
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]

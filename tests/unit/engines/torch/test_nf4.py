@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hyperpod_ft.engines.torch import nf4
+from hyperpod_ft.engines.torch.lora import nf4
 
 LEVELS = torch.tensor(nf4.LEVELS)
 

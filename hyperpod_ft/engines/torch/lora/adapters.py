@@ -10,7 +10,7 @@ factors have the names in PEFT's files, without their prefix `base_model.model.`
     <module>.lora_embedding_B      (width, r)
     <module>.lora_magnitude_vector (out,)       DoRA
 
-All of them are fp32, and used in the dtype of the layer's input.
+All of them are fp32, and used in the dtype of the layer's input, or in the one it is multiplied in.
 
 Definitions and initial values are PEFT's (0.21, tuners/lora/layer.py and dora.py), with scale s = alpha / r, or
 alpha / sqrt(r) with rsLoRA (arXiv:2312.03732):
@@ -25,8 +25,6 @@ LoRA+ (arXiv:2402.12354) changes the learning rate of B only: `learning_rate_fac
 
 import hashlib
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +33,8 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import nf4
+from hyperpod_ft.engines.torch.lora import nf4
+from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.tensor_parallel import local
 
 
@@ -153,94 +152,20 @@ class LoraLinear(nn.Linear):
         bias = local(self.bias) if self._row_group is None and self.bias is not None else None
         dropped = nn.functional.dropout(input, self.dropout) if self.training and self.dropout else None
         if self.lora_magnitude_vector is None:
-            return _product(input, dropped, weight, self.scales, bias, a, b, self.scale)
+            return product(input, dropped, weight, self.scales, bias, a, b, self.scale)
         plain = self.base_weight(input.dtype)
         squares = squared_row_norms(plain, a, b, self.scale)
         if self._row_group is not None:
             dist.all_reduce(squares, group=self._row_group)
         ratio = (local(self.lora_magnitude_vector) / squares.sqrt()).to(input.dtype)
         adapted = input if dropped is None else dropped
-        product = _product(adapted, None, weight, self.scales, None, a, b, self.scale)
-        result = product * ratio if bias is None else torch.addcmul(bias, product, ratio)
+        unscaled = product(adapted, None, weight, self.scales, None, a, b, self.scale)
+        result = unscaled * ratio if bias is None else torch.addcmul(bias, unscaled, ratio)
         # PEFT drops no input of the base layer itself
         return result if dropped is None else result + nn.functional.linear(input - dropped, plain)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, r={self.lora_A.out_features}, scale={self.scale:g}"
-
-
-@torch.no_grad()
-def squared_row_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """The squared norm of each row of W + s B A, [out], in fp32 (fp64 for fp64), without computing that matrix.
-
-    |w + s b A|^2 = |w|^2 + 2 s (w A^T) . b + s^2 (b A A^T) . b, for a row w of W and b of B. Over ranks that each have
-    some columns of W and A, it is the sum of their parts.
-    """
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    wide_a, wide_b = a.to(dtype), b.to(dtype)
-    squares = torch.linalg.vector_norm(weight, dim=1, dtype=dtype).square()
-    cross = (weight @ a.to(weight.dtype).T).to(dtype)
-    return squares + (wide_b * (2 * scale * cross + scale**2 * (wide_b @ (wide_a @ wide_a.T)))).sum(1)
-
-
-class _Product(torch.autograd.Function):
-    """x W^T + b + s (d A^T) B^T with frozen W and b, where d is the input after dropout (None: x itself).
-
-    x [..., in], A [r, in], B [out, r] -> [..., out]. Both products of the output's size accumulate in one tensor. What
-    is kept for the backward pass, beside the parameters: d, and d A^T of [..., r]. Gradients have their input's dtype.
-
-    A W in NF4 is given as codes and scales, and decoded in each pass.
-    """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        dropped: torch.Tensor | None,
-        weight: torch.Tensor,
-        scales: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        adapted = x if dropped is None else dropped
-        narrow = nn.functional.linear(adapted, a.to(x.dtype)) * scale
-        ctx.save_for_backward(adapted, narrow, weight, scales, a, b)
-        ctx.scale, ctx.has_dropout = scale, dropped is not None
-        output = nn.functional.linear(x, _decoded(weight, scales, a, b, x.dtype), bias)
-        _flat(output).addmm_(_flat(narrow), b.to(x.dtype).T)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        adapted, narrow, weight, scales, a, b = ctx.saved_tensors
-        flat = _flat(gradient)
-        through_b = (flat @ b.to(flat.dtype)) * ctx.scale
-        of_a = (through_b.T @ _flat(adapted)).to(a.dtype)
-        of_b = (flat.T @ _flat(narrow)).to(b.dtype)
-        of_x = of_dropped = None
-        if ctx.needs_input_grad[0]:
-            of_x = flat @ _decoded(weight, scales, a, b, flat.dtype)
-            if not ctx.has_dropout:
-                of_x.addmm_(through_b, a.to(flat.dtype))
-            of_x = of_x.view_as(adapted)
-        if ctx.needs_input_grad[1]:
-            of_dropped = (through_b @ a.to(flat.dtype)).view_as(adapted)
-        return of_x, of_dropped, None, None, None, of_a, of_b, None
-
-
-_product: Callable[..., torch.Tensor] = _Product.apply  # type: ignore[assignment]
-
-
-def _flat(values: torch.Tensor) -> torch.Tensor:
-    return values.view(-1, values.shape[-1]) if values.is_contiguous() else values.reshape(-1, values.shape[-1])
-
-
-def _decoded(
-    weight: torch.Tensor, scales: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return weight if scales is None else nf4.dequantize(weight, scales, (b.shape[0], a.shape[1]), dtype)
 
 
 def _scale(lora: Lora) -> float:
@@ -271,7 +196,7 @@ class _EmbeddingUpdate:
         factor = getattr(module, "embed_scale", None)  # Gemma's embedding multiplies its output
         if factor is not None:
             narrow = narrow * factor.to(narrow.dtype)
-        update = torch.addmm(_flat(output), _flat(narrow), b.to(output.dtype).T, alpha=self._scale).view_as(output)
+        update = torch.addmm(flat(output), flat(narrow), b.to(output.dtype).T, alpha=self._scale).view_as(output)
         if module.lora_magnitude_vector is None:
             return update
         norms = squared_row_norms(module.weight.T, a, b, self._scale).sqrt()
