@@ -29,7 +29,7 @@ def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Modul
     weights = locate(model, directory)
     _shard(model, mesh)
     loading.materialize(model, torch.device("cpu"))
-    loading.fill(model, weights, lambda name: name)
+    loading.fill(model, weights)
     return model
 
 

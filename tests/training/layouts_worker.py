@@ -7,6 +7,7 @@ that pass, the parameters before it, and the losses of all passes.
 """
 
 import sys
+import zlib
 from pathlib import Path
 
 import torch
@@ -15,17 +16,19 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
-from hyperpod_ft.engines.torch import model
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
-original = model.drawn_factor
+original = adapters.initial_value
 
 
-def drawn_factor(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
-    """The engine's LoRA factor, but random where that is zero, with which lora_A would have no gradient."""
-    return original(name.replace("lora_B", "lora_A"), shape, seed)
+def filled_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | None:
+    """The engine's initial factor, but random where that is zero, with which lora_A would have no gradient."""
+    if "lora_B" not in name:
+        return original(name, shape, seed)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) * 0.1
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,7 +58,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
-    model.drawn_factor = drawn_factor
+    adapters.initial_value = filled_value
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)

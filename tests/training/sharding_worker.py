@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from layouts_worker import fill_lora_b, whole
+from layouts_worker import filled_value, whole
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.processes import Processes, join_processes
-from hyperpod_ft.engines.torch import model
 from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -62,7 +62,7 @@ class Worker:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.processes.leads:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
-            loop._save(Progress(step=SAVED))
+            loop._save(Progress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.data_parallel.check_replicas(STEPS)
             straight = result(loop, losses)
@@ -85,8 +85,7 @@ def named(prefix: str, tensors: Tensors) -> Tensors:
 
 def main() -> None:
     out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
-    original = model.get_peft_model
-    model.get_peft_model = lambda *args: fill_lora_b(original(*args))
+    adapters.initial_value = filled_value
     worker = Worker(runs[0].plan.degrees.world_size)
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters import peft_names
+from hyperpod_ft.checkpoint.adapters.lora import PREFIX
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp, description
@@ -114,13 +115,19 @@ def _own(directory: Path) -> Sharded:
     lora, base = described.lora, described.base_model
     if lora is None:
         return Sharded(directory, (), tensors, None)
-    config = AdapterConfig(r=lora.r, lora_alpha=lora.alpha, use_rslora=lora.rslora, target_modules=lora.target_modules)
+    config = AdapterConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        target_modules=lora.target_modules,
+    )
+    if other := [tensor.name for tensor in tensors if ".lora_" not in tensor.name]:
+        raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")
+    # engine torch's names are those in PEFT's files but for this prefix
+    named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
     values = config.as_peft(base.source, base.revision, lora.dropout)
-    if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
-        raise UserError(
-            f"{directory}: tensor {other[0]} is not a LoRA factor of the adapter `default`", "use an earlier checkpoint"
-        )
-    return _with_adapter(directory, values, tensors)
+    return Sharded(directory, (ShardedAdapter("default", values, named),), (), None)
 
 
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> Sharded:

@@ -5,7 +5,7 @@ never holds more than its own shards and one block of a file, and reads nothing 
 what its ranks hold, however many there are.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from hyperpod_ft.errors import UserError
 _REMEDY = "make or download the model again"
 
 
-def build_skeleton(directory: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+def build_skeleton(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     """The causal language model of `directory`, its parameters on the meta device; buffers not in files are real.
 
     Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
@@ -50,11 +50,13 @@ def build_skeleton(directory: Path, dtype: torch.dtype, attention: str) -> PreTr
     return model
 
 
-def materialize(module: nn.Module, device: torch.device) -> None:
+def materialize(module: nn.Module, device: torch.device, parameters_on: torch.device | None = None) -> None:
     """Give every meta parameter and buffer of `module` memory on `device`, uninitialized; tied ones stay tied.
 
     `nn.Module.to_empty` would give each name of a tied parameter its own memory. Real buffers move to `device`.
+    `parameters_on`: where parameters are instead, for FSDP2 to offload.
     """
+    parameters_on = parameters_on or device
     made: dict[torch.Tensor, torch.Tensor] = {}
     for submodule in module.modules():
         for owned in (submodule._parameters, submodule._buffers):
@@ -62,25 +64,27 @@ def materialize(module: nn.Module, device: torch.device) -> None:
                 if tensor is None or not tensor.is_meta:
                     continue
                 if tensor not in made:
-                    empty = torch.empty_like(tensor, device=device)
                     is_parameter = isinstance(tensor, nn.Parameter)
+                    empty = torch.empty_like(tensor, device=parameters_on if is_parameter else device)
                     made[tensor] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 owned[name] = made[tensor]
     # FSDP pads uneven shards, which moves them: now rather than in the first forward pass, while they are empty
-    module.to(device)
+    module.to(parameters_on)
+    if parameters_on != device:
+        for submodule in module.modules():
+            for name, buffer in submodule._buffers.items():
+                submodule._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 @torch.no_grad()
-def fill(module: nn.Module, weights: Mapping[str, LogicalTensor], name_in_weights: Callable[[str], str | None]) -> None:
-    """Read this rank's part of `weights` into the parameters and persistent buffers of `module`.
+def fill(module: nn.Module, weights: Mapping[str, LogicalTensor]) -> None:
+    """Read this rank's part of `weights` into the parameters and persistent buffers of `module` with these names.
 
-    These are plain tensors or DTensors of any sharding, on any device. `name_in_weights` maps a name in `module` to
-    one in `weights`, or to None if it is not stored there. Raises UserError when a file cannot be read.
+    These are plain tensors or DTensors of any sharding, on any device. Raises UserError when a file cannot be read.
     """
     with SliceReader() as reader:
-        for fqn, tensor in _stored(module):
-            name = name_in_weights(fqn)
-            if name is not None:
+        for name, tensor in _stored(module):
+            if name in weights:
                 start, part = local_part(tensor)
                 reader.copy(weights[name], start, part)
 

@@ -1,20 +1,22 @@
-"""The model on this rank: loaded, with its adapters, split over tp and sharded over dp, in the configured precision."""
+"""The model on this rank: its part of the base model and of the adapters, split over tp and divided over dp."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import attention, language_model, tensor_parallel
+from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.engines.torch import attention, language_model, loading, tensor_parallel
 from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
+from hyperpod_ft.engines.torch.slices import SliceReader
+from hyperpod_ft.engines.torch.weights import locate
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
@@ -32,56 +34,70 @@ class ShardedModel:
 
 
 def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
-    """Load the base model from `run.base_model`, and divide it over `mesh` (axes dp_replicate, dp_shard, tp).
+    """The base model of `run.base_model` with its adapters, divided over `mesh` (axes dp_replicate, dp_shard, tp).
 
-    Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have
-    fp32 masters; gradients are summed in fp32. Raises UserError when the model cannot be split, its logits are not
-    known, or a LoRA target matches no module.
+    It is built without memory, divided, and then each rank reads or draws its part. Precision fp32 computes in fp32.
+    bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have fp32 masters; gradients are summed
+    in fp32. Raises UserError when the model cannot be loaded or split, its logits are not known, or a LoRA target
+    matches no module.
     """
     config = run.config
+    model = _skeleton(run)
+    weights = locate(model, run.base_model)
     tensor_parallel_degree = mesh["tp"].size()
-    base = _load(run)
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older model families name these keys differently
-        heads = base.config.num_attention_heads
-        kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
+        heads = model.config.num_attention_heads
+        kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    language_model.return_loss(base)
-    model = _with_adapters(base, run) if config.training.method == "lora" else base
-    layers = decoder_layers(base)
-    trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total_parameters = sum(p.numel() for p in model.parameters())
+    language_model.return_loss(model)
+    total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
+    if config.training.method == "lora":
+        adapters.adapt(model, config.lora, config.seed)
+        trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        total_parameters += trainable_parameters
+    layers = decoder_layers(model)
+    partial: set[str] = set()
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
-    partial = tensor_parallel.partial_gradient_parameters(layers) if tensor_parallel_degree > 1 else []
-    return ShardedModel(
-        module=model.train(),
-        data_parallel=_data_parallel(model, layers, partial, run, mesh, sharding),
-        trainable_parameters=trainable_parameters,
-        total_parameters=total_parameters,
-    )
-
-
-def _data_parallel(
-    model: nn.Module,
-    layers: list[nn.Module],
-    partial: list[nn.Parameter],
-    run: Run,
-    mesh: DeviceMesh,
-    sharding: Sharding,
-) -> DataParallel:
-    training = run.config.training
-    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+        summed = {id(parameter) for parameter in tensor_parallel.partial_gradient_parameters(layers)}
+        partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
     parts = trained_parts(model, mesh)
-    incomplete = {id(parameter) for parameter in partial}
-    names = {name for name, parameter in model.named_parameters() if id(parameter) in incomplete}
+    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     if sharding.by_layer:
         shard_by_layer(model, layers, mesh, sharding, dtype)
-        return ShardedWeights(model, parts, names, mesh, sharding)
-    model.to(mesh.device_type)
-    # adapters stay fp32, which their modules cast
-    trained = dtype if training.method == "full" else torch.float32
-    return ReplicatedWeights(model, parts, names, mesh, trained, offload=sharding.offload == "optimizer")
+    offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
+    loading.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
+    loading.fill(model, weights)
+    if config.training.method == "lora":
+        _initialize_adapters(model, weights, config.seed)
+    data_parallel: DataParallel
+    if sharding.by_layer:
+        data_parallel = ShardedWeights(model, parts, partial, mesh, sharding)
+    else:
+        # adapters stay fp32, which their modules cast
+        trained = dtype if config.training.method == "full" else torch.float32
+        offload = sharding.offload == "optimizer"
+        data_parallel = ReplicatedWeights(model, parts, partial, mesh, trained, offload=offload)
+    return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+
+
+@torch.no_grad()
+def _initialize_adapters(model: PreTrainedModel, weights: Mapping[str, LogicalTensor], seed: int) -> None:
+    """Give the adapters their initial values, and those linears that keep their weight in 4 bits this weight."""
+    with SliceReader() as reader:
+        for name, module in model.named_modules():
+            if isinstance(module, adapters.LoraLinear) and module.codes is not None:
+                weight = torch.empty(module.out_features, module.in_features, device=module.codes.device)
+                reader.copy(weights[f"{name}.weight"], (0, 0), weight)
+                module.quantize(weight)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            value = adapters.initial_value(name, parameter.shape, seed)
+            if value is None:
+                value = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
+            start, part = loading.local_part(parameter)
+            part.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, part.shape, strict=True))])
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -90,34 +106,14 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
-def _load(run: Run) -> PreTrainedModel:
+def _skeleton(run: Run) -> PreTrainedModel:
     training = run.config.training
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
     dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
     # other families keep their own attention, one document a row
     separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    model = pretrained.load(run.base_model, dtype, attention.NAME if separates else None)
+    model = loading.build_skeleton(run.base_model, dtype, attention.NAME if separates else None)
     if training.gradient_checkpointing:
         # the non-reentrant variant works with frozen inputs, and with collectives inside the block
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
-    lora = run.config.lora
-    names = {name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    for target in lora.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise no_such_module(target, names)
-    # every rank draws the same factors: those that tp does not split must be equal on all ranks
-    torch.manual_seed(run.config.seed)
-    adapters = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        use_rslora=lora.rslora,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base, adapters)

@@ -1,6 +1,6 @@
 """AdamW over this rank's parts of the trained parameters, its state by parameter name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,12 +21,10 @@ class AdamW:
     from the host, while the next is computed.
     """
 
-    def __init__(
-        self, data_parallel: DataParallel, training: Training, rate_factors: Mapping[str, float] | None = None
-    ) -> None:
-        """`rate_factors`: by parameter name, what its learning rate is multiplied by; 1 if absent."""
+    def __init__(self, data_parallel: DataParallel, training: Training, rate_factor: Callable[[str], float]) -> None:
+        """`rate_factor`: what the learning rate of the parameter with a given name is multiplied by."""
         self._data_parallel, self._training = data_parallel, training
-        self._rate_factors = rate_factors or {}
+        self._rate_factor = rate_factor
         self._moments = {
             name: moments(training.optimizer_state, name, data_parallel.master(name))
             for name in data_parallel.parameters
@@ -51,7 +49,7 @@ class AdamW:
         found: dict[tuple[float, float], list[str]] = {}
         for name in names:
             decay = self._training.weight_decay if len(self._data_parallel.parts[name].shape) > 1 else 0.0
-            found.setdefault((self._rate_factors.get(name, 1.0), decay), []).append(name)
+            found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
     def _update(self, names: list[str], gradients: list[torch.Tensor], rate: float, decay: float) -> None:

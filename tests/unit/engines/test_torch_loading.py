@@ -111,7 +111,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int
                 fully_shard(layer, mesh=mesh["dp"])
             fully_shard(model, mesh=mesh["dp"])
     loading.materialize(model, torch.device("cpu"))
-    loading.fill(model, weights, lambda name: name)
+    loading.fill(model, weights)
     return model
 
 
