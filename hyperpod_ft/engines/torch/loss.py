@@ -83,6 +83,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_weight += gradient.t() @ scaled
             if grad_bias is not None:
                 grad_bias += gradient.t().float() @ factor.flatten()
+            # or the next block's logits would be made beside them
+            del logits, gradient
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss

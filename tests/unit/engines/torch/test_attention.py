@@ -65,6 +65,40 @@ def test_output_and_gradients_are_the_textbooks(documents: Any, settings: dict[s
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+def flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    bounds_of_keys: torch.Tensor,
+    longest: int,
+    longest_of_keys: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What torch documents of varlen_attn: (W, 0) lets a token see W before it, and (-1, 0) all."""
+    assert (
+        bounds is bounds_of_keys and bounds.dtype == torch.int32 and bounds.diff().max() <= longest_of_keys == longest
+    )
+    assert enable_gqa and window_size[1] == 0
+    window = {} if window_size[0] == -1 else {"sliding_window": window_size[0] + 1}
+    heads = [tensor.unflatten(0, (len(LENGTHS), -1)).transpose(1, 2) for tensor in (query, key, value)]
+    return textbook(*heads, **window, **({} if scale is None else {"scaling": scale})).flatten(0, 1)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:4], ids=str)
+def test_what_flash_attention_is_given(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch for CUDA, around a stand-in for the kernel."""
+    monkeypatch.setattr(attention, "varlen_attn", flash)
+    monkeypatch.setattr(attention, "_FLASH_DTYPES", (torch.float64,))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    inputs = projections(*positions().shape)
+    found, _ = attention.attend(MODULE, *inputs, attention.document_bounds(positions()), **settings)
+    torch.testing.assert_close(found, textbook(*inputs, **settings))
+
+
 def test_bounds_and_numbers() -> None:
     # the second row begins within a document that the first row cut
     ids = torch.tensor([[0, 1, 0, 0], [2, 3, 4, 0]])
