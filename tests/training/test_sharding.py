@@ -161,7 +161,7 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, m
                 }
                 | changes,
                 model=model,
-                max_length=16,
+                max_length=12,
             ),
             cases,
         )
