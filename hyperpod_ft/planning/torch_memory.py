@@ -65,7 +65,7 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
     logits = part.last * tokens(config, degrees) * (last_norm(config, shape, kept) + shape.vocabulary * 3 * FP32)
     return Memory(
         weights=_weights(config, part, sharding),
-        gradients=_gradients(config, degrees, part, sharding),
+        gradients=_gradients(config, degrees, shape, part, sharding),
         optimizer=_optimizer(config, part, sharding),
         activations=activations(config, degrees, shape, part, kept, logits),
         logits=logits,
@@ -100,7 +100,7 @@ def _layers_in_bucket(config: RunConfig, part: Part) -> int:
     return max(1, min(part.layers, int(BUCKET_BYTES / layer)))
 
 
-def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Sharding) -> float:
+def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> float:
     """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
     whole, ranks = float(part.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
@@ -108,7 +108,9 @@ def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Shardi
     if not sharding.by_layer:
         if degrees.data_parallel == 1 and not on_host:
             return whole
-        bucket = min(whole, BUCKET_BYTES)
+        # the embedding may be larger than a bucket
+        largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
+        bucket = min(whole, max(BUCKET_BYTES, largest))
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
