@@ -72,11 +72,34 @@ def unfilled_percent(entry: Entry, name: str = KIT) -> float:
     return 100 * (1 - filled)
 
 
+def trained_tokens(entry: Entry) -> int:
+    """Tokens of an optimizer step."""
+    tokens: int = entry["max_length"] * entry["rows"]
+    return tokens
+
+
+def training_ratios(entry: Entry, name: str = KIT) -> list[float]:
+    """Tokens per CPU second of a contender over the fastest peer's, per round."""
+    peers = [rounds(entry, peer) for peer in entry["contenders"] if peer != KIT]
+    own = rounds(entry, name)
+    return [min(peer[i]["step_cpu"] for peer in peers) / one["step_cpu"] for i, one in enumerate(own)]
+
+
+def training_ratio(entry: Entry) -> float:
+    return statistics.median(training_ratios(entry))
+
+
+def training_memory(entry: Entry) -> float:
+    """Peak memory of the kit beyond its imports, over that of the peer with the least."""
+    peers = (median(entry, peer, "beyond_imports") for peer in entry["contenders"] if peer != KIT)
+    return median(entry, KIT, "beyond_imports") / min(peers)
+
+
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
 
-    Without `must` the figure is only shown.
+    Without `must` the figure is only shown. A goal `over_peers` has no figure when no peer was measured.
     """
 
     what: str
@@ -87,6 +110,7 @@ class Goal:
     must: float | None
     aim: float | None = None
     is_rate: bool = False
+    over_peers: bool = False
 
     def met(self, value: float) -> bool:
         if self.must is None:
@@ -125,7 +149,36 @@ def _checkpoint_goals(operation: str, aim_wall: float, must_peak: float, aim_pea
     )
 
 
+def _training_goal(case: str, what: str, must: float, aim: float) -> Goal:
+    return Goal(
+        f"{what}, tokens per CPU second over TRL's",
+        "training",
+        (case,),
+        training_ratio,
+        "{:.2f}x",
+        must,
+        aim,
+        is_rate=True,
+        over_peers=True,
+    )
+
+
 GOALS = (
+    _training_goal("lora-fp32-512", "LoRA, fp32, rows of 512", 1.3, 1.8),
+    _training_goal("lora-fp32-2048", "LoRA, fp32, rows of 2048", 1.7, 2.2),
+    _training_goal("lora-bf16-512", "LoRA, bf16, rows of 512", 1.5, 2.0),
+    _training_goal("lora-bf16-2048", "LoRA, bf16, rows of 2048", 1.5, 2.0),
+    _training_goal("full-fp32-512", "all parameters, fp32, rows of 512", 1.3, 1.6),
+    Goal(
+        "LoRA, fp32, rows of 2048, peak memory beyond the imports over TRL's",
+        "training",
+        ("lora-fp32-2048",),
+        training_memory,
+        "{:.2f}x",
+        0.5,
+        0.35,
+        over_peers=True,
+    ),
     *_checkpoint_goals("merge", 1.15, 400, 150),
     Goal("merge, CPU seconds per GB", "merge", (SMALL,), cpu_per_gb, "{:.2f}", 1.3, 1.0),
     *_checkpoint_goals("consolidate", 1.2, 300, 200),
@@ -137,8 +190,9 @@ GOALS = (
 
 def reached(results: Results) -> dict[Goal, float]:
     """The figures of the goals whose entries exist."""
-    return {
-        goal: goal.value(*(results[goal.benchmark][size] for size in goal.sizes))
-        for goal in GOALS
-        if set(goal.sizes) <= set(results.get(goal.benchmark, {}))
-    }
+    found: dict[Goal, float] = {}
+    for goal in GOALS:
+        entries = [results.get(goal.benchmark, {}).get(size) for size in goal.sizes]
+        if all(entries) and not (goal.over_peers and any(entry and len(entry["contenders"]) < 2 for entry in entries)):
+            found[goal] = goal.value(*entries)
+    return found

@@ -1,0 +1,61 @@
+"""Runs the steps of a prepared run with engine torch and writes the CPU seconds of each: the kit's part of `training`.
+
+python -m benchmarks.training_steps RUN_DIRECTORY WARM_UP OUTPUT
+"""
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.torch import loop
+from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.runs.run import Run
+
+
+def main() -> None:
+    directory, warm_up, output = sys.argv[1:]
+    run = Run.open(Path(directory))
+    memory = Memory()
+    processes = join_processes(1)
+    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    with device_mesh(device, processes, run.plan.degrees) as mesh:
+        training = loop.TrainingLoop(run, processes, device, mesh)
+        cpu, losses = [time.process_time()], []
+        for number in range(1, training.steps + 1):
+            losses.append(training.step(number, []).loss)
+            cpu.append(time.process_time())
+    steps = [after - before for before, after in itertools.pairwise(cpu)]
+    facts = {
+        "step_cpu": statistics.median(steps[int(warm_up) :]),
+        "beyond_imports": memory.peak_beyond_start(),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+    }
+    Path(output).write_text(json.dumps(facts), encoding="utf-8")
+
+
+class Memory:
+    """Bytes of resident memory: what the process needs beyond its imports."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from now
+        self._start = _status("VmRSS")
+
+    def peak_beyond_start(self) -> int:
+        return _status("VmHWM") - self._start
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # as stage train does: gloo's threads may abort the process at its exit
