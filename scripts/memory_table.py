@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.memory import GIB, available, estimate
+from hyperpod_ft.planning.memory import GIB, available
+from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.instances import CATALOGUE
 
 if TYPE_CHECKING:
-    from hyperpod_ft.config.run_config import RunConfig
+    from hyperpod_ft.config.run_config import EngineName, RunConfig
 
 FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 
@@ -21,7 +22,7 @@ def check_engine(config: RunConfig) -> None:
     """Raises ValueError for settings that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
-    {"torch": _check_torch, "neuron": _check_neuron}[config.engine](config)
+    _CHECKS[config.engine](config)
 
 
 def _check_torch(config: RunConfig) -> None:
@@ -70,3 +71,6 @@ def _check_compilation(config: RunConfig) -> None:
         raise ValueError(
             "cluster.environment: the kit sets how NeuronCores are grouped (LNC), by the instance type; leave it out"
         )
+
+
+_CHECKS: dict[EngineName, Callable[[RunConfig], None]] = {"torch": _check_torch, "neuron": _check_neuron}

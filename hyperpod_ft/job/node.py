@@ -17,11 +17,11 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.attempts import node_name, step_number
 from hyperpod_ft.launch.slurm import Slurm
+from hyperpod_ft.planning.engines import rules_of
 from hyperpod_ft.runs.run import Run
 
 _PRECOMPILE = "--precompile"
 _FIRST_PORT, _PORTS = 10_000, 10_000  # below Linux's ephemeral ports
-_NEURON_TOOLS = "/opt/aws/neuron/bin"
 
 
 def torchrun_command(run: Run, rendezvous: list[str], node_rank: str, *, precompile: bool) -> list[str]:
@@ -80,8 +80,8 @@ def main() -> None:
         print(f"error: {node_name()}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     command = torchrun_command(run, meeting, os.environ.get("SLURM_NODEID", "0"), precompile=options == [_PRECOMPILE])
-    if run.config.engine == "neuron":  # torch_neuronx starts the compiler by name
-        os.environ["PATH"] = f"{run.python.parent}:{_NEURON_TOOLS}:{os.environ.get('PATH', os.defpath)}"
+    first = rules_of(run.config.engine).program_directories(run.python)
+    os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant
 
 

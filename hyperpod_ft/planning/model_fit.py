@@ -10,10 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.memory import GIB, Memory, available, estimate
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.packing_rules import check_packing
-from hyperpod_ft.planning.parallelism import Degrees, check_family, check_model, degrees_of
+from hyperpod_ft.planning.parallelism import check_model, degrees_of
 
 # keys of the run file and their new values
 Change = dict[str, Any]
@@ -30,14 +31,17 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     """
     model_config = _read(directory)
     family = str(model_config.get("model_type", ""))
-    check_packing(config, family)
-    if config.engine == "neuron":
-        check_family(family, degrees)
+    rules_of(config.engine).check_family(config, family, degrees)
     shape = model_shape(model_config)
     if shape is None:
         return None
     check_model(config, degrees, shape)
     return check_memory(config, degrees, shape)
+
+
+def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
+    """Memory of a training step on the fullest rank. `shape` has passed `parallelism.check_model`."""
+    return max(rules_of(config.engine).step_memory(config, degrees, shape), key=lambda memory: memory.total)
 
 
 def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory | None:
@@ -110,19 +114,17 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
 def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
     """The changes that save memory, in the order a user would try them.
 
-    First those that cost time, then other degrees, then LoRA instead of all parameters.
+    First those that cost time, then other degrees, then LoRA instead of all parameters. A change that the engine does
+    not allow is never proposed (`_total`).
     """
-    training, neuron, degrees = config.training, config.engine == "neuron", degrees_of(config)
+    training, degrees = config.training, degrees_of(config)
     yield {"training.gradient_checkpointing": True}
-    if neuron:
-        yield {"neuron.zero_1": True}
-        yield {"neuron.sequence_parallel": True}
+    yield from ({key: value} for key, value in rules_of(config.engine).MEMORY_SETTINGS)
     yield from _smaller_micro_batches(training)
     for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):
         if degrees.ranks_per_node % degree == 0:
             yield {"parallelism.tensor_parallel": degree}
-    if neuron:
-        yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
+    yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
     if training.method == "full":
         yield {"training.method": "lora"}
 
@@ -131,8 +133,7 @@ def _on_more_nodes(config: RunConfig) -> Iterator[Change]:
     for more in _FACTORS:
         nodes: Change = {"cluster.nodes": config.cluster.nodes * more}
         yield nodes
-        if config.engine == "neuron":
-            yield {"parallelism.pipeline_parallel": config.parallelism.pipeline_parallel * more} | nodes
+        yield {"parallelism.pipeline_parallel": config.parallelism.pipeline_parallel * more} | nodes
 
 
 def _smaller_micro_batches(training: Training) -> Iterator[Change]:

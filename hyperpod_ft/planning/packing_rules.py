@@ -45,7 +45,7 @@ SEPARATING_FAMILIES = frozenset(
 
 def check_packing(config: RunConfig, family: str) -> None:
     """Refuse packing for a family that is not known to separate documents. `family` is config.json's model_type."""
-    if config.engine == "torch" and config.dataset.packing != "none" and family not in SEPARATING_FAMILIES:
+    if config.dataset.packing != "none" and family not in SEPARATING_FAMILIES:
         raise UserError(
             f"model.source: engine torch is not known to separate packed documents in models of type"
             f" {family or '(none)'}",

@@ -4,18 +4,12 @@ import re
 from functools import cache
 from pathlib import Path
 
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.shipped import PACKAGE
 
 _DIRECTORY = PACKAGE / "pins"
 # Only AWS's repository has these; the packages of the same names on PyPI are empty. torch, because its Linux build on
 # PyPI is for CUDA.
 _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}
-
-
-def environment_name(config: RunConfig) -> str:
-    """Name of the file of pins of a run's environment: `torch`, or `neuron-<SDK>`."""
-    return {"torch": "torch", "neuron": f"neuron-{config.env.sdk}"}[config.engine]
 
 
 def pins_file(environment: str) -> Path:

@@ -9,9 +9,11 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.engines import rules_of
 from hyperpod_ft.planning.neuron_environment import graph_settings
-from hyperpod_ft.planning.parallelism import Degrees, degrees_of
-from hyperpod_ft.planning.pins import environment_name, requirements
+from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.pins import requirements
 
 _WARNING_SECONDS = 300
 
@@ -96,7 +98,6 @@ class _Definition:
     self_contained: bool = False
 
 
-_NEURON_RESULT_UNCHANGED = {"xser", "async_save", "precompile_steps"}
 # Settings that change no result, only what is written or watched.
 _RESULT_UNCHANGED = {"log_every_steps", "save_every_steps", "keep_checkpoints", "sanity_steps", "sanity_margin"}
 # Settings that change no compiled graph.
@@ -110,13 +111,13 @@ def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         "attention": config.model.attention,
-        "neuron": config.neuron.model_dump(exclude=_NEURON_RESULT_UNCHANGED) if config.engine == "neuron" else None,
+        config.engine: rules_of(config.engine).training_settings(config),
         "seed": config.seed,
     }
 
 
 def _packages(config: RunConfig) -> Any:
-    return config.env.python or [requirements(environment_name(config))]
+    return config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
-        "neuron": config.neuron.model_dump(exclude=_NEURON_RESULT_UNCHANGED),
+        config.engine: rules_of(config.engine).training_settings(config),
         "environment": graph_settings(config),
         "packages": _packages(config),
     }
@@ -205,7 +206,7 @@ def plan(config: RunConfig) -> Plan:
 
 def _applies(name: Stage, config: RunConfig) -> bool:
     if name == "precompile":
-        return config.engine == "neuron"
+        return rules_of(config.engine).PRECOMPILES
     # with method full, consolidate writes the final model: there is no adapter to merge
     return name != "merge" or config.training.method == "lora"
 
@@ -222,7 +223,7 @@ def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees:
         # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
-    if definition.accelerated and instance.has_accelerators and config.engine == "torch":
+    if definition.accelerated and instance.has_accelerators and rules_of(config.engine).GENERATES_ON_ACCELERATORS:
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
     # measurements: docs/on-a-cluster.md. A job that requests more CPUs waits longer, and keeps others waiting
     useful = config.dataset.workers if name == "dataset" else definition.cpus

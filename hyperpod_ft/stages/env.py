@@ -9,28 +9,23 @@ environment below `cluster.root` from the engine's pins. Host packages and drive
 import json
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron
-from hyperpod_ft.planning.pins import environment_name, pins_file
+from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 # Imported by the kit's own code in the jobs.
 _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "transformers", "peft", "safetensors")
-_IMPORTS = {
-    "torch": ("torch", *_KIT),
-    # on PyPI, packages of these names are empty
-    "neuron": (
-        *_KIT,
-        *("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
-    ),
-}
 
 # Runs in the environment: tests the imports, and lists the packages for the record.
 _PROBE = """
@@ -46,14 +41,15 @@ print(json.dumps(found))
 
 
 def work(run: Run) -> stage.Result:
-    engine, outputs = run.config.engine, []
-    if run.config.env.python is None:
-        build(pins_file(environment_name(run.config)), run.environment, engine, run.config.env.package_repositories)
+    config, rules, outputs = run.config, rules_of(run.config.engine), []
+    if config.env.python is None:
+        pins = pins_file(rules.environment_name(config))
+        build(pins, run.environment, config.engine, config.env.package_repositories)
         outputs = [run.environment / "pyvenv.cfg"]
-    found = probe(run.python, _IMPORTS[engine], _remedy(run))
+    found = probe(run.python, (*_KIT, *rules.IMPORTS), rules.packages_remedy(config))
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}
-    if engine == "neuron":
+    if CATALOGUE[config.cluster.instance_type].device == "neuron":
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)
         facts["neuron_devices"] = _neuron_devices()
@@ -67,13 +63,24 @@ def build(pins: Path, environment: Path, engine: EngineName = "torch", repositor
     """
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
-        if engine == "neuron":
-            interpreters.create_environment(partial, environment.parent)
-            install_neuron(partial / "bin" / "python", pins, repositories)
-        else:
-            interpreters.create_like_this_one(partial)
-            install(partial / "bin" / "python", pins)
+        _BUILDERS[engine](partial, environment.parent, pins, repositories)
         _move_scripts(partial, environment)
+
+
+def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:
+    interpreters.create_like_this_one(environment)
+    install(environment / "bin" / "python", pins)
+
+
+def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
+    interpreters.create_environment(environment, shared)
+    install_neuron(environment / "bin" / "python", pins, repositories)
+
+
+_BUILDERS: dict[EngineName, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
+    "torch": _build_torch,
+    "neuron": _build_neuron,
+}
 
 
 def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]:
@@ -92,15 +99,6 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]
         )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _remedy(run: Run) -> str:
-    """How to correct failed imports."""
-    if run.config.engine == "torch":
-        return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
-    if run.config.env.python:
-        return "install the Neuron packages there, or remove env.python"
-    return "name AWS's Neuron repository in env.package_repositories: packages of these names on PyPI are empty"
 
 
 def _neuron_devices() -> list[dict[str, Any]] | None:

@@ -19,7 +19,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
-from hyperpod_ft.planning.parallelism import kv_size_multiplier
+from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
 from hyperpod_ft.runs.run import Run
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight

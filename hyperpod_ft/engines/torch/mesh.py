@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.parallelism import Degrees
+from hyperpod_ft.planning.degrees import Degrees
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:

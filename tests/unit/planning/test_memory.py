@@ -14,8 +14,8 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.memory import GIB, Memory, available, estimate, parts
-from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
+from hyperpod_ft.planning.memory import GIB, Memory, available, parts
+from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.runs.run import Run
@@ -197,7 +197,7 @@ def test_what_saves_memory(make_run: MakeRun, part: str, saving: dict[str, Any],
 def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
     config = trn1(make_run, training__method="full", parallelism={"tensor_parallel": 8, "pipeline_parallel": 4})
     shape = shape_of(LLAMA_3_8B | {"num_hidden_layers": 30})
-    stages = list(parts(config, degrees_of(config), shape))
+    stages = list(parts(config, degrees_of(config), shape, vocabulary_ranks=8))
     assert [stage.layers for stage in stages] == [7, 7, 8, 8]
     assert 8 * sum(stage.parameters for stage in stages) == pytest.approx(shape.parameters, rel=1e-3)
     assert [stage.in_flight for stage in stages] == [1, 1, 1, 1], "one row a step is one micro batch"

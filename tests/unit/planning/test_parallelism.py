@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import Degrees, check_model, degrees_of, kv_size_multiplier
+from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
+from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]

@@ -20,7 +20,8 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import installation, interpreters, neuron_devices
-from hyperpod_ft.planning.pins import environment_name, from_neuron_repositories, requirements
+from hyperpod_ft.planning import neuron_rules, torch_rules
+from hyperpod_ft.planning.pins import from_neuron_repositories, requirements
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.env import _neuron_devices, build, probe
 from tests.unit.wheels import wheel
@@ -218,13 +219,13 @@ def test_a_node_without_neuron_ls_is_said_and_not_failed(
 def test_both_sdks_pin_every_neuron_package(make_run: MakeRun) -> None:
     neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
     for sdk in ("2.26.1", "2.28.0"):
-        name = environment_name(make_run(**neuron, env={"sdk": sdk}).config)
+        name = neuron_rules.environment_name(make_run(**neuron, env={"sdk": sdk}).config)
         pinned = from_neuron_repositories(requirements(name))
         assert name == f"neuron-{sdk}"
         assert {pin.split("==")[0] for pin in pinned} - {"nki"} == {
             *("libneuronxla", "neuronx-cc", "neuronx-distributed", "torch", "torch-neuronx")
         }
-    assert environment_name(make_run().config) == "torch"
+    assert torch_rules.environment_name(make_run().config) == "torch"
     assert from_neuron_repositories(requirements("torch"))[0].startswith("torch==")
 
 

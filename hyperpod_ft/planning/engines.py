@@ -1,0 +1,66 @@
+"""What planning asks of an engine: the rules that differ between engines, in one module for each."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.run_config import EngineName, RunConfig
+from hyperpod_ft.planning import neuron_rules, torch_rules
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.memory import Memory
+from hyperpod_ft.planning.model_shape import ModelShape
+
+
+class EngineRules(Protocol):
+    """The contents of an engine's module of rules. Every `check_` function raises UserError."""
+
+    PRECOMPILES: bool
+    """Whether its graphs are compiled before training, by stage precompile."""
+
+    GENERATES_ON_ACCELERATORS: bool
+    """Whether stage generate uses the accelerators; otherwise it runs on CPUs."""
+
+    IMPORTS: tuple[str, ...]
+    """Modules that its Python environment must have, besides those of the kit's own code."""
+
+    MEMORY_SETTINGS: tuple[tuple[str, Any], ...]
+    """Settings of this engine alone that save memory: keys of the run file and their values, the cheapest first."""
+
+    def environment_name(self, config: RunConfig) -> str:
+        """Name of the file in pins/ with the packages of its Python environment."""
+
+    def packages_remedy(self, config: RunConfig) -> str:
+        """What to do when its Python environment lacks a package."""
+
+    def program_directories(self, python: Path) -> tuple[Path, ...]:
+        """Where training looks for programs before PATH. `python` is the interpreter of its environment."""
+
+    def training_settings(self, config: RunConfig) -> dict[str, Any]:
+        """Settings of this engine alone that change the result of training."""
+
+    def default_tensor_parallel(self, instance: Instance, ranks: int) -> int:
+        """The tensor-parallel degree of nodes with `ranks` ranks when the run file gives none."""
+
+    def check_degrees(self, config: RunConfig, degrees: Degrees) -> None:
+        """Refuse degrees that divide the ranks but cannot be trained."""
+
+    def check_family(self, config: RunConfig, family: str, degrees: Degrees) -> None:
+        """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
+
+    def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
+        """Refuse key/value heads that cannot be divided."""
+
+    def check_shape(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
+        """Refuse a model whose parts, other than attention heads and MLP, cannot be divided or trained."""
+
+    def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:
+        """Memory of a training step on a rank of each pipeline stage."""
+
+
+_RULES: dict[EngineName, EngineRules] = {"torch": torch_rules, "neuron": neuron_rules}
+
+
+def rules_of(engine: EngineName) -> EngineRules:
+    """The rules of an engine."""
+    return _RULES[engine]

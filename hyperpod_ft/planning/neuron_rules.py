@@ -1,0 +1,132 @@
+"""Engine neuron's rules: its part of planning (planning/engines.py says what each name is for)."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import neuron_memory
+from hyperpod_ft.planning.degrees import Degrees, check_divides
+from hyperpod_ft.planning.memory import Memory, parts
+from hyperpod_ft.planning.model_shape import ModelShape
+
+PRECOMPILES = True
+GENERATES_ON_ACCELERATORS = False
+# on PyPI, packages of these names are empty
+IMPORTS: tuple[str, ...] = (
+    *("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
+)
+MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
+
+_FAMILIES = ("llama", "qwen3", "granite")  # those that optimum-neuron 0.4.5 trains; granite without a pipeline
+_TOOLS = Path("/opt/aws/neuron/bin")
+# Settings that change no result, only how checkpoints are written and graphs are compiled.
+_RESULT_UNCHANGED = {"xser", "async_save", "precompile_steps"}
+
+
+def environment_name(config: RunConfig) -> str:
+    return f"neuron-{config.env.sdk}"
+
+
+def packages_remedy(config: RunConfig) -> str:
+    if config.env.python:
+        return "install the Neuron packages there, or remove env.python"
+    return "name AWS's Neuron repository in env.package_repositories: packages of these names on PyPI are empty"
+
+
+def program_directories(python: Path) -> tuple[Path, ...]:
+    """torch_neuronx starts the compiler by name."""
+    return (python.parent, _TOOLS)
+
+
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    return config.neuron.model_dump(exclude=_RESULT_UNCHANGED)
+
+
+def default_tensor_parallel(instance: Instance, ranks: int) -> int:
+    return math.gcd(instance.tensor_parallel, ranks)
+
+
+def check_degrees(config: RunConfig, degrees: Degrees) -> None:
+    """Sequence parallelism divides each row, and bf16 with tensor parallelism needs it."""
+    length, tensor_parallel = config.dataset.max_length, degrees.tensor_parallel
+    if tensor_parallel == 1:
+        return
+    if config.neuron.sequence_parallel:
+        if length % tensor_parallel:
+            raise UserError(
+                f"neuron.sequence_parallel: tensor_parallel {tensor_parallel} does not divide dataset.max_length"
+                f" {length}",
+                "change one of them",
+            )
+    elif config.training.precision == "bf16":
+        # NxD's column-parallel backward pass sums an fp32 copy of the input's gradient, then continues with the tensor
+        # that was not summed (parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce)
+        raise UserError(
+            "neuron.sequence_parallel: without it, neuronx-distributed loses part of the bf16 gradients on"
+            f" {tensor_parallel} tensor-parallel ranks",
+            "set it to true, or set training.precision to fp32",
+        )
+
+
+def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
+    if family not in _FAMILIES:
+        raise UserError(
+            f"model.source: engine neuron cannot train models of type {shown(family)}",
+            f"choose a model of type {', '.join(_FAMILIES)}",
+        )
+    if family == "granite" and degrees.pipeline_parallel > 1:
+        raise UserError("parallelism.pipeline_parallel: optimum-neuron has none for granite", "set it to 1")
+
+
+def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
+    """Key/value heads are replicated when there are fewer than ranks."""
+    if kv_heads * kv_size_multiplier(kv_heads, tensor_parallel) % tensor_parallel:
+        raise UserError(
+            f"parallelism.tensor_parallel: {tensor_parallel} and the model's {kv_heads} key/value heads:"
+            " neither divides the other",
+            "choose a divisor or a multiple of the heads",
+        )
+
+
+def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
+    check_divides(degrees.tensor_parallel, "vocabulary", shape.vocabulary)
+    if shape.qkv_bias or shape.output_bias or shape.mlp_bias:
+        raise UserError(
+            "model.source: its linear layers have biases, which optimum-neuron does not support", "use another model"
+        )
+    if config.neuron.fuse_qkv and shape.heads != shape.kv_heads:
+        raise UserError(
+            f"neuron.fuse_qkv: needs equal numbers of heads, and the model has {shape.heads} query heads and"
+            f" {shape.kv_heads} key/value heads",
+            "set it to false",
+        )
+    targets = {target.rpartition(".")[2] for target in config.lora.target_modules}
+    attention = {"q_proj", "k_proj", "v_proj"}
+    fused = shape.kv_heads % degrees.tensor_parallel != 0
+    if config.training.method == "lora" and fused and attention & targets and not attention <= targets:
+        raise UserError(
+            "lora.target_modules: q_proj, k_proj and v_proj are one module on engine neuron when"
+            f" {shape.kv_heads} key/value heads are on {degrees.tensor_parallel} ranks",
+            "name all three or none of them",
+        )
+
+
+def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
+    """Embedding and output matrix are divided by tensor parallelism too."""
+    tensor = degrees.tensor_parallel
+    copies = kv_size_multiplier(shape.kv_heads, tensor)
+    for part in parts(config, degrees, shape, vocabulary_ranks=tensor, kv_copies=copies):
+        yield neuron_memory.on_rank(config, degrees, shape, part)
+
+
+def kv_size_multiplier(kv_heads: int, tensor_parallel: int) -> int:
+    """How many copies of each key/value head a tensor-parallel group has.
+
+    optimum-neuron's rule, `TrainingNeuronConfig.auto_kv_size_multiplier`: one, unless there are more ranks than heads.
+    """
+    return max(1, tensor_parallel // kv_heads)

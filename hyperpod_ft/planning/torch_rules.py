@@ -1,0 +1,67 @@
+"""Engine torch's rules: its part of planning (planning/engines.py says what each name is for)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.memory import Memory, parts
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.packing_rules import check_packing
+
+PRECOMPILES = False
+GENERATES_ON_ACCELERATORS = True
+IMPORTS: tuple[str, ...] = ("torch",)
+MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = ()
+
+
+def environment_name(config: RunConfig) -> str:
+    return "torch"
+
+
+def packages_remedy(config: RunConfig) -> str:
+    return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
+
+
+def program_directories(python: Path) -> tuple[Path, ...]:
+    return ()
+
+
+def training_settings(config: RunConfig) -> dict[str, Any]:
+    return {}
+
+
+def default_tensor_parallel(instance: Instance, ranks: int) -> int:
+    return 1
+
+
+def check_degrees(config: RunConfig, degrees: Degrees) -> None:
+    """All that divide the ranks can be trained."""
+
+
+def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
+    """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
+    check_packing(config, family)
+
+
+def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
+    """Key/value heads are not replicated."""
+    if kv_heads % tensor_parallel:
+        raise UserError(
+            f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {kv_heads} key/value heads,"
+            " and engine torch does not replicate them",
+            f"choose a divisor of {kv_heads}",
+        )
+
+
+def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
+    """Heads and MLP are all that is divided."""
+
+
+def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
+    for part in parts(config, degrees, shape):
+        yield torch_memory.on_rank(config, degrees, shape, part)

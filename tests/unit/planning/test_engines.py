@@ -1,0 +1,27 @@
+"""Every engine has its own entry wherever engines differ: a new one cannot take another's path by default."""
+
+from importlib.util import find_spec
+from typing import get_args
+
+import pytest
+
+from hyperpod_ft.config import engine_rules
+from hyperpod_ft.config.run_config import EngineName
+from hyperpod_ft.planning import engines
+from hyperpod_ft.stages import env
+
+NAMES = get_args(EngineName)
+
+
+@pytest.mark.parametrize("table", [engine_rules._CHECKS, engines._RULES, env._BUILDERS])
+def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
+    assert sorted(table) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_have_all_rules_and_a_training_loop(name: EngineName) -> None:
+    """mypy compares the signatures."""
+    wanted = {entry for entry in vars(engines.EngineRules) if not entry.startswith("_")}
+    wanted |= engines.EngineRules.__annotations__.keys()
+    assert wanted <= vars(engines.rules_of(name)).keys()
+    assert find_spec(f"hyperpod_ft.engines.{name}.loop")
