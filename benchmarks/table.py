@@ -32,10 +32,11 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
-    for case, entry in results.get("training", {}).items():
-        yield from ("", f"### training, {case}", "")
-        yield from _training_table(entry)
-        yield from _circumstances(entry)
+    for kind in ("training", "gpu"):
+        for case, entry in results.get(kind, {}).items():
+            yield from ("", f"### {kind}, {case}", "")
+            yield from _training_table(entry)
+            yield from _circumstances(entry)
     for operation in ("merge", "consolidate"):
         for size in (SMALL, LARGE):
             if entry := results.get(operation, {}).get(size):
@@ -72,13 +73,14 @@ def _training_table(entry: Entry) -> Iterator[str]:
         f" {entry['documents']} documents a row."
     )
     yield ""
-    yield _row("", "tokens per CPU second", "over the fastest peer", "peak memory beyond the imports", "last loss")
+    second = "CPU second" if entry["instance_type"] == "local" else "second"
+    memory = "peak memory beyond the imports" if entry["instance_type"] == "local" else "peak memory of the GPU"
+    yield _row("", f"tokens per {second}", "over the fastest peer", memory, "last loss")
     yield "|---|---|---|---|---|"
-    tokens = goals.trained_tokens(entry)
     for name in entry["contenders"]:
         yield _row(
             name,
-            f"{tokens / goals.median(entry, name, 'step_cpu'):,.0f}",
+            f"{goals.tokens_per_second(entry, name):,.0f}",
             _spread(goals.training_ratios(entry, name), "{:.2f}x") if len(entry["contenders"]) > 1 else "",
             f"{goals.median(entry, name, 'beyond_imports') / 1e6:,.0f} MB",
             f"{goals.median(entry, name, 'last_loss'):.4f}",

@@ -1,4 +1,4 @@
-"""Runs the steps of a prepared run with engine torch and writes the CPU seconds of each: the kit's part of `training`.
+"""Runs the steps of a prepared run with engine torch and writes how long they take: the kit's part of `training`.
 
 python -m benchmarks.training_steps RUN_DIRECTORY WARM_UP OUTPUT
 """
@@ -10,6 +10,8 @@ import statistics
 import sys
 import time
 from pathlib import Path
+
+import torch
 
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.engines.torch import loop
@@ -25,18 +27,29 @@ def main() -> None:
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     with device_mesh(device, processes, run.plan.degrees) as mesh:
         training = loop.TrainingLoop(run, processes, device, mesh)
-        cpu, losses = [time.process_time()], []
+        cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
         for number in range(1, training.steps + 1):
             losses.append(training.step(number, []).loss)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
             cpu.append(time.process_time())
-    steps = [after - before for before, after in itertools.pairwise(cpu)]
-    facts = {
-        "step_cpu": statistics.median(steps[int(warm_up) :]),
-        "beyond_imports": memory.peak_beyond_start(),
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-    }
+            wall.append(time.perf_counter())
+        seconds = _median_difference(wall, int(warm_up))
+        facts = {
+            "step_cpu": _median_difference(cpu, int(warm_up)),
+            "step_seconds": seconds,
+            "mfu": training.throughput.rates(1, seconds).mfu or 0.0,
+            "beyond_imports": torch.accelerator.max_memory_allocated()
+            if device.type != "cpu"
+            else memory.peak_beyond_start(),
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+        }
     Path(output).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _median_difference(ends: list[float], warm_up: int) -> float:
+    return statistics.median([after - before for before, after in itertools.pairwise(ends)][warm_up:])
 
 
 class Memory:

@@ -1,7 +1,7 @@
 """TRL's SFTTrainer on packed rows of random tokens: python train_with_trl.py SETTINGS OUTPUT
 
-SETTINGS is JSON, see benchmarks/training.py. `fused_head` false computes the loss from transformers' own logits, as
-TRL did before it fused the output matrix into the loss: on CPUs that is faster.
+SETTINGS is JSON, see benchmarks/training.py. It trains on the GPU if there is one. `fused_head` false computes the
+loss from transformers' own logits, as TRL did before it fused the output matrix into the loss: on CPUs that is faster.
 """
 
 import itertools
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+ON_GPU = torch.cuda.is_available()
+
 
 class WholeLogits(SFTTrainer):
     def compute_loss(self, *args, **kwargs):
@@ -26,16 +28,22 @@ class WholeLogits(SFTTrainer):
 
 
 class Clock(TrainerCallback):
-    """CPU seconds of the process at the end of each step."""
+    """CPU seconds of the process, and seconds, at the end of each step."""
 
     def __init__(self):
-        self.ends = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.ends.append(time.process_time())
+        self.cpu, self.wall = [], []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.ends.append(time.process_time())
+        if ON_GPU:
+            torch.cuda.synchronize()
+        self.cpu.append(time.process_time())
+        self.wall.append(time.perf_counter())
+
+    on_train_begin = on_step_end
+
+
+def median_difference(ends, warm_up):
+    return statistics.median([after - before for before, after in itertools.pairwise(ends)][warm_up:])
 
 
 def status(key):
@@ -62,11 +70,11 @@ def main():
         max_length=settings["max_length"],
         per_device_train_batch_size=settings["rows"],
         max_steps=settings["steps"],
-        gradient_checkpointing=False,
+        gradient_checkpointing=settings.get("gradient_checkpointing", False),
         learning_rate=1e-4,
         lr_scheduler_type="constant",
         bf16=bf16,
-        use_cpu=True,
+        use_cpu=not ON_GPU,
         dataloader_num_workers=0,
         save_strategy="no",
         logging_steps=1,
@@ -77,7 +85,7 @@ def main():
     trainer = (SFTTrainer if settings["fused_head"] else WholeLogits)(
         AutoModelForCausalLM.from_pretrained(
             settings["model"],
-            attn_implementation="sdpa",
+            attn_implementation=settings.get("attention", "sdpa"),
             # as the kit: a frozen base in the dtype of the computation, trained weights in fp32
             dtype=torch.bfloat16 if bf16 and lora else torch.float32,
         ),
@@ -96,10 +104,10 @@ def main():
     )
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    steps = [after - before for before, after in itertools.pairwise(clock.ends)]
     facts = {
-        "step_cpu": statistics.median(steps[settings["warm_up"] :]),
-        "beyond_imports": status("VmHWM") - start,
+        "step_cpu": median_difference(clock.cpu, settings["warm_up"]),
+        "step_seconds": median_difference(clock.wall, settings["warm_up"]),
+        "beyond_imports": torch.cuda.max_memory_allocated() if ON_GPU else status("VmHWM") - start,
         "first_loss": losses[0],
         "last_loss": losses[-1],
     }

@@ -305,6 +305,7 @@ def training() -> dict[str, Any]:
         "max_length": 2048,
         "documents": 8,
         "rows": 1,
+        "instance_type": "local",
         "contenders": {
             name: {
                 "output": {},
