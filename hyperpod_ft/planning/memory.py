@@ -22,6 +22,8 @@ GIB = 2**30
 # backward pass. An assumption: it was not measured for this kit.
 RESERVED = 0.1
 FP32 = 4  # bytes of an element
+# Smaller tensors stay on the device with `activation_offload`: their copies would cost more time than they free memory.
+OFFLOADED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,29 @@ def last_norm(config: RunConfig, shape: ModelShape, kept: Kept) -> float:
 
 def activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, kept: Kept, logits: float) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
-    layer = tokens(config, degrees) * _layer(config, degrees, shape, kept)
-    layers = part.in_flight * part.layers
-    if not config.training.gradient_checkpointing:
-        return layers * layer
-    inputs = layers * tokens(config, degrees) * shape.hidden * width(config) * kept.outside
+    training, count = config.training, tokens(config, degrees)
+    whole = count * _layer(config, degrees, shape, kept)
+    given = count * shape.hidden * width(config) * kept.outside
+    if training.activation_checkpointing == "none":
+        return part.in_flight * _resident(config, part.layers, whole)
+    products = count * _products(config, degrees, shape) if training.activation_checkpointing == "selective" else 0.0
+    recomputed = -(-part.layers // training.activation_checkpointing_every)
+    layers = _resident(config, recomputed, given) + recomputed * products
+    layers += _resident(config, part.layers - recomputed, whole)
     # one layer is recomputed, after the loss has freed its memory
-    return inputs + max(0.0, layer - logits)
+    return part.in_flight * layers + max(0.0, whole - products - logits)
+
+
+def _resident(config: RunConfig, layers: int, each: float) -> float:
+    """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
+    moves = config.training.activation_offload and each >= OFFLOADED_BYTES
+    return (min(layers, 2) if moves else layers) * each
+
+
+def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
+    """Bytes per token of a layer's matrix products, and of attention."""
+    inside = 2 * shape.queries + 2 * shape.keys + 2 * shape.intermediate
+    return width(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
 
 
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -> float:

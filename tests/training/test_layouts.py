@@ -136,7 +136,9 @@ def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: P
     runs.append(
         make_run(
             "checkpointed",
-            settings((2, 2, 2, 2), **changes, **{"training.gradient_checkpointing": True, "training.method": "full"}),
+            settings(
+                (2, 2, 2, 2), **changes, **{"training.activation_checkpointing": "full", "training.method": "full"}
+            ),
         )
     )
     # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding

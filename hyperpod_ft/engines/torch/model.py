@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import tensor_parallel
+from hyperpod_ft.engines.torch import activations, compiling, tensor_parallel
 from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
@@ -50,6 +50,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     total_parameters = sum(p.numel() for p in model.parameters())
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
+    _change_forward(layers, run, mesh)
     partial = tensor_parallel.partial_gradient_parameters(layers) if tensor_parallel_degree > 1 else []
     return ShardedModel(
         module=model.train(),
@@ -57,6 +58,15 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         trainable_parameters=trainable_parameters,
         total_parameters=total_parameters,
     )
+
+
+def _change_forward(layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
+    """What is recomputed is compiled too, and host memory takes what is left."""
+    training, device = run.config.training, torch.device(mesh.device_type)
+    activations.checkpoint_layers(layers, training)
+    compiling.compile_layers(layers, training, device, run.root)
+    if training.activation_offload:
+        activations.offload_layers(layers, device)
 
 
 def _data_parallel(
@@ -91,11 +101,7 @@ def _load(run: Run) -> PreTrainedModel:
     training = run.config.training
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
     dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
-    model = pretrained.load(run.base_model, dtype, run.config.model.attention)
-    if training.gradient_checkpointing:
-        # the non-reentrant variant works with frozen inputs, and with collectives inside the block
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
+    return pretrained.load(run.base_model, dtype, run.config.model.attention)
 
 
 def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:

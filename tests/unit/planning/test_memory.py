@@ -41,7 +41,7 @@ def trn1(make_run: MakeRun, **overrides: Any) -> RunConfig:
         "cluster__instance_type": "trn1.32xlarge",
         "parallelism": {"tensor_parallel": 8},
         "dataset__max_length": 2048,
-        "training__gradient_checkpointing": True,
+        "training__activation_checkpointing": "full",
     }
     return make_run(**values | overrides).config
 
@@ -159,7 +159,7 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) 
 @pytest.mark.parametrize(
     ("part", "saving", "costing"),
     [
-        ("activations", {"training__gradient_checkpointing": True}, {"training__gradient_checkpointing": False}),
+        ("activations", {"training__activation_checkpointing": "full"}, {"training__activation_checkpointing": "none"}),
         (
             "activations",
             {"training__precision": "fp32"},
@@ -176,13 +176,13 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) 
         ("optimizer", {"training__method": "lora"}, {}),
         (
             "activations",
-            {"neuron__flash_attention": None, "training__gradient_checkpointing": False},
-            {"neuron__flash_attention": False, "training__gradient_checkpointing": False},
+            {"neuron__flash_attention": None, "training__activation_checkpointing": "none"},
+            {"neuron__flash_attention": False, "training__activation_checkpointing": "none"},
         ),
         (
             "activations",
-            {"training__method": "lora", "training__gradient_checkpointing": False},
-            {"training__method": "lora", "training__gradient_checkpointing": False, "lora__dropout": 0.1},
+            {"training__method": "lora", "training__activation_checkpointing": "none"},
+            {"training__method": "lora", "training__activation_checkpointing": "none", "lora__dropout": 0.1},
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_engine_torch_shards_over_dp_and_gathers_what_computes(make_run: MakeRun
     assert memory.weights == pytest.approx(parameters * (4 / 8 + 2), rel=1e-6)
     assert memory.gradients == pytest.approx(parameters * 4 / 8, rel=1e-6)
     assert memory.optimizer == pytest.approx(parameters * 8 / 8, rel=1e-6)
-    checkpointed = on_p5(training__gradient_checkpointing=True)
+    checkpointed = on_p5(training__activation_checkpointing="full")
     # embedding, output matrix and two of 32 layers are gathered at once
     assert checkpointed.weights == pytest.approx(parameters * 4 / 8 + 2 * (1_050_677_248 + 2 * 218_112_000), rel=1e-6)
     assert checkpointed.activations < memory.activations
@@ -250,9 +250,9 @@ def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> N
     ("overrides", "model_config", "remedy"),
     [
         (
-            {"training__gradient_checkpointing": False, "training__method": "full", "training__micro_batch_size": 8},
+            {"training__activation_checkpointing": "none", "training__method": "full", "training__micro_batch_size": 8},
             LLAMA_3_8B,
-            "training.gradient_checkpointing: true",
+            "training.activation_checkpointing: full",
         ),
         (
             {"training__micro_batch_size": 64},
