@@ -151,7 +151,6 @@ class Model(Section):
     revision: Revision | None = Field(
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
     )
-    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention implementation of transformers.")
 
 
 class Dataset(Section):

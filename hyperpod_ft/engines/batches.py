@@ -51,16 +51,11 @@ class PackedSplit:
 
     def batch(self, rows: NDArray[np.int64], device: torch.device) -> Batch:
         arrays = (self._split.input_ids, self._split.labels, self._split.position_ids)
-        return Batch(*(to_device(torch.from_numpy(array[rows].astype(np.int64)), device) for array in arrays))
+        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)).to(device) for array in arrays))
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""
         return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
-
-
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor on `device`, copied while the program goes on: from memory that an accelerator reads itself."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Ahead(Generic[Key, Value]):

@@ -12,9 +12,10 @@ from hyperpod_ft.errors import UserError
 _REMEDY = "make or download the model again"
 
 
-def load(directory: Path, dtype: torch.dtype | str, attention: str) -> PreTrainedModel:
+def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None) -> PreTrainedModel:
     """The causal language model in `directory`, on the CPU; `dtype` "auto" is that of config.json.
 
+    `attention` is transformers' name of an implementation; without, SDPA if the family has it, otherwise its own.
     Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
     for which transformers would draw random numbers.
     """

@@ -67,7 +67,7 @@ class Kept:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
     outside: float  # share of the tensors outside attention and MLP that a rank has: 1 without sequence parallelism
-    scores: bool  # attention keeps its softmax, as neither SDPA nor a flash attention kernel does
+    attention: float  # bytes per token of attention, before tensor parallelism divides them
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -173,18 +173,12 @@ def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input in fp32, the normalized tensor, and the linears' input. Attention keeps query, key
-    and value at the width of the queries, and its output twice (as computed, and as o_proj's input); if it keeps its
-    scores, the softmax takes the place of one of them, in fp32 and in the model's dtype. The MLP keeps gate, its
+    Two norms each keep their input in fp32, the normalized tensor, and the linears' input. The MLP keeps gate, its
     activation, up, and their product.
     """
     element = width(config)
     outside = 2 * shape.hidden * (FP32 + 2 * element)
-    inside = element * (4 * shape.queries + 4 * shape.intermediate)
-    if kept.scores:
-        inside += shape.heads * config.dataset.max_length * (FP32 + (element if element < FP32 else 0))
-    else:
-        inside += element * shape.queries
+    inside = kept.attention + element * 4 * shape.intermediate
     if shape.head_norms:
         inside += (FP32 + element) * (shape.queries + shape.keys)
     if config.training.method == "lora":

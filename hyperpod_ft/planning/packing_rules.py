@@ -1,9 +1,10 @@
-"""Which families of models keep packed documents apart when engine torch trains them.
+"""The families of models whose attention engine torch computes itself, so that packed documents stay apart.
 
-The engine passes no attention mask: transformers derives one from `position_ids` that restart with each document
-(transformers 4.57.6, masking_utils.py, find_packed_sequence_indices). Families whose attention does not come from that
-module ignore the restarts, so that a document attends to those before it in its row, without any error.
-tests/unit/planning/test_packing_rules.py compares packed documents with the same ones alone, for every family here.
+transformers lets a program replace the attention of most families (AttentionInterface). Those listed hand to it all
+that their attention depends on, as the size of a sliding window. Of the others, some have part of it in a mask alone,
+some mix tokens in convolutions or recurrences too, some cannot be replaced: they keep transformers' own attention.
+tests/unit/planning/test_packing_rules.py compares losses and gradients of packed documents with those of the same ones
+alone, for every family here.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -12,25 +13,41 @@ from hyperpod_ft.errors import UserError
 # values of model_type in config.json
 SEPARATING_FAMILIES = frozenset(
     {
+        "apertus",
+        "arcee",
+        "bitnet",
         "cohere",
         "cohere2",
+        "cwm",
+        "ernie4_5",
         "exaone4",
+        "flex_olmo",
         "gemma",
         "gemma2",
         "gemma3_text",
         "glm",
         "glm4",
+        "glm4_moe",
         "gpt2",
+        "gpt_bigcode",
         "gpt_neox",
         "granite",
+        "granitemoe",
+        "granitemoeshared",
         "helium",
+        "hunyuan_v1_dense",
         "llama",
         "ministral",
+        "ministral3",
         "mistral",
         "mixtral",
+        "nanochat",
+        "nemotron",
         "olmo",
         "olmo2",
         "olmo3",
+        "olmoe",
+        "persimmon",
         "phi",
         "phi3",
         "qwen2",
@@ -38,7 +55,9 @@ SEPARATING_FAMILIES = frozenset(
         "qwen3_moe",
         "seed_oss",
         "smollm3",
+        "stablelm",
         "starcoder2",
+        "vaultgemma",
     }
 )
 

@@ -113,7 +113,6 @@ def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
-        "attention": config.model.attention,
         config.engine: rules_of(config.engine).training_settings(config),
         "seed": config.seed,
     }

@@ -18,6 +18,8 @@ from hyperpod_ft.planning.memory import (
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
+# Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
+LOSS_BLOCK = 512
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -58,11 +60,14 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided: the peak of the loss, in the backward pass, has log-probabilities and two gradients,
-    all fp32.
+    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
+    and after that; and the hidden states' gradient.
     """
-    kept = Kept(outside=1.0, scores=config.model.attention != "sdpa")
-    logits = part.last * tokens(config, degrees) * (last_norm(config, shape, kept) + shape.vocabulary * 3 * FP32)
+    element, count = width(config), tokens(config, degrees)
+    # query, key, value; and the output, as computed and as o_proj's input
+    kept = Kept(outside=1.0, attention=element * (3 * shape.queries + 2 * shape.keys))
+    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
+    logits = part.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, part, sharding),
         gradients=_gradients(config, degrees, part, sharding),

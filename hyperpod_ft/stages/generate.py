@@ -110,7 +110,7 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
 def _evaluate(
     run: Run, directory: Path, tokenizer: Tokenizer, questions: Sequence[_Question], validation: Split | None
 ) -> _Evaluation:
-    model = _load(directory, run.config.model.attention, _device(run))
+    model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
     loss = mean_loss(model, validation, _VALIDATION_ROWS) if validation is not None else None
     del model
@@ -118,10 +118,10 @@ def _evaluate(
     return _Evaluation(found, loss)
 
 
-def _load(directory: Path, attention: str, device: torch.device) -> PreTrainedModel:
+def _load(directory: Path, device: torch.device) -> PreTrainedModel:
     print(f"generate: {directory} on {device}", flush=True)
     # config.json has the dtype of the stored weights
-    model = pretrained.load(directory, "auto", attention)
+    model = pretrained.load(directory, "auto")
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     model.eval()  # type: ignore[no-untyped-call]
     return model

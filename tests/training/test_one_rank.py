@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -228,26 +227,3 @@ def test_tensor_parallelism_refuses_what_it_would_get_wrong(config: PretrainedCo
     layers = decoder_layers(AutoModelForCausalLM.from_config(config))
     with pytest.raises(UserError, match=named):
         tensor_parallel.parallelize(layers, mesh=None)  # type: ignore[arg-type] - refused before it is looked at
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_documents_do_not_see_each_other(make_run: MakeRun, attention: str) -> None:
-    """The forward call of the training loop on a packed row gives each document the logits it has alone."""
-    run = make_run(settings={"model.attention": attention})
-    model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation=attention).train()
-    random = np.random.default_rng(3)
-    documents = [torch.from_numpy(random.integers(3, 128, (1, length))) for length in (9, 4, 17)]
-    alone = [
-        model(input_ids=document, position_ids=torch.arange(document.shape[1])[None], use_cache=False).logits
-        for document in documents
-    ]
-    packed = model(
-        input_ids=torch.cat(documents, 1),
-        position_ids=torch.cat([torch.arange(document.shape[1]) for document in documents])[None],
-        attention_mask=None,
-        use_cache=False,
-    ).logits
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-5, atol=1e-5)
-    # the check can fail: as one document the logits are others
-    together = model(input_ids=torch.cat(documents, 1), use_cache=False).logits
-    assert (together - packed).abs().max() > 1e-2

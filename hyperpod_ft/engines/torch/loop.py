@@ -15,15 +15,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints
+from hyperpod_ft.engines.torch import checkpoints, language_model
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
@@ -201,22 +200,15 @@ class TrainingLoop:
                 self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
         return total, self.data_parallel.after_backward()
 
-    def _micro_batch(self, step_and_index: tuple[int, int]) -> Batch:
+    def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
         step, index = step_and_index
-        return self.rows.batch(self.order.micro_batches(step, self.data_parallel_rank)[index], self.device)
+        rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
+        return language_model.inputs(self.rows.batch(rows, torch.device("cpu")), self.device)
 
-    def _summed_loss(self, batch: Batch) -> torch.Tensor:
+    def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
-        # no attention mask: transformers derives one from position_ids that keeps packed documents apart
-        logits = self.model.module(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
-        ).logits
-        return torch.nn.functional.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1),
-            batch.labels[:, 1:].flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        loss: torch.Tensor = self.model.module(**inputs)
+        return loss
 
     def _save(self, progress: Progress, last: bool, wanted: bool) -> None:
         """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""

@@ -8,13 +8,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.engines.lora_targets import no_such_module
-from hyperpod_ft.engines.torch import activations, compiling, tensor_parallel
+from hyperpod_ft.engines.torch import activations, attention, compiling, language_model, tensor_parallel
 from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
 from hyperpod_ft.planning import parallelism
+from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -33,8 +35,8 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     """Load the base model from `run.base_model`, and divide it over `mesh` (axes dp_replicate, dp_shard, tp).
 
     Precision fp32 computes in fp32. bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have
-    fp32 masters; gradients are summed in fp32. Raises UserError when the model cannot be split, or a LoRA target
-    matches no module.
+    fp32 masters; gradients are summed in fp32. Raises UserError when the model cannot be split, its logits are not
+    known, or a LoRA target matches no module.
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
@@ -44,6 +46,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         heads = base.config.num_attention_heads
         kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
+    language_model.return_loss(base)
     model = _with_adapters(base, run) if config.training.method == "lora" else base
     layers = decoder_layers(base)
     trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -101,7 +104,9 @@ def _load(run: Run) -> PreTrainedModel:
     training = run.config.training
     frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
     dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
-    return pretrained.load(run.base_model, dtype, run.config.model.attention)
+    # other families keep their own attention, one document a row
+    separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
+    return pretrained.load(run.base_model, dtype, attention.NAME if separates else None)
 
 
 def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.torch import attention
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, parts
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
@@ -96,9 +97,9 @@ def test_other_families_have_no_shape() -> None:
 # Activations, compared with those that autograd keeps
 
 
-def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str, rows: int, length: int) -> int:
+def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, rows: int, length: int) -> int:
     """Bytes that one forward pass of the model, without its loss, keeps for the backward pass; no weights."""
-    config = AutoConfig.for_model(**values, attn_implementation=attention)
+    config = AutoConfig.for_model(**values, attn_implementation=attention.NAME)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -110,26 +111,29 @@ def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, attention: str,
 
     positions = torch.arange(length).expand(rows, -1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.model(input_ids=positions % config.vocab_size, position_ids=positions, use_cache=False)
+        output = model.model(
+            input_ids=positions % config.vocab_size,
+            position_ids=positions,
+            attention_mask=attention.document_bounds(positions),
+            use_cache=False,
+        )
     assert output.last_hidden_state.requires_grad
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_activations_are_what_autograd_keeps(make_run: MakeRun, family: str, precision: str, attention: str) -> None:
+def test_activations_are_what_autograd_keeps(make_run: MakeRun, family: str, precision: str) -> None:
     """Within 5 %: small things, as rotary tables and the mask, are not counted."""
     values = tiny(model_type=family, sliding_window=None, num_hidden_layers=3)
     rows, length = 2, 96
     config = make_run(
         parallelism={"ranks_per_node": 1},
-        model__attention=attention,
         dataset__max_length=length,
         training={"method": "full", "precision": precision, "micro_batch_size": rows},
     ).config
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    kept = kept_by_autograd(values, dtype, attention, rows, length)
+    kept = kept_by_autograd(values, dtype, rows, length)
     last_norm = rows * length * values["hidden_size"] * (8 if precision == "bf16" else 12)
     assert estimated(config, values).activations + last_norm == pytest.approx(kept, rel=0.05)
 

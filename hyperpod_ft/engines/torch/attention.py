@@ -1,0 +1,190 @@
+"""Attention within documents: the tokens of a packed row see the earlier tokens of their own document, nothing else.
+
+One function, registered with transformers as the implementation `documents`, serves every family whose attention goes
+through transformers' AttentionInterface. Where the documents are is told by an int32 tensor that takes the place of the
+attention mask: transformers hands a mask of four dimensions to every layer as it is (masking_utils.py,
+_preprocess_mask_arguments), through recomputation, sharding and compilation. It has one of two forms:
+
+- bounds [1, 1, 1, K]: where each document of the batch begins, its rows laid end to end, then where the last one ends.
+  The last entry is repeated up to K, a power of two, so that a compiler sees few shapes. On CUDA in 16 bits this is
+  what flash attention takes; elsewhere each document is a call of its own. Neither makes a tensor of [length, length].
+- numbers [rows, 1, length, 1]: each token's document, for devices that need the same shapes in every step. They build
+  a dense mask.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from hyperpod_ft.errors import UserError
+
+NAME = "documents"
+# Queries that share a mask where one is needed: of [_BLOCK, window + _BLOCK] for a sliding window.
+_BLOCK = 256
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_FLASH_HEAD_SIZE = 256  # the largest
+
+
+def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
+    """The documents of a batch as bounds, from positions [rows, length] that are 0 where one begins."""
+    starts = _starts(position_ids).flatten().nonzero().flatten()
+    padded = starts.new_full((1 << len(starts).bit_length(),), position_ids.numel())
+    padded[: len(starts)] = starts
+    return padded.int()[None, None, None]
+
+
+def document_numbers(position_ids: torch.Tensor) -> torch.Tensor:
+    """The documents of a batch as numbers, from positions [rows, length] that are 0 where one begins."""
+    return _starts(position_ids).cumsum(1).int()[:, None, :, None]
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention call: query [rows, heads, length, size], keys and values with as many heads or fewer.
+
+    Returns [rows, length, heads, size], and no weights. A window of n lets a token see itself and n - 1 before it.
+    Raises UserError for what would change the attention in a way that is not computed here.
+    """
+    _refuse(module, attention_mask, others)
+    assert attention_mask is not None
+    if attention_mask.shape[-1] == 1:
+        mask = _dense_mask(attention_mask, sliding_window)
+        return _product(query, key, value, mask, scaling, softcap, dropout).transpose(1, 2).contiguous(), None
+    bounds = attention_mask.flatten()
+    # the memory of a projection's output: nothing is copied
+    tokens = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    if query.is_cuda and not softcap and not dropout and _flash(tokens):
+        length = query.shape[2]
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        attended = varlen_attn(
+            *tokens, bounds, bounds, length, length, scale=scaling, window_size=window, enable_gqa=True
+        )
+        assert isinstance(attended, torch.Tensor)
+    else:
+        attended = _each_document(tokens, bounds, scaling, sliding_window, softcap, dropout)
+    return attended.unflatten(0, (len(query), -1)), None
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def _starts(position_ids: torch.Tensor) -> torch.Tensor:
+    starts = position_ids == 0
+    starts[:, 0] = True
+    return starts
+
+
+def _refuse(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> None:
+    is_causal = others.get("is_causal")
+    found = {
+        "attention sinks": others.get("s_aux") is not None,
+        "a position bias": others.get("position_bias") is not None,
+        "attention to later tokens": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        "attention without the bounds of documents": attention_mask is None,
+    }
+    if unknown := [name for name, present in found.items() if present]:
+        raise UserError(
+            f"model.source: {type(module).__name__} has {unknown[0]}, which engine torch does not compute",
+            "choose a model without",
+        )
+
+
+def _flash(tokens: list[torch.Tensor]) -> bool:
+    sizes = {tensor.shape[-1] for tensor in tokens}
+    return (
+        {tensor.dtype for tensor in tokens} <= {*_FLASH_DTYPES} and len(sizes) == 1 and max(sizes) <= _FLASH_HEAD_SIZE
+    )
+
+
+def _each_document(
+    tokens: list[torch.Tensor],
+    bounds: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Query, key, value [tokens, heads, size] to [tokens, heads, size], one document after the other."""
+    lengths = [length for length in bounds.diff().tolist() if length]
+    # split, not sliced: the gradients of slices would each be as long as the batch
+    documents = zip(*(tensor.split(lengths) for tensor in tokens), strict=True)
+    attended = []
+    for document in documents:
+        query, key, value = (part.transpose(0, 1)[None] for part in document)
+        length = query.shape[2]
+        if softcap is None and (window is None or length <= window):
+            found = scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
+            )
+        else:
+            found = _blocks(query, key, value, window or length, scaling, softcap, dropout)
+        attended.append(found[0].transpose(0, 1))
+    return torch.cat(attended)
+
+
+def _blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int,
+    scaling: float | None,
+    softcap: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Attention [1, heads, length, size] of one document where each block of queries needs a mask of its own."""
+    length = query.shape[2]
+    positions = torch.arange(length, device=query.device)
+    attended = []
+    for begin in range(0, length, _BLOCK):
+        end = min(begin + _BLOCK, length)
+        first = max(0, begin - window + 1)
+        distance = positions[begin:end, None] - positions[None, first:end]
+        mask = (distance >= 0) & (distance < window)
+        parts = query[:, :, begin:end], key[:, :, first:end], value[:, :, first:end]
+        attended.append(_product(*parts, mask, scaling, softcap, dropout))
+    return torch.cat(attended, dim=2)
+
+
+def _dense_mask(numbers: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Bool [rows, 1, length, length] from document numbers [rows, 1, length, 1]."""
+    positions = torch.arange(numbers.shape[2], device=numbers.device)
+    distance = positions[:, None] - positions
+    mask = (numbers == numbers.transpose(2, 3)) & (distance >= 0)
+    return mask if window is None else mask & (distance < window)
+
+
+def _product(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Attention [rows, heads, queries, size] under a bool mask; `softcap` c makes of a score s c tanh(s / c)."""
+    if softcap is None:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout, enable_gqa=True
+        )
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, -torch.inf)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=exact).to(query.dtype)
+    return torch.nn.functional.dropout(weights, dropout) @ value

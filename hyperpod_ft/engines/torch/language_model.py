@@ -1,0 +1,135 @@
+"""A Hugging Face causal language model that returns its loss: documents apart, logits in blocks."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.torch import attention
+from hyperpod_ft.engines.torch.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.errors import UserError
+
+# Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
+_ANY_SHAPE = ("cpu", "cuda")
+
+
+def inputs(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """The arguments of a model's forward pass, on `device`, from a batch on the CPU.
+
+    input_ids, position_ids [rows, length]; attention_mask as in `attention`; targets int64 [positions], the tokens to
+    predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
+    """
+    # the token after each; none follows the last
+    targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
+    tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
+    if device.type in _ANY_SHAPE:
+        tensors["attention_mask"] = attention.document_bounds(batch.position_ids)
+        tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
+        tensors["targets"] = targets[tensors["predicted_at"]]
+    else:
+        tensors["attention_mask"] = attention.document_numbers(batch.position_ids)
+    return {name: _on(device, tensor) for name, tensor in tensors.items()}
+
+
+def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the CPU on `device`, copied while the program goes on: accelerators read pinned memory themselves."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def return_loss(model: PreTrainedModel) -> None:
+    """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
+
+    The loss is part of the forward pass of the model itself, where its head is gathered when parameters are sharded;
+    the names of its parameters stay. Raises UserError for a family whose logits are not those of a head, scaled and
+    softly capped.
+    """
+    rule = _logits_rule(model.config)
+    _check_logits(model, rule)
+    model.forward = _LossForward(model, rule)
+
+
+class _LossForward:
+    def __init__(self, model: PreTrainedModel, rule: LogitsRule) -> None:
+        self._model, self._rule = model, rule
+        self._separates = model.config._attn_implementation == attention.NAME
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        targets: torch.Tensor,
+        predicted_at: torch.Tensor | None = None,
+        **_: None,  # PEFT passes on all that transformers' own forward passes take
+    ) -> torch.Tensor:
+        decoded = self._model.base_model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask if self._separates else None,
+            use_cache=False,
+        )
+        hidden = decoded[0].flatten(0, 1)
+        if predicted_at is not None:
+            hidden = hidden.index_select(0, predicted_at)
+        return summed_cross_entropy(hidden, _head(self._model), targets, self._rule)
+
+
+def _head(model: PreTrainedModel) -> nn.Module:
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    return head
+
+
+def _logits_rule(config: Any) -> LogitsRule:
+    """By the names that transformers' families use: Cohere multiplies, Granite divides, Gemma 2 caps."""
+    return LogitsRule(
+        scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+@torch.no_grad()
+def _check_logits(model: PreTrainedModel, rule: LogitsRule) -> None:
+    """Compare the family's own logits for one random hidden state with those by `rule`; no weight is touched."""
+    width = _head(model).weight.shape[1]
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 1, width, generator=random)
+    # the model's own class and settings, around a decoder that answers `hidden` and a head of three words
+    probe = copy.copy(model)
+    probe._modules = dict(model._modules)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            head = nn.Linear(width, 3, device="cpu", dtype=torch.float32)
+        setattr(probe, model.base_model_prefix, _Answer(hidden))
+        probe.set_output_embeddings(head)
+        found = type(model).forward(probe, input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+        agree = torch.allclose(found, rule(head(hidden)), rtol=1e-4, atol=1e-5)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        agree = False
+    if not agree:
+        raise UserError(
+            f"model.source: engine torch does not know how {type(model).__name__} computes its logits",
+            "choose a model of another family",
+        )
+
+
+class _Answer(nn.Module):
+    """A decoder with one answer."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return _Decoded(last_hidden_state=self._hidden)
+
+
+class _Decoded(BaseModelOutputWithPastAndCrossAttentions):
+    """With every field that a family may pass on."""
+
+    router_logits = None

@@ -1,0 +1,130 @@
+"""Cross entropy from hidden states, a block of positions at a time: the logits of a batch never exist together.
+
+The gradient of a sum of cross entropies is known as soon as the logits are, softmax less one-hot, so one pass over the
+blocks computes the loss and the gradients of hidden states, output matrix and bias; the backward pass only scales them.
+Logits are multiplied by `scale`, then bent by `softcap` c to c tanh(x / c) (Gemma Team, arXiv:2408.00118, section 2).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
+
+
+@dataclass(frozen=True)
+class LogitsRule:
+    """What a family does to the output of its head."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def summed_cross_entropy(
+    hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule
+) -> torch.Tensor:
+    """The sum over positions of -log p(target), fp32 [].
+
+    hidden [positions, width] are the inputs of the head; targets int64 [positions], where IGNORED counts nothing.
+    Shapes do not depend on how many count. The result has one backward pass.
+    """
+    if type(head) is nn.Linear:
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, rule)
+        return loss
+    # a head with an adapter computes its logits again in the backward pass
+    blocks = zip(hidden.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)
+    parts = [checkpoint(_block_loss, x, head, target, rule, use_reentrant=False) for x, target in blocks]
+    return torch.stack(parts).sum()
+
+
+def _block_loss(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule) -> torch.Tensor:
+    logits = rule(head(hidden).float())
+    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rule: LogitsRule,
+    ) -> torch.Tensor:
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        loss = torch.zeros((), device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if of_hidden else None
+        # sums over blocks in 32 bits: in 16, each addition would round
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
+        for begin in range(0, len(hidden), LOSS_BLOCK):
+            x, target = hidden[begin : begin + LOSS_BLOCK], targets[begin : begin + LOSS_BLOCK, None]
+            logits = nn.functional.linear(x, weight, bias).float()
+            part, gradient, factor = _softmax_less_one_hot(logits, target, rule)
+            loss += part
+            # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
+            gradient = gradient.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[begin : begin + LOSS_BLOCK] = (gradient @ weight) * factor
+            if grad_weight is not None:
+                scaled = (x * factor).to(weight.dtype)
+                if weight.dtype == torch.float32:
+                    grad_weight.addmm_(gradient.t(), scaled)
+                else:
+                    grad_weight += gradient.t() @ scaled
+            if grad_bias is not None:
+                grad_bias += gradient.t().float() @ factor.flatten()
+            # or the next block's logits would be made beside them
+            del logits, gradient
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> Any:  # type: ignore[override]
+        # in place, since that of the weight is as large as the head
+        hidden, weight, bias = (grad if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
+        of_weight, of_bias = ctx.dtypes
+        return (
+            hidden,
+            None if weight is None else weight.to(of_weight),
+            None if bias is None else bias.to(of_bias),
+            None,
+            None,
+        )
+
+
+def _softmax_less_one_hot(
+    logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss [], and its gradient by the head's output as (gradient [rows, vocabulary], factor of each row [rows, 1]).
+
+    logits fp32 [rows, vocabulary], the output of the head, is overwritten; target int64 [rows, 1].
+    """
+    counted = target != IGNORED
+    target = target.clamp(min=0)
+    slope = None
+    if rule.scale != 1:
+        logits.mul_(rule.scale)
+    if rule.softcap is not None:
+        logits.div_(rule.softcap).tanh_()
+        slope = 1 - logits.square()
+        logits.mul_(rule.softcap)
+    chosen = logits.gather(1, target)
+    largest = logits.amax(1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    total = exponentials.sum(1, keepdim=True)
+    loss = torch.where(counted, total.log() + largest - chosen, 0).sum()
+    gradient = exponentials.scatter_add_(1, target, -total)
+    if slope is not None:
+        gradient.mul_(slope)
+    return loss, gradient, torch.where(counted, rule.scale / total, 0)

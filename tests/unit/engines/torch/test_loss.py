@@ -1,0 +1,95 @@
+"""The loss in blocks against the loss of whole logits."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.torch import loss
+from hyperpod_ft.engines.torch.loss import LogitsRule, summed_cross_entropy
+from tests.unit.engines.torch.test_attention import Largest
+
+WIDTH, VOCABULARY, POSITIONS = 16, 50, 23
+RULES = [LogitsRule(), LogitsRule(scale=0.25), LogitsRule(softcap=2.0), LogitsRule(scale=3.0, softcap=1.5)]
+
+
+class Adapted(nn.Linear):
+    """A head that is more than its weight, as one with an adapter."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden) * 1.5
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LOSS_BLOCK", 10)
+
+
+def example(kind: type[nn.Linear], bias: bool, dtype: torch.dtype) -> tuple[torch.Tensor, nn.Linear, torch.Tensor]:
+    torch.manual_seed(0)
+    head = kind(WIDTH, VOCABULARY, bias=bias, dtype=dtype)
+    hidden = torch.randn(POSITIONS, WIDTH, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (POSITIONS,))
+    targets[::4] = IGNORED
+    return hidden, head, targets
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kind", [nn.Linear, Adapted])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_loss_and_gradients_are_those_of_whole_logits(
+    rule: LogitsRule, bias: bool, kind: type[nn.Linear], trained: bool
+) -> None:
+    hidden, head, targets = example(kind, bias, torch.float32)
+    head.requires_grad_(trained)
+    wanted = [hidden, *(head.parameters() if trained else [])]
+    found = summed_cross_entropy(hidden, head, targets, rule)
+    expected = cross_entropy(rule(head(hidden)), targets, ignore_index=IGNORED, reduction="sum")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+    # divided afterwards, as by the tokens of a step
+    gradients = zip(torch.autograd.grad(found / 7, wanted), torch.autograd.grad(expected / 7, wanted), strict=True)
+    for one, other in gradients:
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    chosen = targets != IGNORED
+    torch.testing.assert_close(summed_cross_entropy(hidden[chosen], head, targets[chosen], rule), found)
+
+
+def test_bf16_sums_over_blocks_in_32_bits() -> None:
+    hidden, head, targets = example(nn.Linear, False, torch.bfloat16)
+    found = torch.autograd.grad(summed_cross_entropy(hidden, head, targets, LogitsRule()), head.weight)[0]
+    exact = head.weight.double().detach().requires_grad_()
+    logits = hidden.detach().double() @ exact.t()
+    expected = torch.autograd.grad(cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"), exact)[0]
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() / expected.norm() < 6e-3
+
+
+def test_a_batch_without_targets_has_zero_gradients() -> None:
+    hidden, head, _ = example(nn.Linear, True, torch.float32)
+    nothing = summed_cross_entropy(hidden[:0], head, torch.empty(0, dtype=torch.int64), LogitsRule())
+    nothing.backward()
+    assert nothing == 0 and hidden.grad is not None and not hidden.grad.any()
+
+
+def test_no_tensor_is_as_large_as_the_logits() -> None:
+    hidden, head, targets = example(nn.Linear, False, torch.float32)
+    with Largest() as largest:
+        summed_cross_entropy(hidden, head, targets, LogitsRule()).backward()
+    assert largest.elements == max(10 * VOCABULARY, WIDTH * VOCABULARY) < POSITIONS * VOCABULARY
+
+
+def test_the_same_bits_each_time() -> None:
+    hidden, head, targets = example(nn.Linear, True, torch.float32)
+    wanted = [hidden, *head.parameters()]
+    runs = [torch.autograd.grad(summed_cross_entropy(hidden, head, targets, RULES[3]), wanted) for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_compiles_without_a_break() -> None:
+    hidden, head, targets = example(nn.Linear, False, torch.float32)
+    compiled = torch.compile(summed_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=False)
+    found = compiled(hidden, head, targets, LogitsRule())
+    torch.testing.assert_close(found, summed_cross_entropy(hidden, head, targets, LogitsRule()))
+    found.backward()
