@@ -153,8 +153,8 @@ def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(0.5)
-    after = f"still holds this after {patience:.0f} s" if patience else "holds this"
-    raise UserError(f"{path}: another job {after}", "wait for it, or cancel it")
+    state = f"still locked by another process after {patience:.0f} s" if patience else "locked by another process"
+    raise UserError(f"{path}: is {state}", "wait until it finishes, or stop it")
 
 
 def sha256(path: Path) -> str:

@@ -2,12 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint.adapters import lora, lora_config
@@ -17,16 +14,15 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
 from hyperpod_ft.checkpoint.sharded.sharded import Sharded, ShardedAdapter, open_checkpoint
+from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
-from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
-from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
 from hyperpod_ft.checkpoint.tensors.layout import (
     DTYPE_OF_TORCH_NAME,
     FLOATING,
     TORCH_NAME_OF_DTYPE,
     LogicalTensor,
 )
-from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
@@ -62,7 +58,9 @@ def consolidate_checkpoint(
         return checkpoint, consolidate_model(checkpoint, target, base=base, **given)
     if given:
         option = "--dtype" if dtype is not None else "--max-shard-size"
-        raise UserError(f"{option}: applies to models, {path} has an adapter, which is written as stored", "drop it")
+        raise UserError(
+            f"{option}: applies to models, {path} has an adapter, which is written as stored", "leave the option out"
+        )
     return checkpoint, consolidate_adapters(checkpoint, target, base=base)
 
 
@@ -78,20 +76,18 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
         for adapter in checkpoint.adapters:
             lora.check_fit(where, adapter.config, adapter.tensors, weights, _is_tied(base, weights))
     tensors = checkpoint.tensors
-    ledger = Ledger()
-    with Reader() as reader, Reader(ledger) as noting:
-        refuse_divergence(reader, tensors, where)
-        with resumable_directory(target, _identity(tensors)) as directory:
-            files: dict[str, Sequence[Outgoing]] = {}
-            for adapter in checkpoint.adapters:
-                below = _place(adapter, alone=len(checkpoint.adapters) == 1)
-                (directory / below).mkdir(exist_ok=True)
-                publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
-                named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
-                files[str(Path(below, lora.WEIGHTS))] = [checked_copy(noting, one, one.dtype, where) for one in named]
-            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
-                written = write_files(directory, files, progress)
-            refuse_damage(tensors, checkpoint.archives, ledger)
+    refuse_damage(tensors, checkpoint.archives)
+    refuse_divergence(tensors, where)
+    with resumable_directory(target, _identity(tensors)) as directory:
+        files: dict[str, Sequence[Outgoing]] = {}
+        for adapter in checkpoint.adapters:
+            below = _place(adapter, alone=len(checkpoint.adapters) == 1)
+            (directory / below).mkdir(exist_ok=True)
+            publish.write_json(directory / below / lora_config.CONFIG, adapter.config)
+            named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
+            files[str(Path(below, lora.WEIGHTS))] = [checked_copy(tensor, tensor.dtype, where) for tensor in named]
+        with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
+            written = write_files(directory, files, progress)
     return Consolidated(written.tensors, written.nbytes)
 
 
@@ -117,7 +113,7 @@ def consolidate_model(
     where = checkpoint.directory
     files_from = base or checkpoint.files
     if files_from is None:
-        raise UserError(f"{where}: has no config.json", "give the model that it was trained from: --base")
+        raise UserError(f"{where}: has no config.json", "give the base model with --base")
     tensors: Mapping[str, LogicalTensor] = {tensor.name: tensor for tensor in checkpoint.model}
     written_as = {name: tensor.dtype for name, tensor in tensors.items()}
     weights = {tensor.name: tensor for tensor in read_model(base)} if base else {}
@@ -127,17 +123,16 @@ def consolidate_model(
     if dtype != "base":
         written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in ARITHMETIC else old for n, old in written_as.items()}
     identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes}
-    ledger = Ledger()
-    with Reader() as reader, Reader(ledger) as noting:
-        refuse_divergence(reader, checkpoint.model, where)
-        if weights and not _learned(reader, tensors, weights):
-            raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
-        with resumable_directory(target, identity) as directory:
-            outgoing = [checked_copy(noting, tensor, written_as[name], where) for name, tensor in tensors.items()]
-            with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
-                written = write_model(directory, outgoing, max_shard_bytes, progress)
-            refuse_damage(checkpoint.model, checkpoint.archives, ledger)
-            _copy_other_files(directory, files_from, set(written_as.values()), card)
+    refuse_damage(checkpoint.model, checkpoint.archives)
+    refuse_divergence(checkpoint.model, where)
+    # the comparison usually ends within the first tensor
+    if weights and all(same_values(tensor, weights[name]) for name, tensor in tensors.items()):
+        raise UserError(f"{where}: nothing was learned: every tensor equals the base's", "check the training log")
+    with resumable_directory(target, identity) as directory:
+        outgoing = [checked_copy(tensor, written_as[name], where) for name, tensor in tensors.items()]
+        with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
+            written = write_model(directory, outgoing, max_shard_bytes, progress)
+        _copy_other_files(directory, files_from, set(written_as.values()), card)
     return Consolidated(written.tensors, written.nbytes)
 
 
@@ -176,7 +171,7 @@ def _match(
             )
         if source.shape != tensor.shape:
             raise UserError(
-                f"{where}: tensor {name} has shape {list(source.shape)}, the base model's {list(tensor.shape)}",
+                f"{where}: tensor {name} has shape {list(source.shape)}, in the base model {list(tensor.shape)}",
                 "use the base that it was trained from",
             )
         sources[name] = source
@@ -184,11 +179,6 @@ def _match(
     if unknown:
         raise UserError(f"{where}: the base model has no tensor {unknown[0]}", "use the base that it was trained from")
     return sources
-
-
-def _learned(reader: Reader, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> bool:
-    """Whether any value, rounded to the base's dtype, differs from the base's. Stops at the first difference."""
-    return any(not same_values(reader, tensor, base[name]) for name, tensor in trained.items())
 
 
 def _copy_other_files(directory: Path, source: Path, dtypes: set[str], card: str | None) -> None:
@@ -203,23 +193,17 @@ def _copy_other_files(directory: Path, source: Path, dtypes: set[str], card: str
 _DIVERGED = "training diverged or the checkpoint is damaged: use an earlier checkpoint, or lower training.learning_rate"
 
 
-def checked_copy(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
+def checked_copy(tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
     """The tensor as `dtype`, rounded once. Writing it raises UserError at a NaN or an infinity."""
-    return Outgoing(tensor.name, dtype, tensor.shape, partial(_fill, reader, tensor, dtype, where))
-
-
-def _fill(reader: Reader, tensor: LogicalTensor, dtype: str, where: Path, begin: int, end: int, out: Stored) -> None:
-    if tensor.dtype == dtype:
-        reader.fill(tensor, begin, end, out)
-        refuse_nonfinite(out, dtype, tensor.name, str(where), _DIVERGED)
-        return
-    if not {tensor.dtype, dtype} <= ARITHMETIC:
+    if tensor.dtype != dtype and not {tensor.dtype, dtype} <= ARITHMETIC:
         raise UserError(
-            f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot be converted to {dtype}", "drop --dtype"
+            f"{where}: tensor {tensor.name} is {tensor.dtype}, which cannot be converted to {dtype}",
+            "leave --dtype out",
         )
-    stored = np.empty(end - begin, STORED[tensor.dtype])
-    reader.fill(tensor, begin, end, stored)
-    refuse_nonfinite(stored, tensor.dtype, tensor.name, str(where), _DIVERGED)
-    convert(stored, tensor.dtype, dtype, out)
-    # values too large for the narrower dtype
-    refuse_nonfinite(out, dtype, tensor.name, f"{where} as {dtype}", _DIVERGED)
+    rounded = str(where) if tensor.dtype == dtype else f"{where} as {dtype}"
+
+    def fill(begin: int, end: int, out: Stored) -> None:
+        reading.fill_as(tensor, dtype, begin, end, out)
+        refuse_nonfinite(out, dtype, tensor.name, rounded, _DIVERGED)
+
+    return Outgoing(tensor.name, dtype, tensor.shape, fill)

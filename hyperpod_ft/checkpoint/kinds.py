@@ -38,17 +38,19 @@ def expect(what: str, path: Path, *wanted: Kind) -> Kind:
     wish = " or ".join(f"{'an' if one == 'adapter' else 'a'} {one}" for one in wanted)
     if kind == "missing":
         raise UserError(
-            f"{where}: no such directory", _download(path) if "model" in wanted else f"name the directory of {wish}"
+            f"{where}: no such directory", _download(path) if "model" in wanted else f"give the directory of {wish}"
         )
     if kind == "file":
-        raise UserError(f"{where}: is a file", f"name the directory of {wish}")
+        raise UserError(f"{where}: is a file, not a directory", f"give the directory of {wish}")
     if kind == "sharded checkpoint":
         raise UserError(f"{where}: is a sharded checkpoint", "run hyperpod-ft consolidate first")
     if kind == "other":
         if "sharded checkpoint" in wanted and (below := _checkpoints_below(path)):
             raise UserError(f"{where}: is not a checkpoint", f"did you mean {', '.join(below)}?")
-        raise UserError(f"{where}: is not {wish}: found none of {_looked_for(wanted)}", f"name the directory of {wish}")
-    raise UserError(f"{where}: is {'an adapter' if kind == 'adapter' else 'a model'}, not {wish}", f"name {wish}")
+        raise UserError(
+            f"{where}: is not {wish}: it does not contain {_looked_for(wanted)}", f"give the directory of {wish}"
+        )
+    raise UserError(f"{where}: is {'an adapter' if kind == 'adapter' else 'a model'}, not {wish}", f"give {wish}")
 
 
 def refuse_overlap(target: Path, inputs: Sequence[Path]) -> None:
@@ -89,15 +91,15 @@ def _checkpoints_below(path: Path) -> list[str]:
 
 def _download(path: Path) -> str:
     if path.is_absolute() or len(path.parts) != 2 or ".." in path.parts:
-        return "name the directory of a model"
+        return "give the directory of a model"
     return f"if it is a model's name on the Hub, download it first: hf download {path} --local-dir {path.name}"
 
 
 def _looked_for(wanted: Collection[Kind]) -> str:
     names: dict[Kind, str] = {
-        "sharded checkpoint": f"{reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/ of optimum-neuron, or {dcp.INDEX}"
-        " of torch.distributed.checkpoint",
+        "sharded checkpoint": f"{reader.SHARDS}/ or adapter_*/{reader.ADAPTER_SHARDS}/ (optimum-neuron), or {dcp.INDEX}"
+        " (torch.distributed.checkpoint)",
         "adapter": lora_config.CONFIG,
         "model": "model.safetensors or its index",
     }
-    return "; ".join(names[kind] for kind in wanted)
+    return ", or ".join(names[kind] for kind in wanted)

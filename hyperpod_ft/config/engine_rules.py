@@ -61,6 +61,13 @@ def _check_torch(config: RunConfig) -> None:
         )
     if given.sharding == "replicated" and (given.shard_ranks or 1) > 1:
         raise ValueError("parallelism.shard_ranks: sharding replicated divides nothing; leave one of them out")
+    if config.lora.quantization != "none":
+        if config.training.method != "lora":
+            raise ValueError("lora.quantization: has no effect with training.method full; remove it")
+        if (config.parallelism.tensor_parallel or 1) > 1:
+            raise ValueError(
+                "lora.quantization: a weight in 4 bits cannot be divided; set parallelism.tensor_parallel to 1"
+            )
 
 
 def _check_neuron(config: RunConfig) -> None:
@@ -75,6 +82,9 @@ def _check_neuron(config: RunConfig) -> None:
         )
     if config.training.method != "lora":
         return
+    for key, default in (("dora", False), ("plus_ratio", 1), ("quantization", "none")):
+        if getattr(config.lora, key) != default:
+            raise ValueError(f"lora.{key}: engine neuron does not support it; remove it, or use engine: torch")
     if config.neuron.fuse_qkv:
         raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
     if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in config.lora.target_modules}) == 1:

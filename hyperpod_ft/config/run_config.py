@@ -239,6 +239,19 @@ class Lora(Section):
         description="Names of the linear modules to adapt.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
+    dora: bool = Field(
+        False, description="DoRA: also train the norm of each output's weights (the magnitude). Engine torch."
+    )
+    plus_ratio: PositiveFloat = Field(
+        1.0,
+        description="LoRA+: the learning rate of lora_B is this many times training.learning_rate; the paper suggests"
+        " 16. Engine torch.",
+    )
+    quantization: Literal["none", "nf4"] = Field(
+        "none",
+        description="`nf4` keeps the weights that have adapters in 4 bits while training, except those of the output"
+        " layer (QLoRA). Engine torch without tensor parallelism.",
+    )
 
 
 class Training(Section):

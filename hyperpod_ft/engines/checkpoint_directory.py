@@ -10,7 +10,7 @@ One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/
 Keys of the DCP state dict, every one a tensor (no pickled objects):
 
     model.<fqn>                 trainable parameters, global shape. `<fqn>` is what `named_parameters()` says:
-                                method lora: base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight
+                                method lora: model.layers.0.self_attn.q_proj.lora_A.weight (engines/torch/lora)
                                 method full: model.layers.0.self_attn.q_proj.weight; a tied output matrix is absent,
                                 as in the base model's files
                                 fp32 always: the master weights

@@ -52,6 +52,7 @@ class Part:
     layers: int
     layer_parameters: int
     end_parameters: int  # embedding, last norm and output matrix, if on this stage
+    quantized: int  # of the layers' parameters, those in 4 bits
     trainable: int
     in_flight: int  # micro batches whose activations are in memory at the same time
     last: bool
@@ -102,6 +103,7 @@ def parts(
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
+            quantized=layers * _layer_quantized(config, shape),
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
             # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
             in_flight=min(stages - stage, micro_batches),
@@ -113,19 +115,31 @@ def _targets(config: RunConfig) -> set[str]:
     return {target.rpartition(".")[2] for target in config.lora.target_modules}
 
 
+def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
+    """Parameters of a layer that `lora.quantization` keeps in 4 bits, which is refused with tensor parallelism."""
+    if config.lora.quantization == "none":
+        return 0
+    return sum(inputs * outputs for name, (inputs, outputs) in shape.linears.items() if name in _targets(config))
+
+
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     """LoRA parameters of a layer on a rank: one matrix of each pair is divided, the other whole."""
     total = 0
     for name, (inputs, outputs) in shape.linears.items():
         if name in _targets(config):
-            total += inputs + outputs // tensor if name in COLUMN_PARALLEL else inputs // tensor + outputs
-    return config.lora.r * total
+            divided = (inputs, outputs // tensor) if name in COLUMN_PARALLEL else (inputs // tensor, outputs)
+            # DoRA has a magnitude for each output
+            total += config.lora.r * sum(divided) + config.lora.dora * divided[1]
+    return total
 
 
 def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool) -> int:
     targets = _targets(config)
     matrices = ("embed_tokens" in targets and first) + ("lm_head" in targets and last)
-    return config.lora.r * matrices * (shape.vocabulary + shape.hidden)
+    magnitudes = ("embed_tokens" in targets and first) * shape.hidden + (
+        "lm_head" in targets and last
+    ) * shape.vocabulary
+    return config.lora.r * matrices * (shape.vocabulary + shape.hidden) + config.lora.dora * magnitudes
 
 
 def width(config: RunConfig) -> int:
@@ -188,7 +202,7 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -
 
 
 def _adapters(config: RunConfig, shape: ModelShape, kept: Kept) -> tuple[int, int]:
-    """Bytes per token of the adapters' inputs, outside and inside attention and MLP.
+    """Bytes per token of the adapters' inputs, and DoRA's outputs, outside and inside attention and MLP.
 
     Dropout keeps its output and a mask. Tensors as narrow as an adapter's rank are not counted.
     """
@@ -198,4 +212,11 @@ def _adapters(config: RunConfig, shape: ModelShape, kept: Kept) -> tuple[int, in
     targets = _targets(config)
     inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
     outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
-    return each * outside, each * (sum(inputs.values()) - outside)
+    # DoRA keeps each output before it is rescaled
+    element = config.lora.dora * width(config)
+    outputs = {name: sides[1] for name, sides in shape.linears.items() if name in targets}
+    divided = sum(wide for name, wide in outputs.items() if name in COLUMN_PARALLEL)
+    return (
+        each * outside + element * (sum(outputs.values()) - divided),
+        each * (sum(inputs.values()) - outside) + element * divided,
+    )

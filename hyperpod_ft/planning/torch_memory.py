@@ -20,6 +20,7 @@ from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 512
+_QUANTIZED = 4.5 / 8  # NF4: 4 bits, and an fp32 scale for 64 parameters
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -80,18 +81,20 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
 def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
     lora, element = config.training.method == "lora", width(config)
     adapters = part.trainable if lora else 0
+    quantized = part.quantized * _QUANTIZED  # whole on each rank
+    base = part.parameters - part.quantized
     if not sharding.by_layer:
-        return float(part.parameters * element + adapters * FP32)
+        return base * element + adapters * FP32 + quantized
     # sharded weights are fp32 where they are trained
-    at_rest = part.parameters * (element if lora else FP32) + adapters * FP32
-    parameters = float(part.parameters + adapters)
+    at_rest = base * (element if lora else FP32) + adapters * FP32
+    parameters = float(base + adapters)
     layers = parameters - part.end_parameters
     if sharding.mode == "zero3":
         # the current bucket of layers and the next, which is prefetched; embedding and output matrix stay gathered
         in_bucket = max(1, int(BUCKET_BYTES / (at_rest / parameters * layers / part.layers)))
         layers *= min(1.0, 2 * in_bucket / part.layers)
     on_device = 0.0 if sharding.offload == "parameters" else at_rest / sharding.shard_ranks
-    return on_device + (layers + part.end_parameters) * element
+    return on_device + (layers + part.end_parameters) * element + quantized
 
 
 def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Sharding) -> float:

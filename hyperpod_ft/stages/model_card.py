@@ -33,7 +33,10 @@ def model_card(run: Run) -> str:
         header["datasets"] = [run.dataset_asset.source]
     method = "LoRA"
     if lora:
-        method += f" (r {config.lora.r}, alpha {config.lora.alpha:g}{', rslora' if config.lora.rslora else ''}), merged"
+        variants = [name for name in ("rslora", "dora") if getattr(config.lora, name)]
+        variants += [f"plus_ratio {config.lora.plus_ratio:g}"] * (config.lora.plus_ratio != 1)
+        variants += [f"on a base in {config.lora.quantization}"] * (config.lora.quantization != "none")
+        method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))}), merged"
     rows = {
         "base model": _pinned(run.model_asset),
         "dataset": _pinned(run.dataset_asset),

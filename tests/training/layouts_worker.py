@@ -7,6 +7,7 @@ that pass, the parameters before it, and the losses of all passes.
 """
 
 import sys
+import zlib
 from pathlib import Path
 
 import torch
@@ -15,20 +16,22 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.processes import Processes, join_processes
-from hyperpod_ft.engines.torch import model
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.runs.run import Run
 
 
-def fill_lora_b(peft_model: nn.Module) -> nn.Module:
-    """Random values instead of zeros, with which lora_A would have no gradient."""
-    torch.manual_seed(11)
-    for name, parameter in peft_model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
-    return peft_model
+def fill_lora_b(model: nn.Module) -> nn.Module:
+    """Random values instead of zeros, with which lora_A would have no gradient; by the names in PEFT's files."""
+    for live, parameter in model.named_parameters():
+        if "lora_B" in live:
+            name = live.removeprefix("base_model.model.").replace(".default", "")
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            nn.init.normal_(parameter, std=0.1, generator=generator)
+    return model
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,8 +61,13 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
-    original = model.get_peft_model
-    model.get_peft_model = lambda *args: fill_lora_b(original(*args))
+    adapt = adapters.adapt
+
+    def adapt_and_fill(model: nn.Module, settings: Lora, seed: int) -> None:
+        adapt(model, settings, seed)
+        fill_lora_b(model)
+
+    adapters.adapt = adapt_and_fill
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)

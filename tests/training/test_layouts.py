@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.torch.lora.adapters import initial_value
 from hyperpod_ft.planning.schedule import learning_rate
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
@@ -34,26 +35,44 @@ def settings(layout: tuple[int, int, int, int], **changes: Any) -> dict[str, Any
     } | changes
 
 
+def engine_name(live: str) -> str:
+    """The engine's name of a parameter of a live PEFT model."""
+    name = live.removeprefix("base_model.model.").replace(".default", "")
+    return name.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+
+
 def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
     """The same in one process, written without the engine: whole batch at once, clip_grad_norm_, AdamW."""
     training, lora = run.config.training, run.config.lora
     model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
     if training.method == "lora":
-        torch.manual_seed(run.config.seed)
-        targets = list(lora.target_modules)
-        adapters = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+        adapters = LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            target_modules=list(lora.target_modules),
+            use_dora=lora.dora,
+            task_type="CAUSAL_LM",
+        )
         model = fill_lora_b(get_peft_model(model, adapters))
     model.train()
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {engine_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trainable.items():
+        if name.endswith("lora_A.weight"):
+            parameter.data = initial_value(name, parameter.shape, run.config.seed)
     arrays = {
         name: np.load(run.dataset / "train" / f"{name}.npy").astype(np.int64)
         for name in ("input_ids", "labels", "position_ids")
     }
     order = DataOrder(len(arrays["labels"]), run.config.seed, ROWS_PER_STEP, 1, 1)
-    decayed = [p for p in trainable.values() if p.ndim > 1]
+    decayed = [p for name, p in trainable.items() if p.ndim > 1 and "lora_B" not in name]
+    faster = [p for name, p in trainable.items() if "lora_B" in name]
     others = [p for p in trainable.values() if p.ndim == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        [
+            {"params": decayed, "weight_decay": training.weight_decay, "ratio": 1},
+            {"params": faster, "weight_decay": training.weight_decay, "ratio": lora.plus_ratio},
+            {"params": others, "weight_decay": 0.0, "ratio": 1},
+        ]
     )
     losses = []
     for step in range(1, steps + 2):
@@ -67,7 +86,7 @@ def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
             break
         torch.nn.utils.clip_grad_norm_(trainable.values(), training.max_grad_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, step, 8)
+            group["lr"] = learning_rate(training, step, 8) * group["ratio"]
         optimizer.step()
         optimizer.zero_grad()
     gradients = {f"gradient.{name}": p.grad for name, p in trainable.items() if p.grad is not None}
@@ -118,6 +137,7 @@ def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: 
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
     runs = [
         *in_every_layout(make_run, "lora", tiny_llama()),
+        *in_every_layout(make_run, "dora", tiny_llama(attention_bias=True), **{"lora.dora": True}),
         *in_every_layout(
             make_run, "full", tiny_llama(tie_word_embeddings=True, attention_bias=True, mlp_bias=True), **full
         ),
@@ -125,21 +145,26 @@ def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: 
         make_run("qwen3", settings((1, 4, 4, 2), **full), model=Qwen3Config(**sizes, head_dim=16)),
         make_run("bf16", settings((2, 2, 2, 2), **{"training.precision": "bf16"})),
     ]
-    expected = [runs[0]] * 3 + [runs[3]] * 3 + runs[6:8] + [runs[0]]
+    expected = [runs[0]] * 3 + [runs[3]] * 3 + [runs[6]] * 3 + runs[9:11] + [runs[0]]
     compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, expected)
 
 
 def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     """Several AdamW steps with accumulation and clipping that bites."""
     changes: dict[str, Any] = {"training.max_grad_norm": 0.2, "training.learning_rate": 1e-3}
-    runs = in_every_layout(make_run, "steps", tiny_llama(), **changes)
+    runs = [
+        *in_every_layout(make_run, "steps", tiny_llama(), **changes),
+        *in_every_layout(make_run, "plus", tiny_llama(), **changes, **{"lora.dora": True, "lora.plus_ratio": 4}),
+    ]
     runs.append(
         make_run(
             "checkpointed",
             settings(
                 (2, 2, 2, 2), **changes, **{"training.activation_checkpointing": "full", "training.method": "full"}
             ),
+            # a bias that every tensor-parallel rank has counts once in the gradient norm
+            model=tiny_llama(attention_bias=True, mlp_bias=True),
         )
     )
     # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
-    compare(jobs, tmp_path, runs, 4, {"loss": 1e-6, "parameter": 1e-4}, [runs[0]] * 3 + [runs[3]])
+    compare(jobs, tmp_path, runs, 4, {"loss": 1e-6, "parameter": 1e-4}, [runs[0]] * 3 + [runs[3]] * 3 + [runs[6]])

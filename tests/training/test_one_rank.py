@@ -105,6 +105,20 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, caps
     assert steps_on_disk(run) == [f"step-{step:08d}" for step in (2, 4, 6, 8, 10)]
 
 
+@pytest.mark.parametrize(
+    "variant", [{"dora": True, "dropout": 0.1}, {"plus_ratio": 4}, {"quantization": "nf4"}], ids=str
+)
+def test_an_interruption_changes_no_step(make_run: MakeRun, variant: dict[str, object]) -> None:
+    run = make_run(settings={"training.save_every_steps": 2, "lora": {"r": 4, "alpha": 8} | variant})
+    facts = train_here(run).facts
+    whole = curve(run)
+    assert facts["total_parameters"] - facts["trainable_parameters"] == base_parameters(run.base_model)[0]
+    assert facts["final_loss"] < facts["first_loss"]
+    run.record_path("train").unlink()
+    (run.checkpoints / "step-00000004" / "checkpoint.json").unlink()
+    assert train_here(run).facts["resumed_from"] == [2] and curve(run) == whole
+
+
 def test_killed_between_last_save_and_record(make_run: MakeRun) -> None:
     run = make_run()
     first = train_here(run)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.training
 LAYOUT = {"parallelism": {"ranks_per_node": 4, "tensor_parallel": 2}, "training.micro_batch_size": 1}
 TWO_RANKS = LAYOUT | {"parallelism": {"ranks_per_node": 2, "tensor_parallel": 2}}
 # dropout makes the random state matter
-DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1, "dora": True, "plus_ratio": 4}}
 
 
 def last_step(run: Run) -> int:

@@ -19,10 +19,10 @@ from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-__all__ = ["CONFIG", "WEIGHTS", "AdapterEffect", "Update", "check_fit", "classify_tensors", "modules"]
+__all__ = ["CONFIG", "PREFIX", "WEIGHTS", "AdapterEffect", "Update", "check_fit", "classify_tensors", "modules"]
 
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."  # of every name in the file
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
 )
@@ -75,7 +75,7 @@ def classify_tensors(
     parts: dict[str, dict[str, LogicalTensor]] = {}
     replaced: dict[str, LogicalTensor] = {}
     for tensor in tensors:
-        name = tensor.name.removeprefix(_PREFIX)
+        name = tensor.name.removeprefix(PREFIX)
         found = _PART.fullmatch(name)
         if name == tensor.name or tensor.dtype not in ARITHMETIC:
             raise UserError(
@@ -95,7 +95,7 @@ def classify_tensors(
 
 def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
     """The modules of the live model that have factors among an adapter's tensors."""
-    return {tensor.name.removeprefix(_PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
+    return {tensor.name.removeprefix(PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
 
 
 def check_fit(

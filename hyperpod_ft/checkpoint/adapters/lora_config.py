@@ -168,7 +168,7 @@ class AdapterConfig(BaseModel):
             "lora_alpha": int(self.lora_alpha) if self.lora_alpha.is_integer() else self.lora_alpha,
             "lora_dropout": dropout,
             "use_rslora": self.use_rslora,
-            "use_dora": False,
+            "use_dora": self.use_dora,
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,

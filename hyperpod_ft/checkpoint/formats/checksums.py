@@ -34,7 +34,10 @@ def recorded(directory: Path) -> dict[str, str]:
         if parsed is None or parsed[2] in digests:
             raise UserError(f"{file}: is damaged: {line[:100]!r}", "restore the file, or remove it")
         if Path(parsed[2]).is_absolute() or ".." in Path(parsed[2]).parts:
-            raise UserError(f"{file}: names a file outside its directory: {parsed[2]}", "do not trust it")
+            raise UserError(
+                f"{file}: names a file outside its directory: {parsed[2]}",
+                "do not use the model unless you trust its source",
+            )
         digests[parsed[2]] = parsed[1]
     return digests
 

@@ -128,7 +128,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
     content = _Content(_header(ordered), ordered)
     partial = final.with_name(f".{final.name}.partial")
     digest = Digest()
-    with DirectWriter(partial, content.size) as file:
+    with DirectWriter(partial) as file:
 
         def write_block(begin: int) -> None:
             with digest.turn():
@@ -142,7 +142,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
             progress.add(end - begin)
 
         for_each(pool, content.blocks(), write_block)
-        file.finish()
+        file.finish(content.size)
     partial.rename(final)
     publish.fsync(final.parent)
     return digest.hexdigest()

@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
@@ -20,20 +19,15 @@ from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.safetensors_writer import Fill, Outgoing, write_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.card import merge_card
-from hyperpod_ft.checkpoint.merge.plan import Base, Change, MergePlan, make_plan, read_base, without_copies
-from hyperpod_ft.checkpoint.merge.update import Updated
+from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_copies
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
-from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, convert
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader, refuse_nonfinite
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
+from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
-
-# Values converted at a time.
-_BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -83,20 +77,20 @@ def merge(
     files = [read_adapter(one.directory) for one in adapters]
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
     # the writer's threads already use all CPUs; BLAS threads would only compete with them
-    with Reader() as reader, threadpool_limits(1, "blas"):
-        classified = [_classified(reader, one, model) for one in files]
+    with threadpool_limits(1, "blas"):
+        classified = [_classified(one, model) for one in files]
         weights = [one.weight for one in adapters]
-        plan = make_plan(reader, model, list(zip(classified, weights, strict=True)))
-        dtypes = {name: _written_as(model, name, dtype) for name in plan.changes}
+        plan = make_plan(model, list(zip(classified, weights, strict=True)))
+        dtypes = {name: _written_as(model, name, dtype) for name in plan.tensors}
         outgoing = [
-            Outgoing(name, dtypes[name], change.source.shape, _fill(reader, change, dtypes[name], base))
-            for name, change in plan.changes.items()
+            Outgoing(name, dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
+            for name, tensor in plan.tensors.items()
         ]
         identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
-            lost = _lost_in_rounding(reader, model, plan, directory)
+            lost = _lost_in_rounding(model, plan, directory)
             if lost == len(plan.touched):
                 raise UserError(
                     f"{adapters[0].directory}: nothing was learned: rounding to the weights' dtype loses every update",
@@ -116,10 +110,10 @@ def merge(
     )
 
 
-def _classified(reader: Reader, files: AdapterFiles, model: Base) -> AdapterEffect:
+def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
     adapter = classify_tensors(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
-    adapter = without_copies(reader, adapter, model)
+    adapter = without_copies(adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
         for update in adapter.updates.values()
@@ -134,26 +128,6 @@ def _written_as(model: Base, name: str, dtype: str) -> str:
     return own if dtype == "base" or own not in ARITHMETIC else DTYPE_OF_TORCH_NAME[dtype]
 
 
-def _fill(reader: Reader, change: Change, dtype: str, base: Path) -> Fill:
-    if change.updates:
-        return Updated(reader, change.source, change.updates, dtype).fill
-    return partial(_copy, reader, change.source, dtype, base)
-
-
-def _copy(reader: Reader, tensor: LogicalTensor, dtype: str, base: Path, begin: int, end: int, out: Stored) -> None:
-    if tensor.dtype == dtype:
-        reader.fill(tensor, begin, end, out)
-    else:
-        for low in range(begin, end, _BLOCK_ELEMENTS):
-            high = min(low + _BLOCK_ELEMENTS, end)
-            stored = np.empty(high - low, STORED[tensor.dtype])
-            reader.fill(tensor, low, high, stored)
-            convert(stored, tensor.dtype, dtype, out[low - begin : high - begin])
-    refuse_nonfinite(
-        out, dtype, tensor.name, f"{tensor.pieces[0].file}: as {dtype}", "restore the file, or use a wider dtype"
-    )
-
-
 def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[float]) -> dict[str, Any]:
     """Everything in the inputs that determines the output."""
     inputs = {piece.file for tensor in model.stored.values() for piece in tensor.pieces}
@@ -166,10 +140,10 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
     return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
 
 
-def _lost_in_rounding(reader: Reader, model: Base, plan: MergePlan, directory: Path) -> int:
+def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:
     """How many of the tensors that adapters change still equal the base's, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
-    return sum(same_values(reader, model.tensors[name], written[name]) for name in plan.touched)
+    return sum(same_values(model.tensors[name], written[name]) for name in plan.touched)
 
 
 def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:

@@ -7,12 +7,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, Update
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 
 _WITH_PEFT = "merge it with PEFT"
@@ -43,18 +43,10 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A tensor of the result: `source` with the updates added."""
-
-    source: LogicalTensor
-    updates: tuple[Update, ...] = ()
-
-
-@dataclass(frozen=True)
 class MergePlan:
-    """`changes`: by name, in the base's order. `config`: values that replace those of the base's config.json."""
+    """`tensors`: by name, in the base's order. `config`: values that replace those of the base's config.json."""
 
-    changes: Mapping[str, Change]
+    tensors: Mapping[str, MergedTensor]
     config: Mapping[str, Any]
     touched: tuple[str, ...]  # tensors that an adapter changes
 
@@ -83,61 +75,62 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
     return ""
 
 
-def without_copies(reader: Reader, adapter: AdapterEffect, base: Base) -> AdapterEffect:
+def without_copies(adapter: AdapterEffect, base: Base) -> AdapterEffect:
     """The adapter without whole tensors that equal the base's: PEFT saves some untrained ones."""
     tensors = base.tensors
-    replaced = {
-        name: tensor for name, tensor in adapter.replaced.items() if not same_values(reader, tensor, tensors[name])
-    }
+    replaced = {name: tensor for name, tensor in adapter.replaced.items() if not same_values(tensor, tensors[name])}
     return replace(adapter, replaced=replaced)
 
 
-def make_plan(reader: Reader, base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> MergePlan:
+def make_plan(base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> MergePlan:
     """Plan the merge of `adapters`, each with the factor of its updates.
 
     Raises UserError when adapters conflict, or the result would not be a valid model.
     """
     _refuse_conflicts(adapters)
-    touched: dict[str, Change] = {}
+    touched: dict[str, MergedTensor] = {}
     for adapter, weight in adapters:
         for name, tensor in adapter.replaced.items():
-            touched[name] = Change(tensor)
+            touched[name] = MergedTensor(tensor)
         for name, update in adapter.updates.items():
-            before = touched.get(name, Change(base.tensors[name]))
+            before = touched.get(name, MergedTensor(base.tensors[name]))
             weighted = replace(update, scale=update.scale * weight)
             touched[name] = replace(before, updates=(*before.updates, weighted))
-    config = _settle_outer_layers(reader, base, touched)
-    return MergePlan({name: Change(tensor) for name, tensor in base.stored.items()} | touched, config, tuple(touched))
+    config = _settle_outer_layers(base, touched)
+    untouched = {name: MergedTensor(tensor) for name, tensor in base.stored.items()}
+    return MergePlan({**untouched, **touched}, config, tuple(touched))
 
 
-def _settle_outer_layers(reader: Reader, base: Base, touched: dict[str, Change]) -> dict[str, Any]:
+def _settle_outer_layers(base: Base, touched: dict[str, MergedTensor]) -> dict[str, Any]:
     """Untie embedding and output layer if an adapter changes only one of them, as in the live model.
 
     Changes `touched`. Returns the values to change in config.json.
     """
     tensors, embedding = base.tensors, tied.embedding(base.stored)
     config: dict[str, Any] = {}
-    for name, change in touched.items():
-        if base.is_tied and embedding is None and change.source.shape[:1] == (base.config.get("vocab_size"),):
+    for name, merged in touched.items():
+        if base.is_tied and embedding is None and merged.source.shape[:1] == (base.config.get("vocab_size"),):
             raise UserError(f"{base.directory}: {name} may also be its output layer", _WITH_PEFT)
-        if change.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
+        if merged.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
             raise UserError(
-                f"{change.source.pieces[0].file}: {name} has shape {list(change.source.shape)}, the base model's is"
+                f"{merged.source.pieces[0].file}: {name} has shape {list(merged.source.shape)}, the base model's is"
                 f" {list(tensors[name].shape)}",
                 "use the base that the adapter was trained on",
             )
-    outer = {name: touched.get(name, Change(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors}
+    outer = {
+        name: touched.get(name, MergedTensor(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors
+    }
     if embedding is None or not touched.keys() & outer.keys():
         return config
     if base.is_tied:
         first, second = outer[embedding], outer[tied.OUTPUT]
         touched |= outer
-        if not first.updates and not second.updates and same_values(reader, first.source, second.source):
+        if not first.updates and not second.updates and same_values(first.source, second.source):
             if tied.OUTPUT not in base.stored:
                 del touched[tied.OUTPUT]
         else:
             config["tie_word_embeddings"] = False
-    rows = {change.source.shape[0] for change in outer.values()}
+    rows = {merged.source.shape[0] for merged in outer.values()}
     if len(rows) > 1:
         raise UserError(
             f"{base.directory}: the vocabulary would have {' and '.join(map(str, sorted(rows)))} tokens: the adapter"

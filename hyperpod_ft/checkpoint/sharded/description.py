@@ -10,7 +10,7 @@ from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.errors import UserError
 
 NAME = "checkpoint.json"
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 _REMEDY = "use an earlier checkpoint"
 
 
@@ -19,13 +19,14 @@ class _Part(BaseModel):
 
 
 class Lora(_Part):
-    """The run file's section `lora`."""
+    """What adapter_config.json needs of the run file's section `lora`."""
 
     r: int
     alpha: float
     dropout: float
     target_modules: tuple[str, ...]
     rslora: bool
+    dora: bool
 
 
 class BaseModelSource(_Part):
@@ -50,7 +51,7 @@ class Description(_Part):
     `lora` is None with method `full`. `progress` belongs to the engine: the counters that a restart continues from.
     """
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     engine: str
     step: int
     fingerprint: str

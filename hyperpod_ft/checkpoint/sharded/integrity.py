@@ -1,9 +1,9 @@
 """Whether the bytes of a sharded checkpoint are those that were written.
 
 torch.save records a CRC-32 of every record, which torch.load does not check: a flipped byte becomes a wrong weight.
-Bytes read for writing are checked on the way, and the rest afterwards, so that nothing is read twice.
 """
 
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,20 +14,23 @@ from hyperpod_ft.checkpoint.formats import torch_file
 from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS
-from hyperpod_ft.checkpoint.tensors.crc32 import Ledger
-from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES, DirectReader
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import ByteProgress
 
 
-def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive], ledger: Ledger) -> None:
+def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> None:
     """Raise UserError when a record that holds part of a tensor does not have the CRC-32 that was saved with it.
 
-    `archives`: where the tensors are stored; `ledger`: what was read of them.
+    `archives`: where the tensors are stored.
     """
-    ledger.sort()
-    with ThreadPoolExecutor(THREADS, "integrity") as pool:
-        checks = [pool.submit(_check, file, record, ledger) for file, record in _needed(tensors, archives)]
+    needed = list(_needed(tensors, archives))
+    with (
+        ByteProgress("check", sum(record.size for _, record in needed)) as progress,
+        ThreadPoolExecutor(THREADS, "integrity") as pool,
+    ):
+        checks = [pool.submit(_check, file, record, progress) for file, record in needed]
         try:
             for check in checks:
                 check.result()
@@ -47,20 +50,16 @@ def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> It
                 yield archive.file, record
 
 
-def _check(file: Path, record: ZipRecord, ledger: Ledger) -> None:
-    found = ledger.crc32(file, record.offset, record.size)
-    if found is None:
-        rest = Ledger()
-        with DirectReader(file) as source:
-            for begin in range(record.offset, record.offset + record.size, BLOCK_BYTES):
-                block = direct.buffer("read ahead")[: min(BLOCK_BYTES, record.offset + record.size - begin)]
-                source.read(begin, block)
-                rest.note(file, begin, block)
-        rest.sort()
-        found = rest.crc32(file, record.offset, record.size)
+def _check(file: Path, record: ZipRecord, progress: ByteProgress) -> None:
+    found = 0
+    end = record.offset + record.size
+    for begin in range(record.offset, end, BLOCK_BYTES):
+        block = direct.buffer("check")[: min(BLOCK_BYTES, end - begin)]
+        direct.read(file, begin, block)
+        found = zlib.crc32(block.data, found)
+        progress.add(block.size)
     if found != record.crc32:
         raise UserError(
-            f"{file}: is damaged: bytes {record.offset} to {record.offset + record.size} do not match the checksum that"
-            " was saved with them",
+            f"{file}: is damaged: bytes {record.offset} to {end} do not match the checksum that was saved with them",
             "restore the file, or use an earlier checkpoint",
         )

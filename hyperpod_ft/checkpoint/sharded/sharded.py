@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters import peft_names
+from hyperpod_ft.checkpoint.adapters.lora import PREFIX
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp, description
@@ -60,7 +61,7 @@ def open_checkpoint(path: Path) -> Sharded:
     """
     path = path.absolute()
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory", "name the directory of a checkpoint")
+        raise UserError(f"{path}: no such directory", "give the directory of a checkpoint")
     if (path / dcp.INDEX).is_file():
         found = _own(path) if (path / description.NAME).is_file() else _dcp(path)
         return _with_archives(found, dcp.archives(path))
@@ -76,7 +77,7 @@ def _nxd(path: Path) -> Sharded:
     model = reader.model_directory(path)
     adapters = reader.adapter_directories(path)
     if model and adapters:
-        raise UserError(f"{path}: has both adapters and a whole model", "name the directory of one of them")
+        raise UserError(f"{path}: has both adapters and a whole model", "give the directory of one of them")
     if model:
         return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
     if adapters:
@@ -84,7 +85,7 @@ def _nxd(path: Path) -> Sharded:
     raise UserError(
         f"{path}: is not a sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
         f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
-        "name the directory of a checkpoint",
+        "give the directory of a checkpoint",
     )
 
 
@@ -108,19 +109,25 @@ def _own(directory: Path) -> Sharded:
     described = description.read(directory)
     if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
         raise UserError(
-            f"{directory / dcp.INDEX}: is damaged: its digest is not the one in {description.NAME}",
+            f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",
         )
     lora, base = described.lora, described.base_model
     if lora is None:
         return Sharded(directory, (), tensors, None)
-    config = AdapterConfig(r=lora.r, lora_alpha=lora.alpha, use_rslora=lora.rslora, target_modules=lora.target_modules)
+    config = AdapterConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        target_modules=lora.target_modules,
+    )
+    if other := [tensor.name for tensor in tensors if ".lora_" not in tensor.name]:
+        raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")
+    # engine torch's names are those in PEFT's files but for this prefix
+    named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
     values = config.as_peft(base.source, base.revision, lora.dropout)
-    if other := [tensor.name for tensor in tensors if not peft_names.is_trained(tensor.name)]:
-        raise UserError(
-            f"{directory}: tensor {other[0]} is not a LoRA factor of the adapter `default`", "use an earlier checkpoint"
-        )
-    return _with_adapter(directory, values, tensors)
+    return Sharded(directory, (ShardedAdapter("default", values, named),), (), None)
 
 
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> Sharded:

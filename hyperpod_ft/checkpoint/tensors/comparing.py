@@ -6,68 +6,54 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
-from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, convert, nonfinite, widen
+from hyperpod_ft.checkpoint.tensors import reading
+from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, nonfinite, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 
-# Elements in the first block.
-_FIRST_LOOK = 1 << 17
+# Elements compared at a time: few, since a difference is usually near the start.
+_BLOCK_ELEMENTS = 1 << 19
 
 
-def same_values(reader: Reader, tensor: LogicalTensor, other: LogicalTensor) -> bool:
-    """Whether a tensor, rounded to the other's dtype, equals the other bit for bit.
-
-    Stops at the first difference, which is usually near the start: the first block is small, and each next one is twice
-    as large.
-    """
+def same_values(tensor: LogicalTensor, other: LogicalTensor) -> bool:
+    """Whether a tensor, rounded to the other's dtype, equals the other bit for bit. Stops at the first difference."""
     if tensor.shape != other.shape:
         return False
-    ours, theirs = STORED[tensor.dtype], STORED[other.dtype]
-    most = BLOCK_BYTES // max(ours.itemsize, theirs.itemsize)
-    begin, step = 0, _FIRST_LOOK
-    while begin < tensor.elements:
-        end = min(begin + step, tensor.elements)
-        stored, rounded, found = (
-            np.empty(end - begin, ours),
-            np.empty(end - begin, theirs),
-            np.empty(end - begin, theirs),
-        )
-        reader.fill(tensor, begin, end, stored)
-        reader.fill(other, begin, end, found)
-        convert(stored, tensor.dtype, other.dtype, rounded)
-        if rounded.tobytes() != found.tobytes():
+    rounded, found = (np.empty(min(_BLOCK_ELEMENTS, tensor.elements), STORED[other.dtype]) for _ in range(2))
+    for begin in range(0, tensor.elements, _BLOCK_ELEMENTS):
+        end = min(begin + _BLOCK_ELEMENTS, tensor.elements)
+        reading.fill_as(tensor, other.dtype, begin, end, rounded[: end - begin])
+        reading.fill(other, begin, end, found[: end - begin])
+        if rounded[: end - begin].tobytes() != found[: end - begin].tobytes():
             return False
-        begin, step = end, min(2 * step, most)
     return True
 
 
-def refuse_divergence(reader: Reader, tensors: Iterable[LogicalTensor], where: Path) -> None:
+def refuse_divergence(tensors: Iterable[LogicalTensor], where: Path) -> None:
     """Raise UserError when a tensor differs from its replicas on other ranks.
 
     Ranks with different values train different models, and it is unknown which copy is right.
     """
-    differing = [(name, by) for name, by in ((tensor.name, _divergence(reader, tensor)) for tensor in tensors) if by]
+    differing = [(name, by) for name, by in ((tensor.name, _divergence(tensor)) for tensor in tensors) if by]
     if differing:
         name, largest = max(differing, key=lambda pair: pair[1])
         raise UserError(
-            f"{where}: {len(differing)} tensors that should be equal on every rank differ, {name} most:"
-            f" largest difference {largest:.6g}",
+            f"{where}: {len(differing)} tensors should be equal on every rank but differ; the largest difference is"
+            f" {largest:.6g}, in {name}",
             "train again: the ranks trained different models, as sequence parallelism without summed gradients does",
         )
 
 
-def _divergence(reader: Reader, tensor: LogicalTensor) -> float:
+def _divergence(tensor: LogicalTensor) -> float:
     """The largest absolute difference of any replica; infinite if NaNs or values without arithmetic differ."""
-    return max((_difference(reader, tensor, replica) for replica in tensor.replicas), default=0.0)
+    return max((_difference(tensor, replica) for replica in tensor.replicas), default=0.0)
 
 
-def _difference(reader: Reader, tensor: LogicalTensor, replica: Piece) -> float:
+def _difference(tensor: LogicalTensor, replica: Piece) -> float:
     counterpart = _box(tensor, replica)
     copy = LogicalTensor(tensor.name, tensor.dtype, replica.shape, (replica.alone,))
     largest = 0.0
-    for ours, theirs in zip(reader.blocks(counterpart), reader.blocks(copy), strict=True):
+    for ours, theirs in zip(reading.blocks(counterpart), reading.blocks(copy), strict=True):
         if ours.tobytes() == theirs.tobytes():
             continue
         if tensor.dtype not in ARITHMETIC or nonfinite(ours, tensor.dtype) or nonfinite(theirs, tensor.dtype):

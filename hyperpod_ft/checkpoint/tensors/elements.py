@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint.tensors import half
 from hyperpod_ft.checkpoint.tensors.layout import NUMPY_CODE
-from hyperpod_ft.checkpoint.tensors.scratch import scratch
+from hyperpod_ft.errors import UserError
 
 Stored = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -47,8 +46,6 @@ def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
         bits = values.view(np.uint32)
         np.copyto(bits, stored)
         np.left_shift(bits, 16, out=bits)
-    elif dtype == "F16":
-        half.widen(stored, values)
     else:
         np.copyto(values, stored)
     return values
@@ -61,9 +58,6 @@ def narrow(values: Floats, dtype: str, out: Stored) -> str:
     an empty string.
     """
     kind = _rounds_to(values, dtype)
-    if dtype == "F16" and values.dtype == np.float32 and not kind:
-        half.narrow(values, out)
-        return kind
     if dtype != "BF16":
         with np.errstate(over="ignore"):
             np.copyto(out, values, casting="same_kind")
@@ -71,13 +65,12 @@ def narrow(values: Floats, dtype: str, out: Stored) -> str:
     # Keep the upper half of float32. Adding 0x7FFF, plus one if the kept part is odd, carries when it must round up,
     # into the exponent too if needed.
     bits = values.astype(np.float32, copy=False).view(np.uint32)
-    carry = scratch("carry", bits.shape, bits.dtype)
-    np.right_shift(bits, 16, out=carry)
-    np.bitwise_and(carry, 1, out=carry)
-    np.add(carry, 0x7FFF, out=carry)
-    np.add(carry, bits, out=carry)
-    np.right_shift(carry, 16, out=carry)
-    np.copyto(out, carry, casting="unsafe")
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    np.copyto(out, rounded, casting="unsafe")
     if kind == "NaN":
         # the carry may have overflowed a NaN into its sign
         np.copyto(out, 0x7FC0, where=np.isnan(values))
@@ -115,3 +108,9 @@ def nonfinite(stored: Stored, dtype: str) -> str:
     if largest < infinity:
         return ""
     return "NaN" if dtype == "F8_E4M3" or largest > infinity else "Inf"
+
+
+def refuse_nonfinite(stored: Stored, dtype: str, name: str, where: str, remedy: str) -> None:
+    """Raise UserError when `stored` holds a NaN or an infinity."""
+    if kind := nonfinite(stored, dtype):
+        raise UserError(f"{where}: tensor {name} holds {kind}", remedy)

@@ -13,7 +13,6 @@ from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 
 Tensors = Mapping[str, LogicalTensor]
 
@@ -49,8 +48,7 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
-    with Reader() as reader:
-        return left.dtype == right.dtype and same_values(reader, left, right)
+    return left.dtype == right.dtype and same_values(left, right)
 
 
 def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:

@@ -69,14 +69,14 @@ def attempt(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
 
 def _is_adapter(directory: Path) -> bool:
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory", "name the directory of a model or of an adapter")
+        raise UserError(f"{directory}: no such directory", "give the directory of a model or of an adapter")
     if any((directory / name).is_file() for name in (SINGLE, INDEX)):
         return False
     if any((directory / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
         return True
     raise UserError(
         f"{directory}: has neither a model ({SINGLE} or {INDEX}) nor an adapter ({lora.WEIGHTS})",
-        "name the directory of one; convert weights in another format with save_pretrained",
+        "give another directory; convert weights in other formats with save_pretrained",
     )
 
 

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
 from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
 from hyperpod_ft.errors import UserError, first_sentence
@@ -143,7 +142,7 @@ def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find
         for known in (name, name.partition(".")[2]):
             if known in tensors:
                 return tensors[known]
-        raise UserError(f"{directory}: tensor {name} is missing", "make or download it again")
+        raise UserError(f"{directory}: tensor {name} is missing", "merge or download the model again")
 
     return find
 
@@ -166,7 +165,8 @@ def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tup
     names = [name for name, _ in wrapped.named_parameters(remove_duplicate=False)]
     if unused := sorted(factors.keys() - {_saved_name(name) for name in names}):
         raise UserError(
-            f"{adapter}: does not fit the base model, which has no parameter for {unused[0]}", "use the right base"
+            f"{adapter}: does not fit the base model, which has no parameter for {unused[0]}",
+            "use the base that it was trained on",
         )
     touched = {_base_name(name) for name in names if ".base_layer." in name or ".modules_to_save." in name}
     return wrapped, touched
@@ -195,7 +195,7 @@ def _run(
     model: nn.Module, find: Find, tokens: torch.Tensor, where: Path, what: str, change: Change | None = None
 ) -> torch.Tensor:
     """Logits, (tokens, vocabulary), fp32."""
-    with Reader() as reader, Weights(reader, change) as weights:
+    with Weights(change) as weights:
         total = stream(model, find, weights, _users(model))
         with ByteProgress(f"logits {what}", total) as weights.progress, torch.inference_mode():
             try:

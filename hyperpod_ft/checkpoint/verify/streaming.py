@@ -17,9 +17,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.progress import ByteProgress
 
@@ -57,8 +57,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
 class Weights:
     """Reads weights as fp32; `change` modifies them after reading."""
 
-    def __init__(self, reader: Reader, change: Change | None = None) -> None:
-        self._reader = reader
+    def __init__(self, change: Change | None = None) -> None:
         self._change = change
         # one thread for all layers: each thread that runs torch operations keeps its own memory and threads
         self._ahead = ThreadPoolExecutor(1, "weights")
@@ -79,7 +78,7 @@ class Weights:
             )
         row = tensor.elements // max(1, tensor.shape[0])
         stored = np.empty((last - first) * row, STORED[tensor.dtype])
-        self._reader.fill(tensor, first * row, last * row, stored)
+        reading.fill(tensor, first * row, last * row, stored)
         values = torch.from_numpy(widen(stored, tensor.dtype)).float().reshape(last - first, *tensor.shape[1:])
         if self._change:
             self._change(tensor, first, values)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, nonfinite, widen
 from hyperpod_ft.checkpoint.tensors.layout import FLOATING, LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 
 _CACHED_ELEMENTS = 1 << 16  # one pass and its temporaries fit in the core's own cache
 
@@ -37,8 +36,7 @@ class ValueChecks:
     `tolerance` is absolute; 0 requires the same bits, or the same values if the dtypes differ.
     """
 
-    def __init__(self, reader: Reader, expected: Mapping[str, LogicalTensor], tolerance: float) -> None:
-        self._reader = reader
+    def __init__(self, expected: Mapping[str, LogicalTensor], tolerance: float) -> None:
         self._expected = expected
         self._tolerance = tolerance
         self._changing = threading.Lock()
@@ -59,7 +57,7 @@ class ValueChecks:
         for begin in range(0, stored.size, step):
             part = stored[begin : begin + step]
             other = direct.buffer("expected")[: part.size * dtype.itemsize].view(dtype)
-            self._reader.fill(expected, first + begin, first + begin + part.size, other)
+            reading.fill(expected, first + begin, first + begin + part.size, other)
             if tensor.dtype != expected.dtype or not np.array_equal(_bits(part), _bits(other)):
                 found = difference(part, tensor.dtype, other, expected.dtype, self._tolerance)
                 with self._changing:

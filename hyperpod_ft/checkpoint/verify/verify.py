@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, attempt, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
@@ -99,9 +98,8 @@ def verify(
 
     findings = list(contents.findings)
     digests = attempt(findings, partial(recorded, directory)) or {}
-    with Reader() as reader:
-        values = ValueChecks(reader, _of_same_shape(contents.tensors, expected), tolerance)
-        unequal = list(_scan(directory, contents, digests, values))
+    values = ValueChecks(_of_same_shape(contents.tensors, expected), tolerance)
+    unequal = list(_scan(directory, contents, digests, values))
     findings += unequal
     findings += (f"{directory}: tensor {name} holds {kind}" for name, kind in values.nonfinite.items())
     comparison = logits = None
@@ -200,9 +198,9 @@ def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _check_tolerance(tolerance: float, against: Path | None) -> None:
     if not 0 <= tolerance < math.inf:
-        raise UserError(f"--tolerance {tolerance}: must be 0 or more", "give a finite number")
+        raise UserError(f"--tolerance {tolerance}: must be a finite number, 0 or more", "give another tolerance")
     if tolerance and against is None:
-        raise UserError("--tolerance: applies to --against only", "add --against, or drop --tolerance")
+        raise UserError("--tolerance: applies to --against only", "add --against, or leave --tolerance out")
 
 
 def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:

@@ -24,6 +24,7 @@ from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints, language_model
 from hyperpod_ft.engines.torch.evaluation import Evaluation
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
 from hyperpod_ft.engines.torch.model import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer import AdamW
@@ -85,7 +86,10 @@ class TrainingLoop:
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
-        self.optimizer = AdamW(self.data_parallel, self.config)
+        rate_factors = {
+            name: adapters.learning_rate_factor(name, run.config.lora) for name in self.data_parallel.parameters
+        }
+        self.optimizer = AdamW(self.data_parallel, self.config, rate_factors)
         self.evaluation = self._evaluation()
         self.checkpoints = checkpoints.Checkpoints(run, processes)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch import activations, attention, compiling, language_model, tensor_parallel
 from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
 from hyperpod_ft.planning import parallelism
@@ -40,17 +39,19 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     """
     config = run.config
     tensor_parallel_degree = mesh["tp"].size()
-    base = _load(run)
+    model = _load(run)
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older model families name these keys differently
-        heads = base.config.num_attention_heads
-        kv_heads = getattr(base.config, "num_key_value_heads", None) or heads
+        heads = model.config.num_attention_heads
+        kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    language_model.return_loss(base)
-    model = _with_adapters(base, run) if config.training.method == "lora" else base
-    layers = decoder_layers(base)
-    trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total_parameters = sum(p.numel() for p in model.parameters())
+    language_model.return_loss(model)
+    total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
+    if config.training.method == "lora":
+        adapters.adapt(model, config.lora, config.seed)
+        trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        total_parameters += trainable_parameters
+    layers = decoder_layers(model)
     if tensor_parallel_degree > 1:
         tensor_parallel.parallelize(layers, mesh["tp"])
     _change_forward(layers, run, mesh)
@@ -107,23 +108,3 @@ def _load(run: Run) -> PreTrainedModel:
     # other families keep their own attention, one document a row
     separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
     return pretrained.load(run.base_model, dtype, attention.NAME if separates else None)
-
-
-def _with_adapters(base: PreTrainedModel, run: Run) -> nn.Module:
-    lora = run.config.lora
-    names = {name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    for target in lora.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise no_such_module(target, names)
-    # every rank draws the same factors: those that tp does not split must be equal on all ranks
-    torch.manual_seed(run.config.seed)
-    adapters = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        use_rslora=lora.rslora,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base, adapters)

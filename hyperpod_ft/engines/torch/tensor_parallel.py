@@ -7,7 +7,8 @@ unit of the MLP is entirely on one rank. Each attention or MLP block then needs 
 
 LoRA factors follow: on a column-parallel linear, lora_A is replicated on every rank and lora_B is split like the
 output; on a row-parallel one, lora_A is split like the input and lora_B is replicated. The adapter's output joins the
-block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i).
+block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). DoRA's norms of the rows of a
+row-parallel linear need an all-reduce of one number a row.
 
 Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
 shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from hyperpod_ft.engines.torch.parts import local
 from hyperpod_ft.errors import UserError
@@ -46,9 +47,13 @@ def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
             layer.get_submodule(block).register_forward_pre_hook(_enter_block(mesh), with_kwargs=True)
         for name, linear in _projections(layer):
             row = name in ROW
-            _split(name, _base(linear), mesh, dim=1 if row else 0)
-            for factor in _factors(linear, "lora_A" if row else "lora_B"):
-                _split(name, factor, mesh, dim=1 if row else 0)
+            _split(name, linear, mesh, dim=1 if row else 0)
+            if _is_adapted(linear):
+                _split(name, linear.lora_A if row else linear.lora_B, mesh, dim=1 if row else 0)
+                if row:
+                    linear.divide_rows(mesh.get_group())
+            else:
+                linear.forward = _LocalLinear(linear, with_bias=not row)
             if row:
                 linear.register_forward_hook(_leave_block(mesh))
 
@@ -58,8 +63,10 @@ def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
     found: list[nn.Parameter] = []
     for layer in layers:
         for name, linear in _projections(layer):
-            for factor in _factors(linear, "lora_B" if name in ROW else "lora_A"):
-                found.append(factor.weight)
+            if _is_adapted(linear):
+                found.append((linear.lora_B if name in ROW else linear.lora_A).weight)
+                if name in ROW and linear.lora_magnitude_vector is not None:
+                    found.append(linear.lora_magnitude_vector)
         found.extend(parameter for norm in _head_norms(layer) for parameter in norm.parameters())
     return [parameter for parameter in found if parameter.requires_grad]
 
@@ -108,10 +115,9 @@ def _enter_block(mesh: DeviceMesh) -> Any:
 def _leave_block(mesh: DeviceMesh) -> Any:
     group = mesh.get_group()
 
-    def hook(linear: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    def hook(linear: nn.Linear, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         total = _SumOverRanks.apply(output, group)
-        bias = _base(linear).bias
-        return total if bias is None else total + local(bias).to(total.dtype)
+        return total if linear.bias is None else total + local(linear.bias).to(total.dtype)
 
     return hook
 
@@ -124,11 +130,11 @@ def _split(name: str, linear: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
             "set it to a divisor of that number",
         )
     for key, parameter in list(linear.named_parameters(recurse=False)):
-        # a row-parallel linear's bias is added once, after the sum: it stays replicated
-        placement = Replicate() if parameter.ndim == 1 and dim == 1 else Shard(dim)
-        split = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
+        if parameter.ndim <= dim:
+            # on a row-parallel linear the bias is added once, after the sum, and DoRA's magnitude is of whole rows
+            continue
+        split = distribute_tensor(parameter.data, mesh, [Shard(dim)], src_data_rank=None)
         setattr(linear, key, nn.Parameter(split, requires_grad=parameter.requires_grad))
-    linear.forward = _LocalLinear(linear, with_bias=dim == 0)  # type: ignore[method-assign]
 
 
 class _LocalLinear:
@@ -144,20 +150,16 @@ class _LocalLinear:
         return nn.functional.linear(hidden, local(linear.weight), bias)
 
 
-def _projections(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _projections(layer: nn.Module) -> Iterator[tuple[str, Any]]:
     for block in _BLOCKS:
         for name, module in layer.get_submodule(block).named_children():
             if name in COLUMN + ROW:
                 yield name, module
 
 
-def _base(linear: nn.Module) -> nn.Linear:
-    """The linear itself, or the one that PEFT wrapped."""
-    return getattr(linear, "base_layer", linear)
-
-
-def _factors(linear: nn.Module, which: str) -> list[nn.Linear]:
-    return list(getattr(linear, which, {}).values())
+def _is_adapted(linear: nn.Module) -> bool:
+    """Whether it is a LoraLinear (lora/adapters.py), which computes with its local shards itself."""
+    return hasattr(linear, "lora_A")
 
 
 def _head_norms(layer: nn.Module) -> list[nn.Module]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint.sharded import dcp
-from hyperpod_ft.checkpoint.tensors.reading import Reader
+from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 from tests.unit.nxd_shards import TORCH_DTYPE, gather
@@ -45,14 +45,13 @@ def test_reads_what_two_ranks_saved(sharded: Path, block_bytes: int) -> None:
     tensors = {tensor.name: tensor for tensor in dcp.read(sharded, "model.")}
     assert tensors.keys() == TENSORS.keys()
     assert len(tensors["column"].pieces) == len(tensors["row"].pieces) == 2
-    with Reader() as reader:
-        for name, expected in TENSORS.items():
-            assert tensors[name].shape == tuple(expected.shape)
-            assert TORCH_DTYPE[tensors[name].dtype] == expected.dtype
-            assert torch.equal(gather(tensors[name]), expected)
-            # each block is overwritten by the next
-            content = b"".join(block.tobytes() for block in reader.blocks(tensors[name], block_bytes))
-            assert content == gather(tensors[name]).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    for name, expected in TENSORS.items():
+        assert tensors[name].shape == tuple(expected.shape)
+        assert TORCH_DTYPE[tensors[name].dtype] == expected.dtype
+        assert torch.equal(gather(tensors[name]), expected)
+        # each block is overwritten by the next
+        content = b"".join(block.tobytes() for block in reading.blocks(tensors[name], block_bytes))
+        assert content == gather(tensors[name]).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def test_a_piece_may_have_any_strides(tmp_path: Path) -> None:
@@ -61,8 +60,7 @@ def test_a_piece_may_have_any_strides(tmp_path: Path) -> None:
     (tensor,) = dcp.read(tmp_path / "step", "model.")
     assert tensor.pieces[0].strides == (1, 6)
     assert torch.equal(gather(tensor), transposed)
-    with Reader() as reader:
-        content = b"".join(block.tobytes() for block in reader.blocks(tensor, 24))
+    content = b"".join(block.tobytes() for block in reading.blocks(tensor, 24))
     assert content == transposed.contiguous().numpy().tobytes()
 
 

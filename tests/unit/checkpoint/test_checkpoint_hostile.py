@@ -31,7 +31,7 @@ def checkpoint(directory: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize("name", ["..", "", "a b", "a\nb", "a\u2028b", "adapter_x"])
 def test_an_adapters_name_is_no_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is not a valid name of an adapter"):
+    with pytest.raises(UserError, match="is not a valid adapter name"):
         open_checkpoint(checkpoint(tmp_path / "checkpoint-2", name))
 
 

@@ -25,7 +25,7 @@ from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge import merge as merge_module
 from hyperpod_ft.checkpoint.merge.merge import Merged, WeightedAdapter, merge
-from hyperpod_ft.checkpoint.merge.update import Updated
+from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 from tests.unit.rounding import bounds
@@ -209,13 +209,13 @@ merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged")
 def test_blas_does_not_add_threads_to_the_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path)
     seen = set()
-    fill = Updated.fill
+    fill = MergedTensor.fill
 
     def watched(*arguments: object) -> None:
         seen.update(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
         fill(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Updated, "fill", watched)
+    monkeypatch.setattr(MergedTensor, "fill", watched)
     run(tmp_path)
     assert seen == {1}
 
@@ -410,7 +410,7 @@ def test_a_base_that_is_cut_off_meanwhile_is_refused(tmp_path: Path, monkeypatch
         return plan(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(merge_module, "make_plan", cut)
-    refuse(tmp_path, r"model\.safetensors: ended early")
+    refuse(tmp_path, r"model\.safetensors: is truncated")
 
 
 def test_an_adapter_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ XSER: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "another step": (
         lambda d: (d / "trainer_state.json").write_text('{"global_step": 2}'),
-        "trainer_state.json: is of step 2",
+        "trainer_state.json: global_step is 2",
     ),
     "rank of another degree": (
         lambda d: shutil.copy(d / FIRST, d / FIRST.with_name("dp_rank_00_tp_rank_02_pp_rank_00.pt")),

@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit.nxd_shards import gather
 
-LORA = {"r": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj"], "rslora": True}
+LORA = {"r": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj"], "rslora": True, "dora": False}
 FACTORS = {
     "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.randn(2, 4),
     "base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight": torch.randn(6, 2),
@@ -24,7 +24,7 @@ WEIGHTS = {"model.norm.weight": torch.randn(4), "lm_head.weight": torch.randn(5,
 
 
 DESCRIBED = {
-    "format": 3,
+    "format": 4,
     "engine": "torch",
     "step": 4,
     "fingerprint": "0123",
@@ -50,18 +50,30 @@ def assert_holds(found: Any, expected: Mapping[str, Tensor]) -> None:
     assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
+def own_names(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Engine torch's names, from those of a live PEFT model."""
+    return {name.removeprefix("base_model.model."): tensor for name, tensor in saved_names(factors).items()}
+
+
 def saved_names(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace(".default", ""): tensor for name, tensor in factors.items()}
 
 
 def test_an_adapter_of_engine_torch(tmp_path: Path) -> None:
-    state = {"model": FACTORS, "optimizer": {"x.exp_avg": torch.zeros(2)}, "random": {"0.cpu": torch.zeros(3)}}
+    state = {
+        "model": own_names(FACTORS),
+        "optimizer": {"x.exp_avg": torch.zeros(2)},
+        "random": {"0.cpu": torch.zeros(3)},
+    }
     found = open_checkpoint(save(tmp_path, state, method="lora", lora=LORA))
     (adapter,) = found.adapters
     assert (found.model, found.files, adapter.name) == ((), None, "default")
     assert adapter.config["base_model_name_or_path"] == "org/model" and adapter.config["use_rslora"] is True
     assert (adapter.config["r"], adapter.config["lora_alpha"], adapter.config["target_modules"]) == (2, 4, ["q_proj"])
     assert_holds(adapter.tensors, saved_names(FACTORS))
+    assert adapter.config["use_dora"] is False
+    save(tmp_path, state, method="lora", lora=LORA | {"dora": True})
+    assert open_checkpoint(tmp_path).adapters[0].config["use_dora"] is True
 
 
 def test_a_model_of_engine_torch(tmp_path: Path) -> None:
@@ -94,15 +106,16 @@ def test_an_adapter_that_others_saved_with_its_base(tmp_path: Path) -> None:
 
 def test_a_factor_of_another_adapter_is_refused(tmp_path: Path) -> None:
     other = {name.replace("default", "other"): tensor for name, tensor in FACTORS.items()}
+    save(tmp_path, {"model": {**FACTORS, **other}})
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 3}')
     with pytest.raises(UserError, match=r"lora_A\.other\.weight does not belong to the adapter `default`"):
-        open_checkpoint(save(tmp_path, {"model": {**FACTORS, **other}}, method="lora", lora=LORA))
+        open_checkpoint(tmp_path)
 
 
 def test_a_weight_among_the_factors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.norm\.weight is not a LoRA factor"):
-        open_checkpoint(
-            save(tmp_path, {"model": {**FACTORS, "model.norm.weight": torch.zeros(2)}}, method="lora", lora=LORA)
-        )
+    state = {"model": {**own_names(FACTORS), "model.norm.weight": torch.zeros(2)}}
+    with pytest.raises(UserError, match=r"model\.norm\.weight is not one of a LoRA adapter"):
+        open_checkpoint(save(tmp_path, state, method="lora", lora=LORA))
 
 
 @pytest.mark.parametrize(
@@ -111,15 +124,16 @@ def test_a_weight_among_the_factors_is_refused(tmp_path: Path) -> None:
         (lambda text: "[]", ""),
         (lambda text: text[:-1], ""),
         (lambda text: "{}", "format"),
-        (lambda text: text.replace('"format": 3', '"format": 9'), "format"),
+        (lambda text: text.replace('"format": 4', '"format": 9'), "format"),
         (lambda text: text.replace('"method"', '"how"'), "method"),
         (lambda text: text.replace('"rslora"', '"other"'), r"lora\.rslora"),
+        (lambda text: text.replace('"dora"', '"other"'), r"lora\.dora"),
         (lambda text: text.replace('"lora": {', '"lora": null, "other": {'), "lora"),
         (lambda text: text.replace('"sha256": {".metadata"', '"sha256": {"other"'), "sha256"),
     ],
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, change: Callable[[str], str], key: str) -> None:
-    file = save(tmp_path, {"model": FACTORS}, method="lora", lora=LORA) / "checkpoint.json"
+    file = save(tmp_path, {"model": own_names(FACTORS)}, method="lora", lora=LORA) / "checkpoint.json"
     open_checkpoint(tmp_path)
     file.write_text(change(file.read_text()))
     with pytest.raises(UserError, match=rf"checkpoint\.json: .*{key}.*; use an earlier checkpoint"):

@@ -95,9 +95,9 @@ def test_merge_tells_mistakes(
     assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in refusal(
         base, made / "checkpoints" / "checkpoint-2"
     )
-    assert "name the directory" in refusal(base, adapter / "adapter_config.json")
+    assert "give the directory" in refusal(base, adapter / "adapter_config.json")
     assert "hf download meta-llama/Meta-Llama-3-8B" in refusal("meta-llama/Meta-Llama-3-8B", adapter)
-    assert "no such directory; name the directory of a model" in refusal(made / "nothing", adapter)
+    assert "no such directory; give the directory of a model" in refusal(made / "nothing", adapter)
     assert "is a file" in refusal(base / "config.json", adapter)
     assert "is an adapter, not a model" in refusal(adapter, adapter)
     assert "--weight: 2 for 1 adapter;" in refusal(base, adapter, "--weight", "1", "--weight", "2")

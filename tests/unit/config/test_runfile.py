@@ -334,6 +334,20 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "merge.dtype" in refused(tmp_path, training__method="full", merge__dtype="float32")
 
 
+@pytest.mark.parametrize(("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4")])
+def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: object) -> None:
+    lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1}}
+    assert getattr(load(tmp_path, **lora).lora, key) == value
+    said = refused(tmp_path, engine="neuron", cluster__instance_type="trn1.32xlarge", **lora)
+    assert f"lora.{key}: engine neuron does not support it" in said and len(said.splitlines()) == 1
+
+
+def test_weights_in_4_bits_are_not_divided(tmp_path: Path) -> None:
+    four = {"lora__quantization": "nf4"}
+    assert "lora.quantization" in refused(tmp_path, **four, training__method="full")
+    assert "set parallelism.tensor_parallel to 1" in refused(tmp_path, **four, parallelism={"tensor_parallel": 2})
+
+
 def test_find_suggests_a_recipe() -> None:
     with pytest.raises(UserError, match="no such run file"):
         run_file.find("x" * 5000)

@@ -198,6 +198,21 @@ def test_what_saves_memory(make_run: MakeRun, part: str, saving: dict[str, Any],
     assert getattr(less, part) < getattr(more, part)
 
 
+def test_variants_of_lora_need_what_they_add(make_run: MakeRun) -> None:
+    def memory(**overrides: Any) -> Memory:
+        settings = {"engine": "torch", "cluster__instance_type": "p5.48xlarge", "parallelism": {"ranks_per_node": 1}}
+        return estimated(make_run(**settings, **overrides).config, LLAMA_3_8B)
+
+    plain, four, dora = memory(), memory(lora__quantization="nf4"), memory(lora__dora=True)
+    # the seven matrices of 32 layers, 218,103,808 parameters each, at 4.5 bits on every rank
+    codes = 32 * 218_103_808 * 4.5 / 8
+    assert codes < four.weights < plain.weights - 32 * 218_103_808 * 2 + codes
+    assert (four.optimizer, four.activations) == (plain.optimizer, plain.activations)
+    outputs = 32 * (4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096)
+    assert dora.optimizer - plain.optimizer == outputs * 8
+    assert dora.activations - plain.activations == outputs * 2 * 2048
+
+
 def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
     config = trn1(make_run, training__method="full", parallelism={"tensor_parallel": 8, "pipeline_parallel": 4})
     shape = shape_of(LLAMA_3_8B | {"num_hidden_layers": 30})

@@ -237,7 +237,7 @@ def test_a_second_training_job_does_not_sit_on_its_nodes(make_run: MakeRun, monk
     run = make_run()
     finish_all(run, but="train")
     monkeypatch.setattr(stage, "_TRAINING_PATIENCE_SECONDS", 0.2)
-    with publish.lock(run.lock_path("train")), pytest.raises(UserError, match="another job still holds this"):
+    with publish.lock(run.lock_path("train")), pytest.raises(UserError, match="still locked by another process"):
         stage.perform(run, "train", lambda run: stage.Result())
 
 

@@ -82,7 +82,7 @@ def _ranks(where: Path, tensors: Iterable[LogicalTensor]) -> dict[str, int]:
         first, second = (shape, partner) if suffix.endswith(("A", "A.weight")) else (partner, shape)
         if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
             raise UserError(
-                f"{where}: factors {list(first)} and {list(second)} of {module}",
+                f"{where}: the factors of {module} have shapes {list(first)} and {list(second)}, which do not match",
                 "the checkpoint is damaged: use an earlier one",
             )
         ranks[module] = first[0]

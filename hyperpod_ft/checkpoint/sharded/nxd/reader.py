@@ -68,7 +68,7 @@ def adapter_directories(path: Path) -> list[Path]:
         return []
     if odd := [child for child in found if not _ADAPTER_NAME.fullmatch(adapter_name(child))]:
         raise UserError(
-            f"{odd[0]}: is not a valid name of an adapter", "rename it: letters, digits, dashes, dots, underscores"
+            f"{odd[0]}: is not a valid adapter name", "rename it: use letters, digits, dashes, dots and underscores"
         )
     if bare := [child for child in found if not (child / ADAPTER_SHARDS).is_dir()]:
         raise UserError(f"{bare[0]}: {ADAPTER_SHARDS} is missing", _INCOMPLETE)
@@ -118,7 +118,7 @@ def check_step(directory: Path) -> None:
         return
     step = read_object(file, "use an earlier checkpoint").get("global_step")
     if step != int(match[1]):
-        raise UserError(f"{file}: is of step {step}, the directory of step {match[1]}", _MIXED)
+        raise UserError(f"{file}: global_step is {step}, but the directory is named for step {match[1]}", _MIXED)
 
 
 def _stages(shards: Path) -> tuple[list[PipelineStage], int]:

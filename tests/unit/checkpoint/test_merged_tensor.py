@@ -18,11 +18,11 @@ from threadpoolctl import threadpool_limits
 
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
-from hyperpod_ft.checkpoint.merge import update as lora_update
-from hyperpod_ft.checkpoint.merge.update import Updated
+from hyperpod_ft.checkpoint.merge import merged_tensor
+from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
+from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor
-from hyperpod_ft.checkpoint.tensors.reading import Reader
 from hyperpod_ft.errors import UserError
 from tests.unit.rounding import Bound
 
@@ -102,16 +102,16 @@ def merged(
     dtype = dtype or weight.dtype
     out = np.empty(weight.elements, STORED[dtype])
     ends = [*cuts, weight.elements]
-    with Reader() as reader, threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
-        updated = Updated(reader, weight, updates, dtype)
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+        tensor = MergedTensor(weight, tuple(updates))
         fills = [
-            pool.submit(updated.fill, begin, end, out[begin:end])
+            pool.submit(tensor.fill, dtype, begin, end, out[begin:end])
             for begin, end in zip([0, *cuts], ends, strict=True)
             if begin < end
         ]
         for fill in fills:
             fill.result()
-        assert not updated._products, "the factors are let go"
+        assert not tensor._loaded, "the factors are released"
     bits = torch.from_numpy(out.view(f"i{out.itemsize}")).view(getattr(torch, TORCH_NAME_OF_DTYPE[dtype]))
     return bits.reshape(weight.shape)
 
@@ -162,7 +162,7 @@ def test_any_ranges_and_any_threads_give_the_same_bits(
     with TemporaryDirectory() as work, pytest.MonkeyPatch.context() as patch:
         case = make(Path(work), *arguments, dora=dora)
         whole = merged(case, [case.update], written_as)
-        patch.setattr(lora_update, "_BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 500, 1 << 17])))
+        patch.setattr(merged_tensor, "_BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 500, 1 << 17])))
         threads = data.draw(st.sampled_from([1, 2, 5]))
         assert torch.equal(merged(case, [case.update], written_as, cuts, threads), whole)
 
@@ -195,15 +195,15 @@ def test_what_is_no_number_is_refused(tmp_path: Path, wrong: float) -> None:
 def test_threads_share_the_factors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make(tmp_path, (400, 64), 4, 0.75)
     loads = []
-    floats = Reader.floats
-    monkeypatch.setattr(Reader, "floats", lambda *arguments: loads.append(threading.get_ident()) or floats(*arguments))
+    read = reading.read
+    monkeypatch.setattr(reading, "read", lambda tensor: loads.append(threading.get_ident()) or read(tensor))
     weight = case.tensors["weight"]
     out = np.empty(weight.elements, np.float32)
-    with Reader() as reader, threadpool_limits(1, "blas"), ThreadPoolExecutor(8) as pool:
-        updated = Updated(reader, weight, [case.update], "F32")
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(8) as pool:
+        merged_weight = MergedTensor(weight, (case.update,))
         begins = range(0, weight.elements, 100)
-        list(pool.map(lambda begin: updated.fill(begin, begin + 100, out[begin : begin + 100]), begins))
-        assert not updated._products
+        list(pool.map(lambda begin: merged_weight.fill("F32", begin, begin + 100, out[begin : begin + 100]), begins))
+        assert not merged_weight._loaded
     assert len(loads) == 2
     assert case.bound(torch.float32).holds(torch.from_numpy(out.reshape(400, 64)))
 
@@ -226,5 +226,5 @@ def test_a_weight_that_ends_early_is_refused(tmp_path: Path) -> None:
     end = max(piece.offset for tensor in case.tensors.values() for piece in tensor.pieces)
     with (tmp_path / "all.safetensors").open("r+b") as stream:
         stream.truncate(end + 700 * 300)
-    with pytest.raises(UserError, match="ended early"):
+    with pytest.raises(UserError, match="is truncated"):
         merged(case, [case.update])

@@ -1,0 +1,1 @@
+"""LoRA adapters, and what they are computed with."""

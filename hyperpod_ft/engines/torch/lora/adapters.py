@@ -1,0 +1,203 @@
+"""LoRA adapters (Hu et al., arXiv:2106.09685) and their variants, on a Hugging Face model's own modules.
+
+A target keeps its place and the names of its parameters, so that weights are found under the names in the model's
+files: `adapt` replaces an nn.Linear by a `LoraLinear`, which is one too, and adds the factors to an nn.Embedding. The
+factors have the names in PEFT's files, without their prefix `base_model.model.`:
+
+    <module>.lora_A.weight         (r, in)      of a linear layer
+    <module>.lora_B.weight         (out, r)
+    <module>.lora_embedding_A      (r, vocabulary)      of an embedding
+    <module>.lora_embedding_B      (width, r)
+    <module>.lora_magnitude_vector (out,)       DoRA
+
+All of them are fp32, and used in the dtype of the layer's input, or in the one it is multiplied in.
+
+Definitions and initial values are PEFT's (0.21, tuners/lora/layer.py and dora.py), with scale s = alpha / r, or
+alpha / sqrt(r) with rsLoRA (arXiv:2312.03732):
+
+    LoRA  y = x W^T + b + s (d(x) A^T) B^T                  d: dropout
+    DoRA  y = b + x W^T - d(x) W^T + m / |W + s B A| * (d(x) W^T + s (d(x) A^T) B^T)
+
+DoRA (arXiv:2402.09353): |.| is the norm of each row and constant in the backward pass (section 4.3).
+
+LoRA+ (arXiv:2402.12354) changes the learning rate of B only: `learning_rate_factor`.
+"""
+
+import hashlib
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hyperpod_ft.config.run_config import Lora
+from hyperpod_ft.engines.lora_targets import no_such_module
+from hyperpod_ft.engines.torch.lora import nf4
+from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
+from hyperpod_ft.engines.torch.parts import local
+
+
+def adapt(model: nn.Module, lora: Lora, seed: int) -> None:
+    """Freeze `model` and give the targets adapters, in place; on the meta device too.
+
+    Factors are on their module's device. On a real device they have their initial values; on the meta device,
+    `initial_value` and `initial_magnitude` give those later, and `LoraLinear.quantize` takes a 4-bit weight.
+
+    Raises UserError when a target matches no linear layer or embedding.
+    """
+    model.requires_grad_(False)
+    candidates = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
+    }
+    for target in lora.target_modules:
+        if not any(_is_target(name, target) for name in candidates):
+            raise no_such_module(target, candidates)
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, module in candidates.items():
+        if not any(_is_target(name, target) for target in lora.target_modules):
+            continue
+        if isinstance(module, nn.Embedding):
+            _adapt_embedding(module, lora)
+            adapted: nn.Module = module
+        else:
+            # like bitsandbytes, keep the output layer's precision
+            adapted = LoraLinear(module, lora, lora.quantization == "nf4" and module is not output)
+            model.set_submodule(name, adapted)
+        for key, parameter in adapted.named_parameters():
+            if parameter.requires_grad and not parameter.is_meta:
+                value = initial_value(f"{name}.{key}", parameter.shape, seed)
+                parameter.data.copy_(initial_magnitude(adapted) if value is None else value)
+
+
+def _is_target(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | None:
+    """The whole initial factor with this name in the model, fp32 on the CPU; None for a DoRA magnitude.
+
+    It depends on nothing else, so it is the same on every rank and in every layout.
+    """
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big"))
+    value = torch.zeros(shape)
+    if name.endswith(".lora_A.weight"):
+        nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+    elif name.endswith(".lora_embedding_B"):
+        nn.init.normal_(value, generator=generator)
+    return None if name.endswith(".lora_magnitude_vector") else value
+
+
+def initial_magnitude(module: nn.Module) -> torch.Tensor:
+    """DoRA's whole initial magnitude of an adapted module: the norms of the base weight's rows, fp32 [out].
+
+    Collective if the weight is a DTensor. An embedding's output is a column of its weight.
+    """
+    if isinstance(module, LoraLinear):
+        weight = module.base_weight(torch.float32) if module.codes is not None else module.weight.detach()
+    else:
+        weight = module.weight.detach().T
+    norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+    return norms.full_tensor() if isinstance(norms, DTensor) else norms
+
+
+def learning_rate_factor(name: str, lora: Lora) -> float:
+    """What the learning rate of the parameter `name` is multiplied by: LoRA+ has a ratio for B of linear layers."""
+    return lora.plus_ratio if name.endswith(".lora_B.weight") else 1.0
+
+
+class LoraLinear(nn.Linear):
+    """A frozen linear layer with a LoRA adapter: x [..., in] -> [..., out]."""
+
+    codes: torch.Tensor | None
+    scales: torch.Tensor | None
+
+    def __init__(self, base: nn.Linear, lora: Lora, quantized: bool = False) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+        device = base.weight.device
+        self.weight, self.bias = base.weight, base.bias
+        self.scale, self.dropout = _scale(lora), lora.dropout
+        self._row_group: dist.ProcessGroup | None = None
+        self.lora_A = nn.Linear(self.in_features, lora.r, bias=False, device=device, dtype=torch.float32)
+        self.lora_B = nn.Linear(lora.r, self.out_features, bias=False, device=device, dtype=torch.float32)
+        self.lora_magnitude_vector = _new(self.out_features, device=device) if lora.dora else None
+        self.train(base.training)
+        codes, scales = nf4.empty(base.weight.numel(), device) if quantized else (None, None)
+        # buffers, so that FSDP leaves them whole on each rank
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        if quantized:
+            self.weight = None  # type: ignore[assignment]
+            if not base.weight.is_meta:
+                self.quantize(base.weight)
+
+    def quantize(self, weight: torch.Tensor) -> None:
+        """Keep the base weight [out, in] as NF4."""
+        self.codes, self.scales = nf4.quantize(weight)
+
+    def divide_rows(self, group: dist.ProcessGroup) -> None:
+        """Each rank of the group has a part of every row of the weight; the caller sums outputs and adds the bias."""
+        self._row_group = group
+
+    def base_weight(self, dtype: torch.dtype) -> torch.Tensor:
+        """The frozen weight [out, in]; one in 4 bits is decoded to `dtype`."""
+        if self.codes is None or self.scales is None:
+            return local(self.weight.detach())
+        return nf4.dequantize(self.codes, self.scales, (self.out_features, self.in_features), dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        a, b = local(self.lora_A.weight), local(self.lora_B.weight)
+        weight = local(self.weight) if self.codes is None else self.codes
+        bias = local(self.bias) if self._row_group is None and self.bias is not None else None
+        dropped = nn.functional.dropout(input, self.dropout) if self.training and self.dropout else None
+        if self.lora_magnitude_vector is None:
+            return product(input, dropped, weight, self.scales, bias, a, b, self.scale)
+        plain = self.base_weight(input.dtype)
+        squares = squared_row_norms(plain, a, b, self.scale)
+        if self._row_group is not None:
+            dist.all_reduce(squares, group=self._row_group)
+        ratio = (local(self.lora_magnitude_vector) / squares.sqrt()).to(input.dtype)
+        adapted = input if dropped is None else dropped
+        unscaled = product(adapted, None, weight, self.scales, None, a, b, self.scale)
+        result = unscaled * ratio if bias is None else torch.addcmul(bias, unscaled, ratio)
+        # PEFT drops no input of the base layer itself
+        return result if dropped is None else result + nn.functional.linear(input - dropped, plain)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, r={self.lora_A.out_features}, scale={self.scale:g}"
+
+
+def _scale(lora: Lora) -> float:
+    return lora.alpha / (math.sqrt(lora.r) if lora.rslora else lora.r)
+
+
+def _new(*shape: int, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=device, dtype=torch.float32))
+
+
+def _adapt_embedding(module: nn.Embedding, lora: Lora) -> None:
+    device = module.weight.device
+    module.lora_embedding_A = _new(lora.r, module.num_embeddings, device=device)
+    module.lora_embedding_B = _new(module.embedding_dim, lora.r, device=device)
+    module.lora_magnitude_vector = _new(module.embedding_dim, device=device) if lora.dora else None
+    module.register_forward_hook(_EmbeddingUpdate(_scale(lora)))
+
+
+class _EmbeddingUpdate:
+    """A forward hook that adds an embedding's adapter to its output: token ids [...] -> [..., width]."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        a, b = module.lora_embedding_A, module.lora_embedding_B
+        narrow = nn.functional.embedding(args[0], a.T, module.padding_idx).to(output.dtype)
+        factor = getattr(module, "embed_scale", None)  # Gemma's embedding multiplies its output
+        if factor is not None:
+            narrow = narrow * factor.to(narrow.dtype)
+        update = torch.addmm(flat(output), flat(narrow), b.to(output.dtype).T, alpha=self._scale).view_as(output)
+        if module.lora_magnitude_vector is None:
+            return update
+        norms = squared_row_norms(module.weight.T, a, b, self._scale).sqrt()
+        return update * (module.lora_magnitude_vector / norms).to(update.dtype)
