@@ -69,6 +69,7 @@ class Kept:
 
     outside: float  # share of the tensors outside attention and MLP that a rank has: 1 without sequence parallelism
     attention: float  # bytes per token of attention, before tensor parallelism divides them
+    normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -154,7 +155,7 @@ def tokens(config: RunConfig, degrees: Degrees) -> int:
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: Kept) -> float:
     """Bytes per token that the last norm keeps."""
-    return shape.hidden * (FP32 + 2 * width(config)) * kept.outside
+    return shape.hidden * (FP32 + (1 + kept.normalized) * width(config)) * kept.outside
 
 
 def activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, kept: Kept, logits: float) -> float:
@@ -187,14 +188,14 @@ def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input in fp32, the normalized tensor, and the linears' input. The MLP keeps gate, its
-    activation, up, and their product.
+    Two norms each keep their input in fp32, the normalized tensor (`kept.normalized`), and the linears' input. The MLP
+    keeps gate, its activation, up, and their product.
     """
     element = width(config)
-    outside = 2 * shape.hidden * (FP32 + 2 * element)
+    outside = 2 * shape.hidden * (FP32 + (1 + kept.normalized) * element)
     inside = kept.attention + element * 4 * shape.intermediate
     if shape.head_norms:
-        inside += (FP32 + element) * (shape.queries + shape.keys)
+        inside += (FP32 + kept.normalized * element) * (shape.queries + shape.keys)
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
         outside, inside = outside + in_outside, inside + in_inside

@@ -66,7 +66,8 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
     """
     element, count = width(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
-    kept = Kept(outside=1.0, attention=element * (3 * shape.queries + 2 * shape.keys))
+    attention = element * (3 * shape.queries + 2 * shape.keys)
+    kept = Kept(outside=1.0, attention=attention, normalized=config.training.method == "full")
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     logits = part.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(

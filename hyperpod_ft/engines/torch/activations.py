@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines.torch.lora import product
 from hyperpod_ft.engines.torch.parts import local
 from hyperpod_ft.planning.memory import OFFLOADED_BYTES
 
@@ -34,6 +35,7 @@ _KEPT = {
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_fused_attention_overrideable.default,
     torch.ops.torch_attn._varlen_attn.default,
+    product.OPERATION,
 }
 
 
