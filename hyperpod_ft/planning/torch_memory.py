@@ -1,5 +1,7 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
+import itertools
+
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
@@ -20,7 +22,7 @@ from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 512
-_QUANTIZED = 4.5 / 8  # NF4: 4 bits, and an fp32 scale for 64 parameters
+_QUANTIZED = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -42,15 +44,13 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    """The chosen sharding, and why it is not a faster one, in one line."""
+    """The chosen sharding, and why it is not the next faster one, in one line."""
     chosen = choose(config, degrees, shape)
-    room, faster = available(config), []
-    if shape and room:
-        for sharding in candidates(config, degrees):
-            if sharding == chosen:
-                break
-            faster.append(f"{sharding} needs {total(config, degrees, shape, sharding) / GIB:.1f} GiB")
-    return f"{chosen} ({', '.join(dict.fromkeys(faster))})" if faster else str(chosen)
+    faster = list(itertools.takewhile(lambda sharding: sharding != chosen, candidates(config, degrees)))
+    if not faster or shape is None or not available(config):
+        return str(chosen)
+    needed = total(config, degrees, shape, faster[-1])
+    return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
 
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
@@ -72,7 +72,7 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
     logits = part.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, part, sharding),
-        gradients=_gradients(config, degrees, part, sharding),
+        gradients=_gradients(config, degrees, shape, part, sharding),
         optimizer=_optimizer(config, part, sharding),
         activations=activations(config, degrees, shape, part, kept, logits),
         logits=logits,
@@ -80,34 +80,62 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
 
 
 def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
-    lora, element = config.training.method == "lora", width(config)
-    adapters = part.trainable if lora else 0
-    quantized = part.quantized * _QUANTIZED  # whole on each rank
-    base = part.parameters - part.quantized
+    element, adapters = width(config), _adapters(config, part)
+    base, quantized = part.parameters - part.quantized, part.quantized * _QUANTIZED
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
-    # sharded weights are fp32 where they are trained
-    at_rest = base * (element if lora else FP32) + adapters * FP32
-    parameters = float(base + adapters)
-    layers = parameters - part.end_parameters
-    if sharding.mode == "zero3":
-        # the current bucket of layers and the next, which is prefetched; embedding and output matrix stay gathered
-        in_bucket = max(1, int(BUCKET_BYTES / (at_rest / parameters * layers / part.layers)))
-        layers *= min(1.0, 2 * in_bucket / part.layers)
-    on_device = 0.0 if sharding.offload == "parameters" else at_rest / sharding.shard_ranks
-    return on_device + (layers + part.end_parameters) * element + quantized
+    layers = base + adapters - part.end_parameters
+    bucket = _layers_in_bucket(config, part) / part.layers * layers
+    # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
+    # matrix stay gathered
+    gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
+    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, part) / sharding.shard_ranks
+    return on_device + (gathered + part.end_parameters) * element + quantized
 
 
-def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Sharding) -> float:
-    """Gradients are fp32. Whole ones are kept until they are reduced, in the last backward pass of a step."""
+def _adapters(config: RunConfig, part: Part) -> int:
+    return part.trainable if config.training.method == "lora" else 0
+
+
+def _at_rest(config: RunConfig, part: Part) -> int:
+    """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
+    frozen = config.training.method == "lora"
+    return (part.parameters - part.quantized) * (width(config) if frozen else FP32) + _adapters(config, part) * FP32
+
+
+def _layers_in_bucket(config: RunConfig, part: Part) -> int:
+    shared = part.parameters - part.quantized + _adapters(config, part)
+    layer = _at_rest(config, part) / shared * part.layer_parameters
+    return max(1, min(part.layers, int(BUCKET_BYTES / layer)))
+
+
+def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> float:
+    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
     whole, ranks = float(part.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
+    on_host = sharding.offload != "none"
     if not sharding.by_layer:
-        reduced = 0.0 if sharding.offload != "none" else whole / ranks
-        return whole if accumulated else max(reduced, min(whole, 2 * BUCKET_BYTES))
+        if degrees.data_parallel == 1 and not on_host:
+            return whole
+        # the embedding may be larger than a bucket
+        largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
+        bucket = min(whole, max(BUCKET_BYTES, largest))
+        # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
+        if accumulated or (ranks == 1 and not on_host):
+            return whole + bucket
+        return 2 * bucket + (0.0 if on_host else whole / ranks)
+    ends = 0 if config.training.method == "lora" else part.end_parameters
+    layers = part.trainable - ends
+    in_bucket = _layers_in_bucket(config, part) / part.layers * layers
+    sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
     # partial sums, which are exchanged between the groups of shard ranks once a step
     partial = whole / ranks if accumulated and ranks < degrees.data_parallel else 0.0
-    return partial + (0.0 if sharding.offload == "parameters" else whole / ranks)
+    sent = width(config) + FP32
+    # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
+    # the layers
+    begins = (sharded + partial if accumulated else 0.0) + in_bucket * sent
+    released = layers * width(config) if sharding.mode == "zero2" else 0.0
+    return max(begins, sharded + partial + ends * sent - released)
 
 
 def _optimizer(config: RunConfig, part: Part, sharding: Sharding) -> float:

@@ -111,8 +111,8 @@ def _groups(parameters: dict[str, nn.Parameter]) -> list[list[str]]:
     groups: list[list[str]] = []
     room = 0
     for name, parameter in parameters.items():
-        size = local(parameter).nbytes
-        if size > room:
+        size = local(parameter).nbytes  # 0 on a rank without rows of it
+        if not groups or size > room:
             groups.append([])
             room = BUCKET_BYTES
         groups[-1].append(name)

@@ -38,7 +38,9 @@ def inputs(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
 
 def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the CPU on `device`, copied while the program goes on: accelerators read pinned memory themselves."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    if device.type != "cpu" and torch.accelerator.is_available():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def return_loss(model: PreTrainedModel) -> None:

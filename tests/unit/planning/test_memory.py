@@ -14,7 +14,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, parts
-from hyperpod_ft.planning.model_fit import Fit, check_memory, check_model_directory, estimate
+from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.runs.run import Run
@@ -178,25 +178,46 @@ def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
     assert [stage.in_flight for stage in parts(config, degrees_of(config), shape)] == [4, 3, 2, 1]
 
 
-def test_engine_torch_shards_over_dp_and_gathers_what_computes(make_run: MakeRun) -> None:
-    def on_p5(**overrides: Any) -> Memory:
-        config = make_run(
-            **{"cluster__instance_type": "p5.48xlarge", "parallelism": {}, "training__method": "full"} | overrides
-        ).config
-        return estimated(config, LLAMA_3_8B)
+def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
+    """Bytes for each of Llama 3 8B's parameters, trained in full on eight ranks in bf16: docs/parallelism.md."""
 
-    parameters = 8_030_261_248
-    memory = on_p5()
-    assert memory.weights == pytest.approx(parameters * (4 / 8 + 2), rel=1e-6)
-    assert memory.gradients == pytest.approx(parameters * 4 / 8, rel=1e-6)
-    assert memory.optimizer == pytest.approx(parameters * 8 / 8, rel=1e-6)
-    checkpointed = on_p5(training__activation_checkpointing="full")
-    # embedding, output matrix and two of 32 layers are gathered at once
-    assert checkpointed.weights == pytest.approx(parameters * 4 / 8 + 2 * (1_050_677_248 + 2 * 218_112_000), rel=1e-6)
-    assert checkpointed.activations < memory.activations
-    accumulated = on_p5(training__gradient_accumulation_steps=2)
-    assert accumulated.gradients == pytest.approx(parameters * (4 + 4 / 8), rel=1e-6)
-    assert on_p5(parallelism={"tensor_parallel": 4}).logits == memory.logits, "the vocabulary is not divided"
+    def on_p5(sharding: str, **overrides: Any) -> Memory:
+        values = {"cluster__instance_type": "p5.48xlarge", "training__method": "full"}
+        given = {"parallelism": {"sharding": sharding}}
+        return estimated(make_run(**values | given | overrides).config, LLAMA_3_8B)
+
+    parameters, ends, layer, bucket = 8_030_261_248, 1_050_677_248, 218_112_000, 4 * 128_256 * 4096
+    # the embedding is larger than a bucket; FSDP2 reduces it and the output matrix last, from bf16 and sent in fp32
+    reduced = 6 * ends / parameters
+    for sharding, *expected in (
+        ("replicated", 2, 4 + bucket / parameters, 12),
+        ("zero1", 2, 4 / 8 + 2 * bucket / parameters, 12 / 8),
+        # a layer as received, and its gradients, which are replaced by those of others in the backward pass
+        ("zero2", 4 / 8 + 2 + 2 * layer / parameters, 6 * layer / parameters, 8 / 8),
+        # embedding, output matrix and three of 32 layers are gathered at once
+        ("zero3", 4 / 8 + 2 * (ends + 3 * layer) / parameters, 4 / 8 + reduced, 8 / 8),
+    ):
+        memory = on_p5(sharding)
+        each = [value / parameters for value in (memory.weights, memory.gradients, memory.optimizer)]
+        assert each == pytest.approx(expected, rel=1e-3), sharding
+    accumulated = {"training__gradient_accumulation_steps": 2}
+    assert on_p5("zero1", **accumulated).gradients == pytest.approx(parameters * 4 + bucket), (
+        "until the last micro batch"
+    )
+    assert on_p5("zero2", **accumulated).gradients == pytest.approx(parameters * 4 / 8 + 6 * layer, rel=1e-3)
+    halved = {"parallelism": {"sharding": "zero3", "shard_ranks": 4}}
+    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + 4 / 4 + reduced))
+    assert on_p5("zero1", training__optimizer_state="bf16").optimizer == pytest.approx(parameters * 8 / 8)
+    assert on_p5("zero1", training__optimizer_state="int8").optimizer == pytest.approx(parameters * 6.03125 / 8)
+    offloaded = on_p5("", parallelism={"sharding": "zero1", "offload": "optimizer"})
+    assert offloaded.optimizer == 0 and offloaded.gradients == 2 * bucket
+    everything = on_p5("", parallelism={"offload": "parameters"})
+    assert everything.weights == pytest.approx(2 * (ends + 3 * layer), rel=1e-3)
+    assert (everything.gradients, everything.optimizer) == (pytest.approx(6 * ends), 0)
+    checkpointed = on_p5("zero3", training__activation_checkpointing="full")
+    assert checkpointed.activations < on_p5("zero3").activations
+    divided = on_p5("", parallelism={"tensor_parallel": 4})
+    assert divided.logits == checkpointed.logits, "the vocabulary is not divided"
 
 
 @pytest.mark.parametrize(
@@ -278,13 +299,12 @@ def test_cpus_have_no_such_limit(make_run: MakeRun) -> None:
 def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
 
-    def check(config: RunConfig, values: Any) -> Fit:
+    def check(config: RunConfig, values: Any) -> Memory | None:
         file.write_text(json.dumps(values))
-        return check_model_directory(config, degrees_of(config), tmp_path)
+        return check_model_directory(config, degrees_of(config), tmp_path).memory
 
     config = trn1(make_run)
-    fit = check(config, LLAMA_3_8B)
-    assert fit.memory == estimated(config, LLAMA_3_8B)
+    assert check(config, LLAMA_3_8B) == estimated(config, LLAMA_3_8B)
     for values, words in (
         (LLAMA_3_70B, "this would fit"),
         ({"model_type": "gpt2"}, "gpt2"),
@@ -294,7 +314,7 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             check(config, values)
-    assert check(make_run().config, {"model_type": "gpt2"}).memory is None, "left to engine torch"
+    assert check(make_run().config, {"model_type": "gpt2"}) is None, "left to engine torch"
 
 
 @pytest.fixture

@@ -175,4 +175,4 @@ def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path:
 def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
     config = make_run(dataset__packing="none").config
-    assert check_model_directory(config, degrees_of(config), tmp_path) is None
+    assert check_model_directory(config, degrees_of(config), tmp_path).memory is None

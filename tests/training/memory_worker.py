@@ -1,0 +1,86 @@
+"""What every rank of test_sharding.py's measurement of memory runs: each run under each sharding.
+
+    python -m torch.distributed.run ... -m memory_worker OUT_DIRECTORY RUN_DIR...
+
+The buckets are smaller, in proportion to the model. Rank 0 writes the bytes of all tensors at the peak of the second
+step. Tensors that an accelerator would have in host memory do not count.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from sharding_worker import Worker
+from torch.distributed.tensor import DTensor
+
+from hyperpod_ft.engines.torch import fully_sharded, replicated
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+
+BUCKET_BYTES = 1 << 20
+
+
+def live_bytes() -> int:
+    """Of the storages of all tensors."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor):  # those have another inside
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def peak_bytes(loop: TrainingLoop, step: int) -> int:
+    before = live_bytes()
+    # what only the collector of cycles would free is freed at once, as most of it is in longer runs
+    gc.set_threshold(50)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        loop.step(step, [])
+    results = profile.profiler.kineto_results
+    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    now = peak = before
+    for _, size in events:
+        now += size
+        peak = max(peak, now)
+    return peak
+
+
+def measure(worker: Worker, run: Run, sharding: Sharding) -> int:
+    others = live_bytes()
+    with worker.attempt(run, sharding) as loop:
+        loop.step(1, [])
+        return peak_bytes(loop, 2) - others - host_bytes(loop)
+
+
+def main() -> None:
+    out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
+    fully_sharded.BUCKET_BYTES = replicated.BUCKET_BYTES = BUCKET_BYTES
+    worker = Worker(runs[0].plan.degrees.world_size)
+    for run in runs:
+        for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
+            peak = measure(worker, run, Sharding(mode, shard_ranks, offload))
+            if worker.processes.leads:
+                tensors = {"peak": torch.tensor([float(peak)])}
+                save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
+
+
+def host_bytes(loop: TrainingLoop) -> int:
+    """Of the masters, their gradients and moments, if they are in host memory."""
+    if loop.sharding.offload == "none":
+        return 0
+    masters = sum(loop.data_parallel.master(name).nbytes for name in loop.data_parallel.parameters)
+    stored = [tensor for moments in loop.optimizer._moments.values() for tensor in moments.tensors().values()]
+    frozen = 0
+    if loop.sharding.offload == "parameters":
+        shards = [p for p in loop.model.module.parameters() if not p.requires_grad]
+        frozen = sum(p.to_local().nbytes for p in shards)  # type: ignore[operator]
+    return 2 * masters + frozen + sum(tensor.nbytes for tensor in stored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What every rank of test_sharding.py runs: each run under each sharding, in one job.
+
+    python -m torch.distributed.run ... -m sharding_worker OUT_DIRECTORY RUN_DIR...
+
+`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: four steps, with a checkpoint
+after two; the last two again from that checkpoint; and again from the one that the sharding before it wrote. Rank 0
+writes the parameters and the losses of all three, and whether any rank saw other bits in the second.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from layouts_worker import fill_lora_b, whole
+from safetensors.torch import save_file
+
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.torch import model
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+
+SAVED, STEPS = 2, 4
+Tensors = dict[str, torch.Tensor]
+
+
+class Worker:
+    """One rank, over all cases."""
+
+    def __init__(self, world_size: int) -> None:
+        self.processes = join_processes(world_size)
+        self.attempts = 0
+
+    @contextmanager
+    def attempt(self, run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
+        """A new training loop, in a process group of its own, as after a restart."""
+        self.attempts += 1
+        store = dist.PrefixStore(str(self.attempts), self.processes.store)
+        processes = Processes(self.processes.rank, self.processes.world_size, self.processes.local_rank, store)
+        device = device_of("local", processes.local_rank)
+        with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
+            yield TrainingLoop(run, processes, device, mesh, sharding)
+
+    def resumed(self, run: Run, sharding: Sharding) -> Tensors:
+        """The result of the last steps, from the checkpoint on disk."""
+        with self.attempt(run, sharding) as loop:
+            assert loop._resume().step == SAVED
+            return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
+
+    def case(self, run: Run, sharding: Sharding) -> Tensors:
+        tensors: Tensors = {}
+        if run.checkpoint(SAVED).exists():
+            tensors |= named("switched", self.resumed(run, sharding))
+        with self.attempt(run, sharding) as loop:
+            losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
+            if self.processes.leads:
+                shutil.rmtree(run.checkpoints, ignore_errors=True)
+            loop._save(Progress(step=SAVED))
+            losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
+            loop.data_parallel.check_replicas(STEPS)
+            straight = result(loop, losses)
+        again = self.resumed(run, sharding)
+        again["loss"] = torch.cat([straight["loss"][:SAVED], again["loss"]])
+        other_bits = [name for name, tensor in straight.items() if not torch.equal(tensor, again[name])]
+        tensors["other_bits"] = torch.tensor([float(len(other_bits))])
+        return tensors | named("straight", straight)
+
+
+def result(loop: TrainingLoop, losses: list[float]) -> Tensors:
+    loss = torch.tensor(losses, dtype=torch.float64)
+    masters = {f"parameter.{name}": whole(master) for name, master in loop.data_parallel.state().items()}
+    return {"loss": loss} | masters
+
+
+def named(prefix: str, tensors: Tensors) -> Tensors:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def main() -> None:
+    out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
+    original = model.get_peft_model
+    model.get_peft_model = lambda *args: fill_lora_b(original(*args))
+    worker = Worker(runs[0].plan.degrees.world_size)
+    for run in runs:
+        for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
+            tensors = worker.case(run, Sharding(mode, shard_ranks, offload))
+            if worker.processes.leads:
+                save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Every sharding computes what one process computes, restarts with the same bits, and reads the others' checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import memory_worker
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_layouts import differences, reference
+
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.memory import parts
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import Jobs, MakeRun, tiny_llama
+
+pytestmark = pytest.mark.training
+
+Case = tuple[str, int, str]
+FULL = {"training.method": "full"}
+MOMENTS = "training.optimizer_state"
+BF16 = {"training.precision": "bf16"}
+
+
+def modes(ranks: int) -> list[Case]:
+    return [("replicated", 1, "none"), *((mode, ranks, "none") for mode in ("zero1", "zero2", "zero3"))]
+
+
+OFFLOADED: list[Case] = [
+    *(("replicated", 1, "optimizer"), ("zero1", 2, "optimizer"), ("zero2", 2, "optimizer")),
+    *(("zero3", 2, "optimizer"), ("zero3", 2, "parameters")),
+]
+HYBRID: list[Case] = [("zero1", 2, "none"), ("zero2", 2, "none"), ("zero3", 2, "none"), ("zero3", 4, "none")]
+
+
+def job(
+    jobs: Jobs, tmp_path: Path, ranks: int, runs: dict[str, tuple[Run, list[Case]]], worker: str = "sharding_worker"
+) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
+    """Results by run and sharding, of one job of `ranks` processes."""
+    for run, cases in runs.values():
+        (run.directory / "shardings.json").write_text(json.dumps(cases))
+    started = jobs.start(ranks, [worker, str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
+    assert started.wait(280) == 0, started.text()
+    return {
+        (name, case): load_file(tmp_path / f"{run.config.name}-{'-'.join(map(str, case))}.safetensors")
+        for name, (run, cases) in runs.items()
+        for case in cases
+    }
+
+
+def part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def check(
+    results: dict[tuple[str, Case], dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """Each is near what is expected of its run, has its own bits after a restart, and goes on from another's state."""
+    for (name, case), tensors in results.items():
+        assert tensors["other_bits"].item() == 0, (name, case)
+        for start in ("straight", "switched"):
+            found = part(tensors, start)
+            if not found:  # the first of its run
+                continue
+            like = {key: expected[name][key] for key in found} | {"loss": expected[name]["loss"][-len(found["loss"]) :]}
+            # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
+            for kind, limit in (("loss", 1e-6), ("parameter", 1e-4)):
+                off = differences(found, like, kind)
+                where = max(off, key=off.__getitem__)
+                print(f"{name} {case} {start}: {kind} {off[where]:.1e}")
+                assert off[where] <= limit, (name, case, start, where)
+
+
+def settings(ranks: int, micro_batch_size: int, accumulation: int, **changes: Any) -> dict[str, Any]:
+    assert ranks * micro_batch_size * accumulation == 8
+    return {
+        "parallelism": {"ranks_per_node": ranks},
+        "training.micro_batch_size": micro_batch_size,
+        "training.gradient_accumulation_steps": accumulation,
+        "training.max_steps": 8,
+        "training.max_grad_norm": 0.2,
+        "training.learning_rate": 1e-3,
+    } | changes
+
+
+def expected_of(run: Run) -> dict[str, torch.Tensor]:
+    """After four steps, by plain transformers and torch.optim in one process."""
+    tensors = reference(run, 4)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("gradient")}
+    return kept | {"loss": tensors["loss"][:4]}
+
+
+def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """LoRA and full, with and without accumulation, all in memory and offloaded; tied embeddings in one."""
+    tied = tiny_llama(tie_word_embeddings=True)
+    runs = {
+        "lora": (make_run("lora", settings(2, 2, 2)), modes(2) + OFFLOADED),
+        "full": (make_run("full", settings(2, 1, 4, **FULL), model=tied), modes(2) + OFFLOADED),
+        "at once": (make_run("at-once", settings(2, 4, 1, **FULL), model=tied), modes(2)),
+    }
+    results = job(jobs, tmp_path, 2, runs)
+    expected = {name: expected_of(run) for name, (run, _) in runs.items()}
+    check(results, expected)
+    # two ranks have one order of summation, and host memory changes none
+    for name in ("lora", "full"):
+        for case in OFFLOADED:
+            assert same_bits(results[name, case], results[name, (*case[:2], "none")]), (name, case)
+
+
+def test_two_ranks_in_bf16_and_with_small_moments(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Near the whole weights of mode replicated, which one process gives too."""
+    runs = {
+        "bf16": (make_run("bf16", settings(2, 2, 2, **FULL, **BF16)), modes(2)),
+        "bf16 lora": (make_run("bf16-lora", settings(2, 2, 2, **BF16)), modes(2)),
+        "moments in bf16": (make_run("in-bf16", settings(2, 2, 2, **FULL, **{MOMENTS: "bf16"})), modes(2)),
+        "moments in int8": (make_run("in-int8", settings(2, 2, 2, **FULL, **{MOMENTS: "int8"})), modes(2)),
+    }
+    results = job(jobs, tmp_path, 2, runs)
+    for (name, case), tensors in results.items():
+        assert tensors["other_bits"].item() == 0, (name, case)
+        whole = part(results[name, ("replicated", 1, "none")], "straight")
+        off = differences(part(tensors, "straight"), whole, "")
+        where = max(off, key=off.__getitem__)
+        print(f"{name} {case}: {off[where]:.1e}")
+        # FSDP2 casts adapters to bf16, PEFT computes with fp32 ones
+        assert off[where] <= (0.05 if name == "bf16 lora" else 1e-3), (name, case, where)
+
+
+def test_four_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Two groups of two, and four ranks of which two have no row of an adapter."""
+    narrow = {"lora": {"r": 2, "alpha": 4}}
+    runs = {
+        "lora": (make_run("four-lora", settings(4, 1, 2, **narrow)), [("zero1", 4, "none"), ("zero3", 4, "none")]),
+        "full": (make_run("four-full", settings(4, 1, 2, **FULL)), HYBRID),
+    }
+    check(job(jobs, tmp_path, 4, runs), {name: expected_of(run) for name, (run, _) in runs.items()})
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items() if name.startswith("straight"))
+
+
+def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, gradients and optimizer state of 9 million parameters at the peak of a step, on two ranks."""
+    monkeypatch.setattr(torch_memory, "BUCKET_BYTES", memory_worker.BUCKET_BYTES)
+    model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
+    shape = model_shape(model.to_dict())
+    assert shape is not None
+    runs = {
+        name: (
+            make_run(
+                f"memory-{name}",
+                # few tokens: activations and logits are next to nothing
+                {
+                    "parallelism": {"ranks_per_node": 2},
+                    "training.micro_batch_size": 1,
+                    "training.gradient_accumulation_steps": accumulation,
+                }
+                | changes,
+                model=model,
+                max_length=12,
+            ),
+            cases,
+        )
+        for name, accumulation, changes, cases in (
+            ("full", 1, FULL, modes(2)),
+            ("accumulated", 2, FULL, modes(2)),
+            # zero3 is left out: its peak varied between 1.01 and 1.25 of the estimate from run to run, unexplained
+            ("bf16", 2, FULL | BF16, [*modes(2)[:3], ("zero1", 2, "optimizer")]),
+            ("int8", 2, FULL | {MOMENTS: "int8"}, [("zero1", 2, "none")]),
+            ("lora", 1, {}, modes(2)),
+        )
+    }
+    ratios: dict[tuple[str, Case], float] = {}
+    for (name, case), measured in job(jobs, tmp_path, 2, runs, "memory_worker").items():
+        run = runs[name][0]
+        degrees = run.plan.degrees
+        (layout,) = parts(run.config, degrees, shape)
+        memory = torch_memory.on_rank(run.config, degrees, shape, layout, Sharding(*case))
+        expected = memory.weights + memory.gradients + memory.optimizer
+        found = measured["peak"].item()
+        print(f"{name} {case}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")
+        ratios[name, case] = found / expected
+    # gloo keeps buffers that it has sent, which is much of so small a model; docs/parallelism.md has a larger one
+    assert {case: ratio for case, ratio in ratios.items() if not 0.9 < ratio < 1.25} == {}
