@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.torch import activations
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
@@ -68,6 +69,9 @@ def main() -> None:
         fill_lora_b(model)
 
     adapters.adapt = adapt_and_fill
+    offload = activations.offload_layers
+    # small models have no tensors of a size that would move
+    activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)
