@@ -14,13 +14,17 @@ from torch import nn
 from hyperpod_ft.config.run_config import Training
 
 
+def compiles(training: Training, device: torch.device) -> bool:
+    """Whether layers are compiled on this device."""
+    return device.type != "cpu" if training.compile is None else training.compile
+
+
 def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, root: Path) -> None:
     """Compile the layers' forward and backward passes when they first run, as `training.compile` says.
 
-    `root`: of the runs. Shapes must not change: a new one is compiled again.
+    `root`: of the runs. A shape that changes is compiled again.
     """
-    wanted = training.compile
-    if not (device.type != "cpu" if wanted is None else wanted):
+    if not compiles(training, device):
         return
     cache = cache_directory(root, device)
     # read when something is compiled first
@@ -30,6 +34,11 @@ def compile_layers(layers: Sequence[nn.Module], training: Training, device: torc
     backend = "neuron" if device.type == "neuron" else "inductor"
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=False)  # type: ignore[method-assign]
+
+
+def let_vary(tensor: torch.Tensor, dimension: int) -> None:
+    """Let one compiled graph serve all sizes of this dimension."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def cache_directory(root: Path, device: torch.device) -> Path:

@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines.batches import PackedSplit
-from hyperpod_ft.engines.torch import language_model
+from hyperpod_ft.engines.batches import Batch, PackedSplit
 from hyperpod_ft.errors import UserError
 
 
@@ -34,21 +33,21 @@ class Evaluation:
         self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, mesh.get_local_rank("dp")]
 
     @torch.no_grad()
-    def loss(self, module: nn.Module, summed_loss: Callable[[dict[str, torch.Tensor]], torch.Tensor]) -> float:
-        """The mean loss, equal on all ranks; `summed_loss` sums that of a batch over its label tokens.
+    def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
+        """The mean loss, equal on all ranks; `summed_loss` sums that of a batch, on the CPU, over its label tokens.
 
         Leaves generators as they are: nothing is dropped out.
         """
         module.eval()
         total = torch.zeros((), dtype=torch.float64)
         for rows in self._micro_batches:
-            total += summed_loss(self._inputs(rows)).double().cpu()
+            total += summed_loss(self._batch(rows)).double().cpu()
         module.train()
         total = total.float().to(self._device)
         dist.all_reduce(total, group=self._mesh.get_group("dp"))
         return float(total) / self._tokens
 
-    def _inputs(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    def _batch(self, rows: np.ndarray) -> Batch:
         batch = self._rows.batch(np.maximum(rows, 0), torch.device("cpu"))
         batch.labels[torch.from_numpy(rows < 0)] = IGNORED
-        return language_model.inputs(batch, self._device)
+        return batch

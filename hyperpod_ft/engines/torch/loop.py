@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, language_model
+from hyperpod_ft.engines.torch import checkpoints, compiling, language_model
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
@@ -154,7 +154,7 @@ class TrainingLoop:
     def _validation_loss(self, log: metrics.MetricsLog) -> float:
         assert self.evaluation is not None
         begun = time.monotonic()
-        loss = self.evaluation.loss(self.model.module, self._summed_loss)
+        loss = self.evaluation.loss(self.model.module, lambda batch: self._summed_loss(self._inputs(batch)))
         log.leave_out(time.monotonic() - begun)
         return loss
 
@@ -207,7 +207,10 @@ class TrainingLoop:
     def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
         step, index = step_and_index
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
-        return language_model.inputs(self.rows.batch(rows, torch.device("cpu")), self.device)
+        return self._inputs(self.rows.batch(rows, torch.device("cpu")))
+
+    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return language_model.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 
     def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
