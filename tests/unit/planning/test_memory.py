@@ -283,6 +283,36 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert remedy in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        (16384, "training.activation_checkpointing: selective"),
+        (32768, "training.activation_checkpointing: full"),
+    ],
+)
+def test_activations_are_the_first_to_go_on_engine_torch(make_run: MakeRun, length: int, changes: str) -> None:
+    config = make_run(cluster__instance_type="p5.48xlarge", parallelism={}, dataset__max_length=length).config
+    with pytest.raises(UserError, match=f"GiB: {changes}"):
+        check_memory(config, degrees_of(config), shape_of(LLAMA_3_8B))
+
+
+def test_offload_leaves_two_layers_on_the_device(make_run: MakeRun) -> None:
+    def kept(**training: Any) -> float:
+        settings = {f"training__{key}": value for key, value in training.items()}
+        return estimated(
+            make_run(cluster__instance_type="p5.48xlarge", parallelism={}, **settings).config, LLAMA_3_8B
+        ).activations
+
+    assert kept(activation_offload=True) == pytest.approx(kept() / 16)
+    full, second = (
+        kept(activation_checkpointing="full"),
+        kept(activation_checkpointing="full", activation_checkpointing_every=2),
+    )
+    inputs = 2048 * 4096 * 2
+    assert full - kept(activation_checkpointing="full", activation_offload=True) == 30 * inputs
+    assert second - full == pytest.approx(16 * (kept() / 32 - inputs))
+
+
 def test_a_model_that_fits_nowhere(make_run: MakeRun) -> None:
     config = trn1(make_run)
     shape = shape_of(LLAMA_3_70B | {"hidden_size": 1 << 16, "intermediate_size": 1 << 18, "head_dim": 1024})
