@@ -296,7 +296,7 @@ def test_the_models_own_code_is_not_run(model: Path) -> None:
 def test_a_conversion_without_byte_ranges_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.core_model_loading import Interleave, WeightConverter
 
-    from hyperpod_ft.engines.torch import weights
+    from hyperpod_ft.engines.torch.loading import weights
 
     interleaved = WeightConverter("mlp.up_proj.weight", "mlp.up_proj.weight", [Interleave(dim=0)])
     monkeypatch.setattr(weights, "get_model_conversion_mapping", lambda _: [interleaved])
