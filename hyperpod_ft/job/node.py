@@ -17,7 +17,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.attempts import node_name, step_number
 from hyperpod_ft.launch.slurm import SlurmLauncher
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
 
 _PRECOMPILE = "--precompile"

@@ -12,7 +12,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of

@@ -1,4 +1,4 @@
-"""Engine neuron's rules: its part of planning (planning/engines.py says what each name is for)."""
+"""Engine neuron's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 import math
 from collections.abc import Iterator, Mapping

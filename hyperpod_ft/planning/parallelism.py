@@ -7,7 +7,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_shape import ModelShape
 
 

@@ -10,7 +10,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.neuron_environment import graph_settings
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import requirements

@@ -1,4 +1,4 @@
-"""Engine torch's rules: its part of planning (planning/engines.py says what each name is for)."""
+"""Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -19,7 +19,7 @@ from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
