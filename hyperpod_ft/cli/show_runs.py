@@ -18,7 +18,7 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.figures import Figures
-from hyperpod_ft.runs.records import Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 _LINE_EVERY_SECONDS = 10.0

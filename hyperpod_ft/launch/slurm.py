@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
 _TIMEOUT_SECONDS = 60

@@ -17,7 +17,8 @@ from hyperpod_ft.launch.preflight import check
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
-from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
@@ -170,21 +169,3 @@ def _number(value: float | None, form: str, words: str = "{}") -> str | None:
 
 def _answers(exact: ExactAnswers | None) -> str | None:
     return f"{exact.tuned}/{exact.rows} (base {exact.base})" if exact else None
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Optimizer steps in one pass over the training rows, and in the whole run."""
-
-    per_epoch: float
-    total: int
-
-
-def steps(run: Run) -> Steps | None:
-    """How many optimizer steps the run takes; None until its dataset is prepared."""
-    record = run.record("dataset")
-    if record is None or run.why_not_done("dataset"):
-        return None
-    training, rows = run.config.training, int(record.facts["train_rows"])
-    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
-    return Steps(rows / per_step, total_steps(training, rows, per_step))

@@ -13,7 +13,8 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
-from hyperpod_ft.runs.records import Job, Output, Record
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import Output, Record
 
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
