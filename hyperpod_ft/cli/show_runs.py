@@ -17,6 +17,7 @@ from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
+from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -183,8 +184,7 @@ def results(run: Run) -> None:
     console().print(answers)
     for split, exact in values["exact_match"].items():
         if exact["rows"]:
-            base, tuned = (f"{exact[model]}/{exact['rows']}" for model in ("base", "tuned"))
-            print(f"exact answers, {split} rows: base {base}, tuned {tuned}")
+            print(ExactCount(**exact).line(split))
     if loss := values["validation_loss"]:
         print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
     print(f"All answers: {shown(run.samples)}")

@@ -18,6 +18,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
+from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -108,7 +109,7 @@ def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
     found = figures.figures(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
-    assert found.exact_train == figures.ExactAnswers(8, 1, 6) and found.exact_validation is None
+    assert found.exact_train == ExactCount(8, 1, 6) and found.exact_validation is None
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"
