@@ -176,7 +176,7 @@ def _watch_lines(statuses: Iterable[RunStatus]) -> RunStatus:
 
 def results(run: Run) -> None:
     """Base and tuned answers side by side, and the figures."""
-    values = json.loads(run.samples.read_text(encoding="utf-8"))
+    values = json.loads(run.samples_path.read_text(encoding="utf-8"))
     shown_rows = [*values["prompts"], *values["samples"]][:_ANSWERS_SHOWN]
     answers = table("prompt", "base model", "tuned model")
     for row in shown_rows:
@@ -187,7 +187,7 @@ def results(run: Run) -> None:
             print(ExactCount(**exact).line(split))
     if loss := values["validation_loss"]:
         print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
-    print(f"All answers: {shown(run.samples)}")
+    print(f"All answers: {shown(run.samples_path)}")
 
 
 def _clip(text: str) -> str:

@@ -63,7 +63,7 @@ class MetricsLog:
         progress: Progress,
         peak_memory_mb: Callable[[], float],
     ) -> None:
-        self._path, self._every = run.metrics, run.config.training.log_every_steps
+        self._path, self._every = run.metrics_path, run.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
         self._begun_at = self._progress_at = self._written_at = time.monotonic()
         self._begun_step = self._written_step = progress.step
@@ -134,7 +134,7 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> di
     """
     trained = progress.step * throughput.rows_per_step
     rates = asdict(throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
-    median = _median_step_seconds(run.metrics)
+    median = _median_step_seconds(run.metrics_path)
     warm_up = None
     if median is not None:
         warm_up = max(0.0, progress.first_steps_seconds - (1 + len(progress.resumed_from)) * median)

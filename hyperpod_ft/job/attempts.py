@@ -131,7 +131,7 @@ def newest_checkpoint(run: Run) -> int:
 
 def last_step(run: Run) -> int:
     """The last step in metrics.jsonl; 0 when there is none."""
-    row = metrics.last_row(run.metrics)
+    row = metrics.last_row(run.metrics_path)
     return int(row["step"]) if row else 0
 
 

@@ -156,12 +156,12 @@ def _overall(stages: tuple[StageStatus, ...]) -> State:
 def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
     job = run.latest_jobs().get("train")
-    if training is None or training.state == "done" or job is None or not run.metrics.exists():
+    if training is None or training.state == "done" or job is None or not run.metrics_path.exists():
         return None
     # rows of an earlier job say nothing about this one
-    if time.strftime(ISO_UTC, time.gmtime(run.metrics.stat().st_mtime)) < job.submitted:
+    if time.strftime(ISO_UTC, time.gmtime(run.metrics_path.stat().st_mtime)) < job.submitted:
         return None
-    row = metrics.last_row(run.metrics)
+    row = metrics.last_row(run.metrics_path)
     if row is None:
         return None
     known = steps(run)

@@ -115,12 +115,12 @@ class Run:
         return self.trial / "facts.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"
 
     @property
-    def usage(self) -> Path:
+    def usage_path(self) -> Path:
         """How long each attempt at training has held its nodes, one file each."""
         return self.directory / "attempts" / "usage"
 
@@ -135,7 +135,7 @@ class Run:
         return self.directory / ("merged" if "merge" in self.plan else "consolidated")
 
     @property
-    def samples(self) -> Path:
+    def samples_path(self) -> Path:
         return self.directory / "samples.json"
 
     @property
@@ -169,7 +169,7 @@ class Run:
         """Exists when the job was cancelled on purpose."""
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
-    def restarts(self, stage: str) -> Path:
+    def restarts_path(self, stage: str) -> Path:
         """The attempts at a stage that were followed by another, oldest first."""
         return self.directory / "attempts" / f"{stage}.json"
 
@@ -203,7 +203,7 @@ class Run:
         return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
 
     @property
-    def dataset(self) -> Path:
+    def dataset_path(self) -> Path:
         """The tokenized, packed dataset."""
         return self.root / "datasets" / self.plan["dataset"].fingerprint
 
@@ -213,7 +213,7 @@ class Run:
         return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
 
     @property
-    def environment(self) -> Path:
+    def environment_path(self) -> Path:
         """The virtual environment that the `env` stage builds."""
         return self.root / "envs" / self.plan["env"].fingerprint
 
@@ -221,7 +221,7 @@ class Run:
     def python(self) -> Path:
         """The interpreter of the stages that need torch."""
         given = self.config.env.python
-        return Path(given) if given else self.environment / "bin" / "python"
+        return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:
         planned = self.plan[stage]

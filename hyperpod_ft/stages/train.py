@@ -98,7 +98,9 @@ def _run_rank_0(processes: Processes) -> None:
             processes.store.set(_DECISION, "train")
             trained: Trained = chosen.train(run, processes)
         restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
+        return stage.Result(
+            (trained.checkpoint, run.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
+        )
 
     try:
         stage.main("train", work)

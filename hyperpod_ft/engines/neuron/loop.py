@@ -68,7 +68,7 @@ class TrainingLoop:
     def __init__(self, run: Run, processes: Processes) -> None:
         self.run, self.processes = run, processes
         self.config, degrees = run.config.training, run.plan.degrees
-        self.rows = PackedSplit(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset_path / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.steps = total_steps(self.config, len(self.rows), of_step)

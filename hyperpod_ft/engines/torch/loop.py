@@ -71,7 +71,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = mesh["tp"].size()
         self.data_parallel_rank = mesh.get_local_rank("dp")
-        self.rows = PackedSplit(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
@@ -139,12 +139,12 @@ class TrainingLoop:
 
     def _evaluation(self) -> Evaluation | None:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-        directory = self.run.dataset / "validation"
+        directory = self.run.dataset_path / "validation"
         if directory.is_dir():
             return Evaluation(directory, self.config.micro_batch_size, self.device, self.mesh)
         if self.config.evaluate_every_steps:
             raise UserError(
-                f"training.evaluate_every_steps: {self.run.dataset} holds out no validation rows",
+                f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",
                 "raise dataset.validation_share, or add data",
             )
         return None

@@ -50,7 +50,7 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
 
 def add(run: Run, number: int, seconds: float) -> None:
     attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
-    publish.write_json(run.usage / f"{number}.json", asdict(attempt))
+    publish.write_json(run.usage_path / f"{number}.json", asdict(attempt))
 
 
 def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
@@ -58,7 +58,7 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
-    publish.write_text(run.usage / "4.json", "{")
+    publish.write_text(run.usage_path / "4.json", "{")
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.directory == run.directory, "a price makes no other run"

@@ -327,7 +327,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
     run = make_run()
     finish_all(run)
     publish.write_text(run.checkpoints / "step-00000001" / "x", "")
-    publish.write_text(run.metrics, "")
+    publish.write_text(run.metrics_path, "")
     before = sorted(path for path in run.root.rglob("*") if path.suffix != ".lock")
     for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
         with pytest.raises(UserError, match="no such partition"):
