@@ -127,7 +127,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     Raises UserError when `final` exists, another process is creating it, or the volume has no locks.
     """
     if not final.name:
-        raise UserError(f"{final}: exists", "give another name")
+        raise UserError(f"{final}: exists", "give the path of a new file or directory")
     final.parent.mkdir(parents=True, exist_ok=True)
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:

@@ -40,7 +40,7 @@ def plan(known: Preview) -> None:
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
     print(f"engine    {run.config.engine}, {run.config.training.method}, {run.config.training.precision}")
     print(
-        f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} a node"
+        f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x data {degrees.data_parallel}"
     )

@@ -5,7 +5,7 @@ One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
-        __0_0.distcp ...      one file a rank: tensors only, readable with torch.load(weights_only=True)
+        __0_0.distcp ...      one file per rank: tensors only, readable with torch.load(weights_only=True)
 
 Keys of the DCP state dict, every one a tensor (no pickled objects):
 

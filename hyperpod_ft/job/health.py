@@ -87,8 +87,8 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 def replacement(node: str) -> str:
     """The command that has HyperPod replace a node, or elsewhere keeps Slurm from using it."""
     if HYPERPOD.is_dir():
-        return f'have it replaced: scontrol update node={node} state=fail reason="Action:Replace"'
-    return f'take it out: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
+        return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
+    return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
 
 
 def _gather(directory: Path, nodes: int) -> list[NodeReport]:
@@ -134,7 +134,7 @@ def check(run: Run) -> int:
         known = {report.node for report in reports}
         silent = [name for name in SlurmLauncher().host_names(os.environ["SLURM_JOB_NODELIST"]) if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
-        _print([f"{node}: {where}; is the volume mounted there? or {replacement(node)}" for node in silent])
+        _print([f"{node}: {where}; mount the volume there, or {replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT
     return 0
 

@@ -21,7 +21,8 @@ from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
 
 _PRECOMPILE = "--precompile"
-_FIRST_PORT, _PORTS = 10_000, 10_000  # below Linux's ephemeral ports
+# Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).
+MASTER_PORTS = range(10_000, 20_000)
 
 
 def torchrun_command(run: Run, rendezvous: list[str], node_rank: str, *, precompile: bool) -> list[str]:
@@ -62,7 +63,8 @@ def master_port(run: Run, environment: Mapping[str, str]) -> int:
     """
     job, restarts = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
     # the run's directory distinguishes clusters that share a host
-    return _FIRST_PORT + (zlib.crc32(bytes(run.directory)) + 101 * job + 13 * restarts + step_number()) % _PORTS
+    number = zlib.crc32(bytes(run.directory)) + 101 * job + 13 * restarts + step_number()
+    return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ _NO_SLURM = (
 )
 # What Slurm's programs say where they are installed and no cluster is configured.
 _NO_CONFIGURATION = "configuration source"
+_NO_CONTROLLER = "Unable to contact slurm controller"  # whatever was asked of it
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,11 @@ class SlurmLauncher:
 def _failure(program: str, stderr: str, remedy: str) -> UserError:
     """A failed Slurm program's error message, without the program's name."""
     message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
-    return UserError(f"{program}: {message}", _NO_SLURM if _NO_CONFIGURATION in stderr else remedy)
+    if _NO_CONFIGURATION in stderr:
+        remedy = _NO_SLURM
+    elif _NO_CONTROLLER in stderr:
+        remedy = "check that slurmctld is running"
+    return UserError(f"{program}: {message}", remedy)
 
 
 def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[str, str]:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from provision.steps import limits
 
-from hyperpod_ft.job.node import master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.node import MASTER_PORTS, master_port, rendezvous, torchrun_command
+from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -50,6 +52,13 @@ def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun, monkeypatch: pyte
             ports.add(master_port(run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart)}))
     assert len(ports) == 15
     assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
+    assert ports <= set(MASTER_PORTS)
+
+
+def test_the_ranks_of_jobs_and_the_daemons_of_a_local_cluster_use_other_ports() -> None:
+    assert set(MASTER_PORTS).isdisjoint(local_cluster.PORTS)
+    assert local_cluster.PORTS[-1] < 32768, "below the ephemeral ports"
+    assert f"{MASTER_PORTS[0]}-{MASTER_PORTS[-1]}" in limits.PORTS.split(","), "reserved on nodes"
 
 
 def test_precompile_runs_a_trial_under_graph_extraction(make_run: MakeRun) -> None:

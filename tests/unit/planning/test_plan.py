@@ -157,7 +157,10 @@ def test_resources(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"parallelism": {"ranks_per_node": 4, "tensor_parallel": 3}}, "3 x pipeline_parallel 1 = 3 does not divide"),
+        (
+            {"parallelism": {"ranks_per_node": 4, "tensor_parallel": 3}},
+            "3 x pipeline_parallel 1 = 3 does not divide .* choose degrees whose product is 1, 2 or 4$",
+        ),
         ({"parallelism": {"tensor_parallel": 2}}, "ranks_per_node"),
         ({"cluster__nodes": 2, "parallelism": {"ranks_per_node": 2, "tensor_parallel": 4}}, "would span nodes"),
         (
