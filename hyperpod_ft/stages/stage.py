@@ -4,7 +4,6 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
-import os
 import platform
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
+from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -93,7 +93,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             started=started,
             seconds=round(time.monotonic() - clock, 3),
             host=platform.node(),
-            job_id=os.environ.get("HYPERPOD_FT_JOB_ID", ""),
+            job_id=own_job_id(),
             versions=versions(),
         ).write(run.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
