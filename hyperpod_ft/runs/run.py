@@ -23,6 +23,11 @@ BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
 
+def checkpoint_name(step: int) -> str:
+    """For example `step-00000400`."""
+    return f"step-{step:08d}"
+
+
 @dataclass(frozen=True)
 class Run:
     """A resolved run file, its plan, and where its execution lives."""
@@ -90,7 +95,7 @@ class Run:
         return self.directory / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step:08d}"
+        return self.checkpoints / checkpoint_name(step)
 
     @property
     def best_checkpoint(self) -> Path:
