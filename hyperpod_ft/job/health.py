@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, report_failure
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.slurm_step import SlurmStep
@@ -141,7 +141,7 @@ def check(run: Run) -> int:
 
 def _print(lines: Sequence[str]) -> int:
     for line in lines:
-        print(f"error: health: {line}", file=sys.stderr, flush=True)
+        print_error("health", line)
     return EXIT_USER_ERROR if lines else 0
 
 

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.slurm_step import SlurmStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -78,7 +78,7 @@ def main() -> None:
         meeting = rendezvous(run, step)
     except UserError as error:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
-        print(f"error: {step.node}: {error}", file=sys.stderr, flush=True)
+        print_error(step.node, str(error))
         sys.exit(1)
     command = torchrun_command(run, meeting, step.node_number, precompile=options == [_PRECOMPILE])
     first = rules_of(run.config.engine).program_directories(run.python)

@@ -21,7 +21,7 @@ from types import FrameType
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, TERMINATED_STATUS, Decision
 from hyperpod_ft.job.slurm_step import SlurmStep
@@ -203,14 +203,14 @@ def main() -> int:
     try:
         run = Run.open(Path(directory))
     except UserError as error:
-        print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
+        print_error(stage, str(error))
         return EXIT_USER_ERROR
     marker = run.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
     try:
         status = supervise(run, stage, command, signals)
     except UserError as error:
-        print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
+        print_error(stage, str(error))
         status = EXIT_USER_ERROR
     except BaseException:
         # this process replaced the script: only it can end the ranks and record the exit status

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, print_error
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
@@ -56,12 +56,6 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
         if error.errno not in VOLUME_ERRORS:
             raise
         _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
-
-
-def print_error(name: str, message: str) -> None:
-    """Print a user's error, each line marked `error: `."""
-    for line in message.splitlines():
-        print(f"error: {name}: {line}", file=sys.stderr, flush=True)
 
 
 def _end(name: str, message: str) -> NoReturn:

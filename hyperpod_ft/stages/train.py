@@ -40,7 +40,7 @@ from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, Trained
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import restarts, usage
@@ -58,7 +58,7 @@ def main() -> None:
         run, processes = _join()
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same error; one prints it
-            stage.print_error("train", str(error))
+            print_error("train", str(error))
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
@@ -176,14 +176,14 @@ def _run_other_rank(run: Run, processes: Processes) -> None:
 def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
     if processes.leads:
-        stage.print_error("train", str(error))
+        print_error("train", str(error))
         processes.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)
     # torchrun ends every rank as soon as one fails: rank 0 gets time to print
     try:
         processes.store.wait([_REPORTED], timedelta(seconds=30))
     except RuntimeError:
-        stage.print_error("train", str(error))
+        print_error("train", str(error))
     sys.exit(EXIT_USER_ERROR)
 
 
