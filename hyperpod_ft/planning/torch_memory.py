@@ -21,7 +21,7 @@ from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
-LOSS_BLOCK = 512
+LOSS_BLOCK = 256
 # Bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64 parameters
 _QUANTIZED = 4.5 / 8
 # Bytes of both moments; int8 has a scale for 256 elements of each.

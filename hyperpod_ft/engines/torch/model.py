@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.engines.torch import attention, language_model, loading, tensor_parallel
+from hyperpod_ft.engines.torch import attention, gated_mlp, language_model, loading, tensor_parallel
 from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
@@ -51,6 +51,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     language_model.return_loss(model)
+    gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
