@@ -5,7 +5,7 @@ entry with the contenders and their rounds.
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +78,52 @@ def unfilled_percent(entry: Entry, name: str = KIT) -> float:
     return 100 * (1 - filled)
 
 
+def trained_tokens(entry: Entry) -> int:
+    """Tokens of an optimizer step."""
+    tokens: int = entry["max_length"] * entry["rows"]
+    return tokens
+
+
+def step_time(entry: Entry) -> str:
+    """What a step costs: CPU seconds on a CPU, whose cores others use too, and seconds on an accelerator."""
+    return "step_cpu" if entry["instance_type"] == "local" else "step_seconds"
+
+
+def training_ratios(entry: Entry, name: str = KIT) -> list[float]:
+    """Tokens per second of a contender over the fastest peer's, per round."""
+    peers = [rounds(entry, peer) for peer in entry["contenders"] if peer != KIT]
+    time = step_time(entry)
+    return [min(peer[i][time] for peer in peers) / one[time] for i, one in enumerate(rounds(entry, name))]
+
+
+def training_ratio(entry: Entry) -> float:
+    return statistics.median(training_ratios(entry))
+
+
+def tokens_per_second(entry: Entry, name: str = KIT) -> float:
+    return trained_tokens(entry) / median(entry, name, step_time(entry))
+
+
+def mfu_percent(entry: Entry) -> float:
+    """Percentage of the peak FLOPs that the model's arithmetic uses (docs/speed-and-cost.md)."""
+    return 100 * median(entry, KIT, "mfu")
+
+
+def device_gib(entry: Entry) -> float:
+    return median(entry, KIT, "beyond_imports") / 2**30
+
+
+def training_memory(entry: Entry) -> float:
+    """Peak memory of the kit beyond its imports, over that of the peer with the least."""
+    peers = (median(entry, peer, "beyond_imports") for peer in entry["contenders"] if peer != KIT)
+    return median(entry, KIT, "beyond_imports") / min(peers)
+
+
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
 
-    Without `must` the figure is only shown.
+    Without `must` the figure is only shown. A goal `over_peers` has no figure when no peer was measured.
     """
 
     what: str
@@ -93,6 +134,7 @@ class Goal:
     must: float | None
     aim: float | None = None
     is_rate: bool = False
+    over_peers: bool = False
 
     def met(self, value: float) -> bool:
         if self.must is None:
@@ -131,7 +173,39 @@ def _checkpoint_goals(operation: str, aim_wall: float, must_peak: float, aim_pea
     )
 
 
+def _training_goal(case: str, what: str, must: float, aim: float) -> Goal:
+    title = f"{what}, tokens per CPU second over TRL's"
+    return Goal(title, "training", (case,), training_ratio, "{:.2f}x", must, aim, is_rate=True, over_peers=True)
+
+
+def _gpu_goals(case: str, what: str, must_mfu: float, aim_mfu: float, aim_rate: float | None) -> Iterator[Goal]:
+    title, sizes = f"one H200, {what}", (case,)
+    yield Goal(f"{title}, over TRL's", "gpu", sizes, training_ratio, "{:.2f}x", 1.3, is_rate=True, over_peers=True)
+    yield Goal(f"{title}, MFU", "gpu", sizes, mfu_percent, "{:.0f} %", must_mfu, aim_mfu, is_rate=True)
+    if aim_rate:
+        yield Goal(f"{title}, tokens/s", "gpu", sizes, tokens_per_second, "{:,.0f}", None, aim_rate, is_rate=True)
+
+
 GOALS = (
+    _training_goal("lora-fp32-512", "LoRA, fp32, rows of 512", 1.3, 1.8),
+    _training_goal("lora-fp32-2048", "LoRA, fp32, rows of 2048", 1.7, 2.2),
+    _training_goal("lora-bf16-512", "LoRA, bf16, rows of 512", 1.5, 2.0),
+    _training_goal("lora-bf16-2048", "LoRA, bf16, rows of 2048", 1.5, 2.0),
+    _training_goal("full-fp32-512", "all parameters, fp32, rows of 512", 1.3, 1.6),
+    Goal(
+        "LoRA, fp32, rows of 2048, peak memory beyond the imports over TRL's",
+        "training",
+        ("lora-fp32-2048",),
+        training_memory,
+        "{:.2f}x",
+        0.5,
+        0.35,
+        over_peers=True,
+    ),
+    *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
+    Goal("one H200, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),
+    *_gpu_goals("lora-8b-8192", "8B LoRA, bf16, packed 8192", 45, 52, 12_000),
+    *_gpu_goals("full-1b-4096", "1B, all parameters, packed 4096", 40, 50, None),
     *_checkpoint_goals("merge", 1.15, 400, 150),
     Goal("merge, CPU seconds per GB", "merge", (SMALL,), cpu_per_gb, "{:.2f}", 1.3, 1.0),
     *_checkpoint_goals("consolidate", 1.2, 300, 200),
@@ -155,8 +229,9 @@ GOALS = (
 
 def reached(results: Results) -> dict[Goal, float]:
     """The figures of the goals whose entries exist."""
-    return {
-        goal: goal.value(*(results[goal.benchmark][size] for size in goal.sizes))
-        for goal in GOALS
-        if set(goal.sizes) <= set(results.get(goal.benchmark, {}))
-    }
+    found: dict[Goal, float] = {}
+    for goal in GOALS:
+        entries = [results.get(goal.benchmark, {}).get(size) for size in goal.sizes]
+        if all(entries) and not (goal.over_peers and any(entry and len(entry["contenders"]) < 2 for entry in entries)):
+            found[goal] = goal.value(*entries)
+    return found

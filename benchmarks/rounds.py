@@ -10,18 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import CommandError, Measurement, evict, measure
+from benchmarks.measure import CommandError, evict, measure
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A command, its outputs, and a function that inspects them. A peer may fail, others must not."""
+    """A command, its outputs, and a function that inspects them. A peer may fail, others must not.
+
+    `figures` returns what the command itself measured, in every round.
+    """
 
     name: str
     command: Sequence[str]
     outputs: Callable[[], Sequence[Path]]
     inspect: Callable[[], dict[str, Any]]
     is_peer: bool = False
+    figures: Callable[[], Mapping[str, float]] = dict
 
 
 def run(
@@ -31,7 +35,7 @@ def run(
 
     Outputs are inspected in the first round, and removed after each. Raises CommandError if a non-peer fails.
     """
-    measured: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
+    measured: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
     outputs: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     for number in range(rounds):
@@ -46,6 +50,7 @@ def run(
                 measurement = measure(contender.command, environment, log, contender.outputs)
                 if not number:
                     outputs[contender.name] = contender.inspect()
+                measured[contender.name].append(asdict(measurement) | dict(contender.figures()))
             except CommandError as error:
                 if not contender.is_peer:
                     raise
@@ -54,14 +59,13 @@ def run(
                 continue
             finally:
                 remove(contender.outputs())
-            measured[contender.name].append(measurement)
             print(
                 f"round {number + 1}: {contender.name:<16} {measurement.wall:8.2f} s  cpu {measurement.cpu:7.2f} s  "
                 f"peak {measurement.peak / 1e6:7.0f} MB  written {measurement.written / 1e9:6.2f} GB",
                 flush=True,
             )
     results = {
-        name: {"output": outputs[name], "rounds": [asdict(measurement) for measurement in measurements]}
+        name: {"output": outputs[name], "rounds": measurements}
         for name, measurements in measured.items()
         if name not in failed
     }

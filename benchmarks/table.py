@@ -32,6 +32,11 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
+    for kind in ("training", "gpu"):
+        for case, entry in results.get(kind, {}).items():
+            yield from ("", f"### {kind}, {case}", "")
+            yield from _training_table(entry)
+            yield from _circumstances(entry)
     for operation in ("merge", "consolidate"):
         for size in (SMALL, LARGE):
             if entry := results.get(operation, {}).get(size):
@@ -74,10 +79,33 @@ def _goal_table(results: Results) -> Iterator[str]:
 
 
 def _figure(goal: Goal, results: Results, value: float) -> str:
-    if goal.value is not goals.wall_ratio:
-        return goal.form.format(value)
     # rounds may differ widely: a median alone would promise too much
-    return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
+    if goal.value is goals.wall_ratio:
+        return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
+    if goal.value is goals.training_ratio:
+        return _spread(goals.training_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
+    return goal.form.format(value)
+
+
+def _training_table(entry: Entry) -> Iterator[str]:
+    yield (
+        f"{entry['method']}, {entry['precision']}, {entry['rows']} rows of {entry['max_length']} tokens a step,"
+        f" {entry['documents']} documents a row."
+    )
+    yield ""
+    second = "CPU second" if entry["instance_type"] == "local" else "second"
+    memory = "peak memory beyond the imports" if entry["instance_type"] == "local" else "peak memory of the GPU"
+    yield _row("", f"tokens per {second}", "over the fastest peer", memory, "last loss")
+    yield "|---|---|---|---|---|"
+    for name in entry["contenders"]:
+        yield _row(
+            name,
+            f"{goals.tokens_per_second(entry, name):,.0f}",
+            _spread(goals.training_ratios(entry, name), "{:.2f}x") if len(entry["contenders"]) > 1 else "",
+            f"{goals.median(entry, name, 'beyond_imports') / 1e6:,.0f} MB",
+            f"{goals.median(entry, name, 'last_loss'):.4f}",
+        )
+    yield from (f"| {name} | {_MISSING}: {reason} | | | |" for name, reason in entry["not_measured"].items())
 
 
 def _checkpoint_table(entry: Entry) -> Iterator[str]:

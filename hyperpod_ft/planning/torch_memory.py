@@ -74,7 +74,7 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
     )
     return Memory(
         weights=_weights(config, part, sharding),
-        gradients=_gradients(config, degrees, part, sharding),
+        gradients=_gradients(config, degrees, shape, part, sharding),
         optimizer=_optimizer(config, part, sharding),
         activations=activations(config, degrees, shape, part, kept, logits),
         logits=logits,
@@ -82,44 +82,63 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
 
 
 def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
-    lora, element = config.training.method == "lora", width(config)
-    adapters = part.trainable if lora else 0
-    quantized = part.quantized * _QUANTIZED  # whole on every rank
-    shared = part.parameters - part.quantized
+    element, adapters = width(config), _adapters(config, part)
+    shared, quantized = part.parameters - part.quantized, part.quantized * _QUANTIZED
     if not sharding.by_layer:
         return shared * element + adapters * FP32 + quantized
-    # sharded weights are fp32 where they are trained
-    at_rest = shared * (element if lora else FP32) + adapters * FP32
-    parameters = float(shared + adapters)
-    layers = parameters - part.end_parameters
-    if sharding.mode == "zero3":
-        # the current bucket of layers and the next, which is prefetched; embedding and output matrix stay gathered
-        in_bucket = max(1, int(BUCKET_BYTES / (at_rest / parameters * layers / part.layers)))
-        layers *= min(1.0, 2 * in_bucket / part.layers)
-    on_device = 0.0 if sharding.offload == "parameters" else at_rest / sharding.shard_ranks
-    return on_device + (layers + part.end_parameters) * element + quantized
+    layers = shared + adapters - part.end_parameters
+    bucket = _layers_in_bucket(config, part) / part.layers * layers
+    # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
+    # matrix stay gathered
+    gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
+    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, part) / sharding.shard_ranks
+    # weights in 4 bits are whole on every rank
+    return on_device + (gathered + part.end_parameters) * element + quantized
 
 
-def _gradients(config: RunConfig, degrees: Degrees, part: Part, sharding: Sharding) -> float:
+def _adapters(config: RunConfig, part: Part) -> int:
+    return part.trainable if config.training.method == "lora" else 0
+
+
+def _at_rest(config: RunConfig, part: Part) -> int:
+    """Bytes of all weights as FSDP2 stores them: fp32 where they are trained."""
+    frozen = config.training.method == "lora"
+    shared = part.parameters - part.quantized
+    return shared * (width(config) if frozen else FP32) + _adapters(config, part) * FP32
+
+
+def _layers_in_bucket(config: RunConfig, part: Part) -> int:
+    layer = _at_rest(config, part) / (part.parameters + _adapters(config, part)) * part.layer_parameters
+    return max(1, min(part.layers, int(BUCKET_BYTES / layer)))
+
+
+def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> float:
     """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
     whole, ranks = float(part.trainable * FP32), sharding.shard_ranks
-    bucket = min(whole, BUCKET_BYTES)
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
     if not sharding.by_layer:
         if degrees.data_parallel == 1 and not on_host:
             return whole
+        # the embedding may be larger than a bucket
+        largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
+        bucket = min(whole, max(BUCKET_BYTES, largest))
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
         return 2 * bucket + (0.0 if on_host else whole / ranks)
+    ends = 0 if config.training.method == "lora" else part.end_parameters
+    layers = part.trainable - ends
+    in_bucket = _layers_in_bucket(config, part) / part.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
-    if sharding.mode == "zero2" and not accumulated:
-        # they take the place of layers, which are released in the same backward pass and take more
-        sharded = 0.0
     # partial sums, which are exchanged between the groups of shard ranks once a step
     partial = whole / ranks if accumulated and ranks < degrees.data_parallel else 0.0
-    return sharded + partial + 2 * bucket
+    sent = width(config) + FP32
+    # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
+    # the layers
+    begins = (sharded + partial if accumulated else 0.0) + in_bucket * sent
+    released = layers * width(config) if sharding.mode == "zero2" else 0.0
+    return max(begins, sharded + partial + ends * sent - released)
 
 
 def _optimizer(config: RunConfig, part: Part, sharding: Sharding) -> float:

@@ -21,7 +21,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 1 << 20
 
 
 def live_bytes() -> int:
@@ -37,6 +37,8 @@ def live_bytes() -> int:
 
 def peak_bytes(loop: TrainingLoop, step: int) -> int:
     before = live_bytes()
+    # what only the collector of cycles would free is freed at once, as most of it is in longer runs
+    gc.set_threshold(50)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         loop.step(step, [])
     results = profile.profiler.kineto_results

@@ -227,6 +227,19 @@ def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir())
 
 
+def test_the_training_benchmark_runs(tmp_path: Path) -> None:
+    few = ["lora-fp32-512", "--rounds", "1", "--steps", "3", "--peers", "none"]
+    places = ["--work", tmp_path / "work", "--results", tmp_path / "results"]
+    command = [sys.executable, "-m", "benchmarks.training", *few, *places]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    entry = json.loads((tmp_path / "results" / "training.json").read_text())["lora-fp32-512"]
+    (found,) = entry["contenders"][KIT]["rounds"]
+    assert 0 < found["step_cpu"] < found["cpu"]
+    assert 300e6 < found["beyond_imports"] < found["peak"], "the weights alone are 226 MB"
+    assert abs(found["first_loss"] - np.log(32_000)) < 0.5
+    assert not list((tmp_path / "work").iterdir())
+
+
 # Figures and the document
 
 
@@ -282,8 +295,37 @@ def dataset() -> dict[str, Any]:
     }
 
 
+def training() -> dict[str, Any]:
+    steps = {KIT: (1.0, 2.0, 1.0), "trl": (2.0, 3.0, 1.9), "trl, whole logits": (1.5, 3.2, 2.0)}
+    memory = {KIT: 1e9, "trl": 4e9, "trl, whole logits": 3e9}
+    return {
+        **HOW,
+        "method": "lora",
+        "precision": "fp32",
+        "max_length": 2048,
+        "documents": 8,
+        "rows": 1,
+        "instance_type": "local",
+        "contenders": {
+            name: {
+                "output": {},
+                "rounds": [
+                    measurement(3) | {"step_cpu": one, "beyond_imports": memory[name], "last_loss": 10.5}
+                    for one in each
+                ],
+            }
+            for name, each in steps.items()
+        },
+        "not_measured": {},
+    }
+
+
 def test_figures() -> None:
-    results = {"merge": {"8": checkpoints(), "24": checkpoints(120_000_000)}, "dataset": {"text": dataset()}}
+    results = {
+        "merge": {"8": checkpoints(), "24": checkpoints(120_000_000)},
+        "dataset": {"text": dataset()},
+        "training": {"lora-fp32-2048": training()},
+    }
     reached = {goal.what: (value, goal.met(value)) for goal, value in goals.reached(results).items()}
     assert reached["merge, 8 layers, wall against `cp -r`"] == (1.2, True), (
         "the median of ratios, not the ratio of medians"
@@ -293,6 +335,10 @@ def test_figures() -> None:
     assert reached["dataset, rows per CPU second"] == (pytest.approx(7500), True)
     assert reached["dataset, unfilled slots of best-fit packing"] == (pytest.approx(0.4895, abs=1e-4), False)
     assert not [what for what in reached if what.startswith("consolidate")]
+    # in each round over the faster peer of that round: 1.5, 1.5, 1.9
+    assert reached["LoRA, fp32, rows of 2048, tokens per CPU second over TRL's"] == (pytest.approx(1.5), False)
+    memory = "LoRA, fp32, rows of 2048, peak memory beyond the imports over TRL's"
+    assert reached[memory] == (pytest.approx(1 / 3), True), "over the peer that needs least"
 
 
 def test_tables() -> None:
@@ -301,7 +347,11 @@ def test_tables() -> None:
     assert made.endswith("\nafter\n")
     assert "old" not in made
     assert made.count("not measured") == len(GOALS)
-    made = table.document(made, {"merge": {"8": checkpoints()}, "dataset": {"text": dataset()}})
+    made = table.document(
+        made,
+        {"merge": {"8": checkpoints()}, "dataset": {"text": dataset()}, "training": {"lora-fp32-2048": training()}},
+    )
+    assert "| hyperpod-ft | 2,048 | 1.50x (1.50x–1.90x) | 1,000 MB | 10.5000 |" in made
     assert "| merge, 8 layers, wall against `cp -r` | 1.50x | 1.15x | 1.20x (1.10x–1.30x) |" in made
     assert "| hyperpod-ft | 13.0 s | 1.20x (1.10x–1.30x) | 0.20 | 100 MB | 5.0 GB |  |" in made
     assert "| peft | 80.0 s | 6.00x (5.00x–8.00x) | 0.20 | 100 MB | 5.0 GB | no |" in made

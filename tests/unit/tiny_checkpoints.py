@@ -78,9 +78,9 @@ def peft_model(base: Path, adapter: AdapterConfig = ADAPTER, *, dtype: torch.dty
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What engine torch saves: the trainable parameters by their live names, fp32."""
+    """What engine torch saves: the trainable parameters, fp32, by the engine's names for those of a PEFT model."""
     return {
-        name: parameter.detach().float().clone()
+        name.removeprefix("base_model.model.").replace(".default", ""): parameter.detach().float().clone()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
@@ -142,6 +142,7 @@ def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None)
         r=adapter.r,
         alpha=adapter.lora_alpha,
         rslora=adapter.use_rslora,
+        dora=adapter.use_dora,
         dropout=0.0,
         target_modules=tuple(adapter.target_modules),
     )

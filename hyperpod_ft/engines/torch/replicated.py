@@ -203,13 +203,18 @@ class ReplicatedWeights(DataParallel):
 
 
 def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partial: set[str]) -> list[Bucket]:
-    """In the order in which a backward pass completes them, which is about that of the parameters reversed."""
+    """In the order in which a backward pass completes them, which is about that of the parameters reversed.
+
+    Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
+    them in the forward pass.
+    """
     made: list[dict[str, nn.Parameter]] = []
-    room: dict[bool, int] = {}
-    current: dict[bool, dict[str, nn.Parameter]] = {}
+    room: dict[tuple[bool, bool], int] = {}
+    current: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
     position = {name: index for index, name in enumerate(reversed(parameters))}
     for name in position:
-        parameter, kind = parameters[name], name in partial
+        parameter = parameters[name]
+        kind = name in partial, parameter.ndim == 1
         size = local(parameter).numel() * torch.float32.itemsize
         if size > room.get(kind, 0):
             current[kind], room[kind] = {}, BUCKET_BYTES

@@ -121,9 +121,9 @@ def test_adapters_that_do_not_fit_are_refused(base: Path, trained: dict[str, tor
         },
         r"does not fit the base model at model\.layers\.0\.self_attn\.q_proj\.weight": trained
         | {first: torch.ones(3, 31)},
-        r"lm_head\.default\.weight is not a LoRA factor": trained
+        r"lm_head\.default\.weight is not one of a LoRA adapter": trained
         | {"base_model.model.lm_head.default.weight": torch.ones(400, 32)},
-        "is not a LoRA factor": trained | {"model.norm.weight": torch.ones(32)},
+        "is not one of a LoRA adapter": trained | {"model.norm.weight": torch.ones(32)},
         r"has no factors for model\.layers\.1\.mlp\.up_proj\.weight": {
             name: tensor for name, tensor in trained.items() if "layers.1.mlp.up_proj" not in name
         },

@@ -28,7 +28,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     model = tiny_checkpoints.peft_model(tiny_checkpoints.base_model(root / "base"))
     checkpoint = root / "checkpoints" / "checkpoint-2"
-    tiny_checkpoints.save_whole(checkpoint, tiny_checkpoints.trainable(model))
+    live = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    tiny_checkpoints.save_whole(checkpoint, live)
     model.save_pretrained(str(root / "adapter"))
     shutil.copy(root / "adapter" / "adapter_config.json", checkpoint)
     shutil.copytree(checkpoint, root / "checkpoints" / "checkpoint-10")

@@ -207,7 +207,7 @@ def test_variants_of_lora_need_what_they_add(make_run: MakeRun) -> None:
     plain, four, dora = memory(), memory(lora__quantization="nf4"), memory(lora__dora=True)
     # the seven matrices of 32 layers, 218,103,808 parameters each, at 4.5 bits on every rank
     codes = 32 * 218_103_808 * 4.5 / 8
-    assert codes < four.weights < plain.weights - 32 * 218_103_808 * 2 + codes
+    assert four.weights == pytest.approx(plain.weights - 32 * 218_103_808 * 2 + codes)
     assert (four.optimizer, four.activations) == (plain.optimizer, plain.activations)
     outputs = 32 * (4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096)
     assert dora.optimizer - plain.optimizer == outputs * 8
@@ -233,29 +233,34 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         given = {"parallelism": {"sharding": sharding}}
         return estimated(make_run(**values | given | overrides).config, LLAMA_3_8B)
 
-    parameters = 8_030_261_248
+    parameters, ends, layer, bucket = 8_030_261_248, 1_050_677_248, 218_112_000, 4 * 128_256 * 4096
+    # the embedding is larger than a bucket; FSDP2 reduces it and the output matrix last, from bf16 and sent in fp32
+    reduced = 6 * ends / parameters
     for sharding, *expected in (
-        ("replicated", 2, 4, 12),
-        ("zero1", 2, 4 / 8, 12 / 8),
-        ("zero2", 4 / 8 + 2, 4 / 8, 8 / 8),
-        # embedding, output matrix and two of 32 layers are gathered at once
-        ("zero3", 4 / 8 + 2 * (1_050_677_248 + 2 * 218_112_000) / parameters, 4 / 8, 8 / 8),
+        ("replicated", 2, 4 + bucket / parameters, 12),
+        ("zero1", 2, 4 / 8 + 2 * bucket / parameters, 12 / 8),
+        # a layer as received, and its gradients, which are replaced by those of others in the backward pass
+        ("zero2", 4 / 8 + 2 + 2 * layer / parameters, 6 * layer / parameters, 8 / 8),
+        # embedding, output matrix and three of 32 layers are gathered at once
+        ("zero3", 4 / 8 + 2 * (ends + 3 * layer) / parameters, 4 / 8 + reduced, 8 / 8),
     ):
         memory = on_p5(sharding)
         each = [value / parameters for value in (memory.weights, memory.gradients, memory.optimizer)]
-        assert each == pytest.approx(expected, rel=1e-6), sharding
+        assert each == pytest.approx(expected, rel=1e-3), sharding
     accumulated = {"training__gradient_accumulation_steps": 2}
-    assert on_p5("zero1", **accumulated).gradients == pytest.approx(parameters * 4), "whole until the last micro batch"
-    assert on_p5("zero2", **accumulated).gradients == pytest.approx(parameters * 4 / 8)
+    assert on_p5("zero1", **accumulated).gradients == pytest.approx(parameters * 4 + bucket), (
+        "until the last micro batch"
+    )
+    assert on_p5("zero2", **accumulated).gradients == pytest.approx(parameters * 4 / 8 + 6 * layer, rel=1e-3)
     halved = {"parallelism": {"sharding": "zero3", "shard_ranks": 4}}
-    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + 4 / 4))
+    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + 4 / 4 + reduced))
     assert on_p5("zero1", training__optimizer_state="bf16").optimizer == pytest.approx(parameters * 8 / 8)
     assert on_p5("zero1", training__optimizer_state="int8").optimizer == pytest.approx(parameters * 6.03125 / 8)
     offloaded = on_p5("", parallelism={"sharding": "zero1", "offload": "optimizer"})
-    assert offloaded.optimizer == 0 and offloaded.gradients < 1e8
+    assert offloaded.optimizer == 0 and offloaded.gradients == 2 * bucket
     everything = on_p5("", parallelism={"offload": "parameters"})
-    assert everything.weights == pytest.approx(on_p5("zero3").weights - parameters * 4 / 8)
-    assert (everything.gradients, everything.optimizer) == (0, 0)
+    assert everything.weights == pytest.approx(2 * (ends + 3 * layer), rel=1e-3)
+    assert (everything.gradients, everything.optimizer) == (pytest.approx(6 * ends), 0)
     checkpointed = on_p5("zero3", training__gradient_checkpointing=True)
     assert checkpointed.activations < on_p5("zero3").activations
     divided = on_p5("", parallelism={"tensor_parallel": 4})

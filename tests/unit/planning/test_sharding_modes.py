@@ -37,7 +37,15 @@ def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
         (4, {"training__gradient_checkpointing": True}, LLAMA_3_70B, "zero3 over 8 ranks (zero2 over 32 ranks needs "),
         (1, {"training__method": "full"}, LLAMA_3_8B, "zero1 over 8 ranks"),
         (
-            *(1, {"training__method": "full", "training__gradient_accumulation_steps": 8}, LLAMA_3_8B),
+            *(
+                1,
+                {
+                    "training__method": "full",
+                    "training__gradient_accumulation_steps": 8,
+                    "training__micro_batch_size": 2,
+                },
+                LLAMA_3_8B,
+            ),
             "zero2 over 8 ranks (zero1 over 8 ranks needs ",
         ),
         # with LoRA the gathered weights of zero2 are what does not fit

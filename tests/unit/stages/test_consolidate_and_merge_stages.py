@@ -111,7 +111,7 @@ def test_a_checkpoint_of_the_other_method_is_refused(
     model = AutoModelForCausalLM.from_pretrained(base)
     add_checkpoint(lora, tiny_checkpoints.trainable(model))
     add_checkpoint(full, trained)
-    with pytest.raises(UserError, match="is not a LoRA factor"):
+    with pytest.raises(UserError, match="is not one of a LoRA adapter"):
         consolidate.work(lora)
     with pytest.raises(UserError, match="of the base model is missing"):
         consolidate.work(full)

@@ -1,0 +1,58 @@
+"""Benchmarks engine torch on one GPU of a p5en.48xlarge (H200): tokens per second, MFU and memory; needs no network.
+
+python -m benchmarks.gpu [CASE ...]
+
+Runs in the environment it is started in: with TRL if that is installed there, as it comes (with gradient checkpointing)
+and at its best (without). Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes
+benchmarks/results/gpu.json, and 16 GB of weights below `--work` for the time of an 8B case. Exits with 1 when a goal is
+missed.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, environments, training
+from benchmarks.goals import KIT
+from benchmarks.synthetic import Geometry
+from benchmarks.training_run import Case
+
+LLAMA_8B = Geometry(layers=32)
+LLAMA_1B = Geometry(layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8)
+INSTANCE = "p5en.48xlarge"
+CASES = {
+    "lora-8b-4096": Case("lora", "bf16", 4096, 8, 2, LLAMA_8B, INSTANCE),
+    "lora-8b-8192": Case("lora", "bf16", 8192, 16, 1, LLAMA_8B, INSTANCE),
+    "full-1b-4096": Case("full", "bf16", 4096, 8, 4, LLAMA_1B, INSTANCE),
+}
+PEERS: dict[str, dict[str, Any]] = {
+    "trl, as it comes": {"fused_head": True, "gradient_checkpointing": True},
+    "trl, at its best": {"fused_head": True, "gradient_checkpointing": False},
+    "trl, at its best, flex": {"fused_head": True, "gradient_checkpointing": False, "attention": "flex_attention"},
+}
+
+
+def main() -> None:
+    parser = command.parser("Benchmark the training step on a GPU.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--steps", type=int, default=20, help=f"optimizer steps, {training.WARM_UP} of them to warm up")
+    options = parser.parse_args()
+    names = options.cases or list(CASES)
+    if unknown := set(names) - set(CASES):
+        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    python = Path(sys.executable)
+    installed = command.Installed({}, {}, {KIT: environments.versions(python, training.KIT_PACKAGES)})
+    for peer in PEERS if options.peers == "all" else ():
+        if importlib.util.find_spec("trl"):
+            installed.pythons[peer] = python
+            installed.versions[peer] = environments.versions(python, training.PACKAGES)
+        else:
+            installed.missing[peer] = "trl is not installed here"
+    options.work.mkdir(parents=True, exist_ok=True)
+    good = [training.benchmark("gpu", name, CASES[name], PEERS, options, installed) for name in names]
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Benchmarks engine torch against TRL's SFTTrainer on one CPU core: tokens per CPU second and memory of the steps.
+
+python -m benchmarks.training [CASE ...]
+
+Both train the same random Llama (8 layers of width 512, 32,000 tokens) on the same packed rows of random tokens, in one
+process with one thread, without gradient checkpointing. TRL runs as it comes, with its fused output matrix, and with
+the logits of transformers instead, which is faster on CPUs; the better of the two counts. The first steps, which warm
+up, do not. Writes benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits
+with 1 when a goal is missed.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, environments, rounds
+from benchmarks.command import Peer
+from benchmarks.goals import KIT
+from benchmarks.rounds import Contender
+from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry
+from benchmarks.training_run import Case, prepare
+
+PACKAGES = ("trl", "transformers", "peft", "torch")
+PEERS = {
+    "trl 1.16": Peer("current", "train_with_trl.py", PACKAGES),
+    "trl 1.16, whole logits": Peer("current", "train_with_trl.py", PACKAGES),
+}
+# what each peer's driver is told beyond the case
+SETTINGS: dict[str, dict[str, Any]] = {
+    "trl 1.16": {"fused_head": True},
+    "trl 1.16, whole logits": {"fused_head": False},
+}
+KIT_PACKAGES = ("hyperpod-ft", "torch", "transformers", "numpy")
+GEOMETRY = Geometry(layers=8, hidden=512, intermediate=1376, heads=8, kv_heads=4, vocabulary=32_000)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+WARM_UP = 2  # steps
+
+CASES = {
+    "lora-fp32-512": Case("lora", "fp32", 512, 4, 2, GEOMETRY),
+    "lora-fp32-2048": Case("lora", "fp32", 2048, 8, 1, GEOMETRY),
+    "lora-bf16-512": Case("lora", "bf16", 512, 4, 2, GEOMETRY),
+    "lora-bf16-2048": Case("lora", "bf16", 2048, 8, 1, GEOMETRY),
+    "full-fp32-512": Case("full", "fp32", 512, 4, 2, GEOMETRY),
+}
+
+
+def main() -> None:
+    parser = command.parser("Benchmark the training step.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--steps", type=int, default=10, help=f"optimizer steps, {WARM_UP} of them to warm up")
+    options = parser.parse_args()
+    names = options.cases or list(CASES)
+    if unknown := set(names) - set(CASES):
+        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
+    options.work.mkdir(parents=True, exist_ok=True)
+    # every case is measured, even after one that misses its goal
+    good = [benchmark("training", name, CASES[name], SETTINGS, options, installed) for name in names]
+    sys.exit(0 if all(good) else 1)
+
+
+def benchmark(
+    kind: str,
+    name: str,
+    case: Case,
+    peers: Mapping[str, Mapping[str, Any]],
+    options: argparse.Namespace,
+    installed: command.Installed,
+) -> bool:
+    """Measure one case with the kit and the installed peers, record it, and return whether it meets its goals."""
+    with tempfile.TemporaryDirectory(dir=options.work) as scratch:
+        directory = Path(scratch).resolve()
+        (directory / "outputs").mkdir()
+        contenders = [_kit(directory, case, options.steps)]
+        contenders += [
+            _peer(peer, python, directory, case, options.steps, peers[peer])
+            for peer, python in installed.pythons.items()
+        ]
+        environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(directory / "home"), "PYTHONWARNINGS": "ignore"}
+        if case.instance_type == "local":
+            environment |= ONE_THREAD
+        measured, failed = rounds.run(
+            contenders, options.rounds, directory / "model", environment, directory / "log.txt"
+        )
+    entry = {
+        **command.facts(
+            options.work,
+            command.typed(f"benchmarks.{kind}", options, name, "--steps", str(options.steps)),
+            installed,
+        ),
+        **asdict(case),
+        "contenders": measured,
+        "not_measured": installed.missing | failed,
+    }
+    return command.record(options.results, kind, name, entry)
+
+
+def _kit(directory: Path, case: Case, steps: int) -> Contender:
+    file = directory / "outputs" / "kit.json"
+    run = prepare(directory, case, steps)
+    program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
+    return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file))
+
+
+def _peer(name: str, python: Path, directory: Path, case: Case, steps: int, more: Mapping[str, Any]) -> Contender:
+    output = directory / "outputs" / name.replace(" ", "-")
+    settings = asdict(case) | {
+        "model": str(directory / "model"),
+        "steps": steps,
+        "warm_up": WARM_UP,
+        "rank": RANK,
+        "alpha": ALPHA,
+        "target_modules": ADAPTED,
+        "vocabulary": case.geometry.vocabulary,
+        **more,
+    }
+    driver = environments.PEERS / "train_with_trl.py"
+    program = [str(python), str(driver), json.dumps(settings), str(output)]
+    return Contender(
+        name, program, lambda: [output], lambda: {}, is_peer=True, figures=lambda: _figures(output / "facts.json")
+    )
+
+
+def _figures(file: Path) -> dict[str, float]:
+    figures: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Runs for the benchmarks of training: a random Llama and packed rows of random tokens, ready to train."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry, write_base
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: rows of `max_length` tokens with `documents` equal documents, `rows` of them a step."""
+
+    method: str
+    precision: str
+    max_length: int
+    documents: int
+    rows: int
+    geometry: Geometry
+    instance_type: str = "local"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an optimizer step."""
+        return self.rows * self.max_length
+
+
+def prepare(directory: Path, case: Case, steps: int) -> Path:
+    """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory."""
+    write_base(directory / "model", case.geometry)
+    (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
+    lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
+    values = {
+        "name": "benchmark",
+        "engine": "torch",
+        "cluster": {"root": str(directory / "root"), "instance_type": case.instance_type},
+        "parallelism": {"ranks_per_node": 1},
+        "env": {"python": "current"},
+        "model": {"source": str(directory / "model")},
+        "dataset": {"source": str(directory / "rows.jsonl"), "format": "text", "max_length": case.max_length},
+        "training": {
+            "method": case.method,
+            "precision": case.precision,
+            "micro_batch_size": case.rows,
+            "max_steps": steps,
+            "learning_rate": 1e-4,
+            "schedule": "constant",
+            "warmup_share": 0,
+            "sanity_steps": 0,
+        },
+        **({"lora": lora} if case.method == "lora" else {}),
+    }
+    run_file = directory / "run.json"  # JSON is YAML
+    run_file.write_text(json.dumps(values), encoding="utf-8")
+    for arguments in (
+        ["-m", "hyperpod_ft", "render", str(run_file)],
+        ["-m", "hyperpod_ft.stages.env"],
+        ["-m", "hyperpod_ft.stages.download"],
+    ):
+        found = list((directory / "root" / "runs" / "benchmark").glob("*"))
+        subprocess.run([sys.executable, *arguments, *map(str, found)], check=True, stdout=subprocess.DEVNULL)
+    (run,) = (directory / "root" / "runs" / "benchmark").iterdir()
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    (fingerprint,) = (stage["fingerprint"] for stage in plan["stages"] if stage["name"] == "dataset")
+    _write_rows(directory / "root" / "datasets" / fingerprint / "train", case, steps)
+    return run
+
+
+def _write_rows(directory: Path, case: Case, steps: int) -> None:
+    """Random tokens in the format of a prepared dataset; all but a document's first count in the loss."""
+    directory.mkdir(parents=True)
+    length = case.max_length // case.documents
+    shape = (case.rows * steps, case.max_length)
+    input_ids = np.random.default_rng(0).integers(3, case.geometry.vocabulary, shape, np.int32)
+    position_ids = np.broadcast_to(np.tile(np.arange(length, dtype=np.int32), case.documents), shape)
+    labels = np.where(position_ids == 0, np.int32(-100), input_ids)
+    for name, array in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids)):
+        np.save(directory / f"{name}.npy", array)
