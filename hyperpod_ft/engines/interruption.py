@@ -5,7 +5,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: `sbatch --signal=USR1@300`, a warning before the time limit.
+# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: the notice of the time limit, which Slurm sends to the job's
+# script (`--signal=B:USR1@...`) and supervisor, srun and torchrun forward.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 

@@ -1,11 +1,10 @@
 """Stage train: fine-tune the model on the run's prepared rows.
 
-    python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
+    python -m hyperpod_ft.job.torchrun --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
 
 Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
 signals the others to begin. Writes `checkpoints/step-*/` and `metrics.jsonl`. When started again, it resumes from the
-newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
-stopped it after saving.
+newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal stopped it after saving.
 
 With `--trial` it runs only `neuron.precompile_steps` steps, for stage precompile, which starts it under
 `neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
