@@ -23,6 +23,11 @@ class Degrees:
     def data_parallel(self) -> int:
         return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
 
+    def __str__(self) -> str:
+        """For example `dp 4 x tp 8`, and `dp 2 x pp 4 x tp 8` with a pipeline."""
+        pipeline = f" x pp {self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
+        return f"dp {self.data_parallel}{pipeline} x tp {self.tensor_parallel}"
+
 
 def divisors(number: int) -> str:
     """Every divisor, for the remedy of an error.

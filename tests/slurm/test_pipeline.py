@@ -136,7 +136,7 @@ def test_the_quickstart_recipe_learns(head: Head) -> None:
     assert exact["tuned"] >= 0.9 * 20
     assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
     facts = run.record("train").facts  # type: ignore[union-attr]
-    assert (facts["tp"], facts["dp"], facts["world_size"]) == (2, 2, 4)
+    assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
 
 
 UNDISTURBED = {"max_steps": 12, "save_every_steps": 5}

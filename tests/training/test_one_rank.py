@@ -37,7 +37,7 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     assert facts["steps"] == 7 and facts["tokens"] == 7 * 2 * 32 and facts["resumed_from"] == []
     assert facts["epochs"] == pytest.approx(14 / 24, abs=1e-4)
     assert facts["first_loss"] == metrics(run)[0]["loss"] and facts["final_loss"] == metrics(run)[-1]["loss"]
-    assert {facts["world_size"], facts["dp"], facts["tp"]} == {1}
+    assert {facts["world_size"], facts["data_parallel"], facts["tensor_parallel"]} == {1}
     assert facts["samples"] == 7 * 2 and facts["mfu"] is None, "the peak of these CPUs is unknown"
     for row in metrics(run):
         assert row["samples_per_second"] == pytest.approx(2 / row["seconds_per_step"], rel=0.02)

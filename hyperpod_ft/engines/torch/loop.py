@@ -20,7 +20,7 @@ from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints, language_model
@@ -105,7 +105,10 @@ class TrainingLoop:
         )
         if self.processes.leads:
             log.open()
-            self._announce(progress)
+            log.announce(
+                f"{self.model.trainable_parameters:,} of {self.model.total_parameters:,}",
+                f"{self.sharding}, {self.device.type}",
+            )
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validation_loss(log))
@@ -164,21 +167,16 @@ class TrainingLoop:
                 # equal on the ranks of a tp group, so each contributes its share
                 loss / self.tensor_parallel,
                 share_of_norm,
-                *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
+                *torch.tensor(flags(signals), device=self.device),
             ]
         )
         dist.all_reduce(summary)
         mean_loss, squared_norm, *asked = summary.tolist()
         norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
-        if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise UserError(
-                f"step {number}: the loss is {mean_loss} and the gradient norm {norm}; nothing was saved",
-                "lower training.learning_rate, or check the rows of this step",
-            )
+        sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
         self.optimizer.step(rate, norm)
-        stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
-        return Step(number, mean_loss, norm, rate, int(stop))
+        return Step(number, mean_loss, norm, rate, stop_signal(asked))
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
@@ -255,25 +253,9 @@ class TrainingLoop:
             return progress
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
-    def _announce(self, progress: Progress) -> None:
-        degrees, order = self.run.plan.degrees, self.order
-        print(
-            f"train: {self.config.method} of {self.model.trainable_parameters:,} of"
-            f" {self.model.total_parameters:,} parameters in {self.config.precision} on {degrees.world_size} ranks"
-            f" (dp {degrees.data_parallel} x tp {degrees.tensor_parallel}, {self.sharding}, {self.device.type});"
-            f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
-            flush=True,
-        )
-        if progress.step:
-            print(f"train: resuming from step {progress.step}", flush=True)
-
     def _facts(self, progress: Progress) -> dict[str, Any]:
-        degrees = self.run.plan.degrees
-        return metrics.facts(self.run, self.throughput, self.order.rows, progress) | {
-            "trainable_parameters": self.model.trainable_parameters,
+        trained = self.model.trainable_parameters
+        return metrics.facts(self.run, self.throughput, self.order.rows, progress, trained) | {
             "total_parameters": self.model.total_parameters,
-            "world_size": degrees.world_size,
-            "dp": degrees.data_parallel,
-            "tp": degrees.tensor_parallel,
             "sharding": str(self.sharding),
         }
