@@ -254,6 +254,11 @@ class Lora(Section):
         " layer (QLoRA). Engine torch without tensor parallelism.",
     )
 
+    @property
+    def target_names(self) -> frozenset[str]:
+        """The last parts of the targets' names."""
+        return frozenset(target.rpartition(".")[2] for target in self.target_modules)
+
 
 class Training(Section):
     """The training loop and optimizer."""
