@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import sys
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
@@ -33,6 +34,12 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+def print_error(where: str, message: str) -> None:
+    """Print a user's error to stderr, each line marked `error: ` and with the stage or the node."""
+    for line in message.splitlines():
+        print(f"error: {where}: {line}", file=sys.stderr, flush=True)
 
 
 def first_sentence(error: BaseException) -> str:

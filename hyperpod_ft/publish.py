@@ -39,6 +39,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def partial_of(final: Path) -> Path:
+    """The name under which `final` is written until it is complete."""
+    return final.with_name(f".{final.name}.partial")
+
+
+def _replaced_of(final: Path) -> Path:
+    """The name under which an earlier `final` is removed."""
+    return final.with_name(f".{final.name}.replaced")
+
+
 @contextlib.contextmanager
 def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
     """Yield an empty directory next to `final`; on success fsync its contents and rename it to `final`.
@@ -47,7 +57,7 @@ def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
     instead, so that a download can resume. The caller must hold a lock: there is only one writer.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.partial")
+    partial = partial_of(final)
     if not keep_partial:
         remove(partial)
     partial.mkdir(exist_ok=True)
@@ -63,13 +73,28 @@ def new_directory(final: Path, *, keep_partial: bool = False) -> Iterator[Path]:
 
 def replace_directory(final: Path, partial: Path) -> None:
     """Rename `partial`, already on disk in the same directory, to `final`; an earlier `final` is removed."""
-    replaced = final.with_name(f".{final.name}.replaced")
+    replaced = _replaced_of(final)
     remove(replaced)
     with contextlib.suppress(FileNotFoundError):
         final.rename(replaced)
     partial.rename(final)
     fsync(final.parent)
     remove(replaced)
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory under another name, so that a kill here leaves a leftover, not a damaged directory."""
+    replaced = _replaced_of(directory)
+    remove(replaced)
+    directory.rename(replaced)
+    remove(replaced)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove what killed writers of directories in `parent` have left. There must be no writer now."""
+    for name_of in (partial_of, _replaced_of):
+        for leftover in parent.glob(name_of(parent / "*").name):
+            remove(leftover)
 
 
 def remove(path: Path) -> None:
@@ -127,7 +152,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     Raises UserError when `final` exists, another process is creating it, or the volume has no locks.
     """
     if not final.name:
-        raise UserError(f"{final}: exists", "give another name")
+        raise UserError(f"{final}: exists", "give the path of a new file or directory")
     final.parent.mkdir(parents=True, exist_ok=True)
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:

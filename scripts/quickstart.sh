@@ -5,7 +5,7 @@
 #
 # Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
 # answers before and after, and stops Slurm again. It writes only to .venv and .quickstart. A second run skips finished
-# stages. If Slurm is missing and may not be installed, plain processes run the same scripts.
+# stages. If Slurm is missing and cannot be installed, plain processes run the same scripts.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh

@@ -150,7 +150,7 @@ def _writing(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
         with publish.sole_writer(final):
             yield
     except (KeyboardInterrupt, SystemExit):
-        partial = final.with_name(f".{final.name}.partial")
+        partial = publish.partial_of(final)
         if partial.is_dir():
             print(
                 f"stopped; finished files are in {output.with_name(partial.name)}: run the same command to resume, or"

@@ -17,8 +17,9 @@ from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
+from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
-from hyperpod_ft.runs.records import Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 _LINE_EVERY_SECONDS = 10.0
@@ -39,7 +40,7 @@ def plan(known: Preview) -> None:
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
     print(f"engine    {run.config.engine}, {run.config.training.method}, {run.config.training.precision}")
     print(
-        f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} a node"
+        f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x data {degrees.data_parallel}"
     )
@@ -175,7 +176,7 @@ def _watch_lines(statuses: Iterable[RunStatus]) -> RunStatus:
 
 def results(run: Run) -> None:
     """Base and tuned answers side by side, and the figures."""
-    values = json.loads(run.samples.read_text(encoding="utf-8"))
+    values = json.loads(run.samples_path.read_text(encoding="utf-8"))
     shown_rows = [*values["prompts"], *values["samples"]][:_ANSWERS_SHOWN]
     answers = table("prompt", "base model", "tuned model")
     for row in shown_rows:
@@ -183,11 +184,10 @@ def results(run: Run) -> None:
     console().print(answers)
     for split, exact in values["exact_match"].items():
         if exact["rows"]:
-            base, tuned = (f"{exact[model]}/{exact['rows']}" for model in ("base", "tuned"))
-            print(f"exact answers, {split} rows: base {base}, tuned {tuned}")
+            print(ExactCount(**exact).line(split))
     if loss := values["validation_loss"]:
         print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
-    print(f"All answers: {shown(run.samples)}")
+    print(f"All answers: {shown(run.samples_path)}")
 
 
 def _clip(text: str) -> str:

@@ -87,7 +87,7 @@ def _check_neuron(config: RunConfig) -> None:
             raise ValueError(f"lora.{key}: engine neuron does not support it; remove it, or use engine: torch")
     if config.neuron.fuse_qkv:
         raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
-    if len({"gate_proj", "up_proj"} & {target.rpartition(".")[2] for target in config.lora.target_modules}) == 1:
+    if len({"gate_proj", "up_proj"} & config.lora.target_names) == 1:
         raise ValueError(
             "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none of them"
         )

@@ -74,7 +74,8 @@ class Cluster(Section):
     max_restarts: NonNegativeInt = Field(
         3,
         description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
-        " counts as failed. Restarts after a time limit or a node that Slurm reports lost are not counted.",
+        " counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
+        " itself makes by requeueing the job of a lost node.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
@@ -252,6 +253,11 @@ class Lora(Section):
         description="`nf4` keeps the weights that have adapters in 4 bits while training, except those of the output"
         " layer (QLoRA). Engine torch without tensor parallelism.",
     )
+
+    @property
+    def target_names(self) -> frozenset[str]:
+        """The last parts of the targets' names."""
+        return frozenset(target.rpartition(".")[2] for target in self.target_modules)
 
 
 class Training(Section):

@@ -5,7 +5,7 @@ One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
-        __0_0.distcp ...      one file a rank: tensors only, readable with torch.load(weights_only=True)
+        __0_0.distcp ...      one file per rank: tensors only, readable with torch.load(weights_only=True)
 
 Keys of the DCP state dict, every one a tensor (no pickled objects):
 
@@ -38,7 +38,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import BEST, Run
+from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
 
 if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
     from hyperpod_ft.engines.processes import Processes
@@ -132,7 +132,7 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
         return error.problem.removeprefix(f"{directory}/").replace(": is", " is", 1)
     if found.fingerprint != fingerprint:
         return "another configuration wrote it"
-    if directory.name not in (f"step-{found.step:08d}", BEST):
+    if directory.name not in (checkpoint_name(found.step), BEST):
         return f"its description is of step {found.step}"
     for name, size in found.files.items():
         if not (directory / name).is_file():
@@ -172,9 +172,7 @@ def _why_unreadable(directory: Path) -> str:
 
 def remove_leftovers(run: Run) -> None:
     """Remove the partial checkpoints of attempts that were killed while saving. Rank 0 only, before training."""
-    for pattern in (".*.partial", ".*.replaced"):
-        for leftover in run.checkpoints.glob(pattern):
-            publish.remove(leftover)
+    publish.remove_leftovers(run.checkpoints)
 
 
 def _newest_first(run: Run) -> list[Path]:
@@ -189,11 +187,7 @@ def delete_old(run: Run, newest: Path) -> None:
     fingerprint = run.plan["train"].fingerprint
     others = [path for path in _newest_first(run) if path != newest and not why_unusable(path, fingerprint)]
     for directory in others[run.config.training.keep_checkpoints - 1 :]:
-        # renamed first, so that a kill here leaves a leftover, not a damaged checkpoint
-        doomed = directory.with_name(f".{directory.name}.replaced")
-        publish.remove(doomed)
-        directory.rename(doomed)
-        publish.remove(doomed)
+        publish.discard(directory)
 
 
 def write_description(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:

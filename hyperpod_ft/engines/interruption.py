@@ -2,10 +2,11 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
-# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: `sbatch --signal=USR1@300`, a warning before the time limit.
+# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: the notice of the time limit, which Slurm sends to the job's
+# script (`--signal=B:USR1@...`) and supervisor, srun and torchrun forward.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -41,3 +42,13 @@ def collect_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def flags(received: Sequence[int]) -> list[float]:
+    """A 1.0 for each of SIGNALS that this rank received, else 0.0: what ranks add up, for `stop_signal`."""
+    return [float(known in received) for known in SIGNALS]
+
+
+def stop_signal(sums: Sequence[float]) -> int:
+    """The signal to stop for, from the sums of all ranks' `flags`; 0: no rank received one. SIGTERM comes first."""
+    return int(max((known for known, ranks in zip(SIGNALS, sums, strict=True) if ranks), default=0))

@@ -49,7 +49,7 @@ class StepMetrics:
 
 
 class MetricsLog:
-    """Measures time on every rank, and writes on rank 0, which alone calls `open` and `write`.
+    """Measures time on every rank, and writes on rank 0, which alone calls `open`, `announce` and `write`.
 
     `rows`: of an epoch; `steps`: of the whole run; `progress`: of the checkpoint that training resumes from.
     """
@@ -63,7 +63,7 @@ class MetricsLog:
         progress: Progress,
         peak_memory_mb: Callable[[], float],
     ) -> None:
-        self._path, self._every = run.metrics, run.config.training.log_every_steps
+        self._run, self._path, self._every = run, run.metrics_path, run.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
         self._begun_at = self._progress_at = self._written_at = time.monotonic()
         self._begun_step = self._written_step = progress.step
@@ -72,6 +72,18 @@ class MetricsLog:
         """Drop the rows of steps that will be trained again."""
         kept = [line for line, row in intact_rows(self._path) if row["step"] <= self._begun_step]
         publish.write_text(self._path, "".join(f"{line}\n" for line in kept))
+
+    def announce(self, parameters: str, placement: str) -> None:
+        """Print what begins: `parameters` says how many are trained, `placement` how they are divided and where."""
+        training, degrees, work = self._run.config.training, self._run.plan.degrees, self._throughput
+        print(
+            f"train: {training.method} of {parameters} parameters in {training.precision} on {degrees.world_size} ranks"
+            f" ({degrees}, {placement}); {self._steps} steps of {work.rows_per_step} rows x {work.max_length} tokens,"
+            f" {self._rows} rows",
+            flush=True,
+        )
+        if self._begun_step:
+            print(f"train: resuming from step {self._begun_step}", flush=True)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """The progress after one more step."""
@@ -125,16 +137,16 @@ class MetricsLog:
         self._written_at, self._written_step = now, step
 
 
-def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> dict[str, Any]:
+def facts(run: Run, throughput: Throughput, rows: int, progress: Progress, trainable_parameters: int) -> dict[str, Any]:
     """The facts of a finished training for its record, over all attempts that its checkpoints come from.
 
     Rates cover the whole time in the training loop, including checkpoints and first steps;
     `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` the time beyond it that the
     first step of each attempt took, usually to compile.
     """
-    trained = progress.step * throughput.rows_per_step
+    degrees, trained = run.plan.degrees, progress.step * throughput.rows_per_step
     rates = asdict(throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
-    median = _median_step_seconds(run.metrics)
+    median = _median_step_seconds(run.metrics_path)
     warm_up = None
     if median is not None:
         warm_up = max(0.0, progress.first_steps_seconds - (1 + len(progress.resumed_from)) * median)
@@ -155,6 +167,11 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress) -> di
         "best_validation_loss": progress.best_validation_loss,
         "best_step": progress.best_step,
         "stopped_early": progress.stopped_early,
+        "trainable_parameters": trainable_parameters,
+        "world_size": degrees.world_size,
+        "data_parallel": degrees.data_parallel,
+        "pipeline_parallel": degrees.pipeline_parallel,
+        "tensor_parallel": degrees.tensor_parallel,
     }
 
 

@@ -15,6 +15,15 @@ def smoothed(before: float | None, loss: float) -> float:
     return loss if before is None else before + _NEWEST_SHARE * (loss - before)
 
 
+def check_finite(step: int, loss: float, grad_norm: float) -> None:
+    """Raise UserError when the loss of a step or the norm of its gradients is not finite."""
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise UserError(
+            f"step {step}: the loss is {loss} and the gradient norm {grad_norm}; nothing was saved",
+            "lower training.learning_rate, or check the rows of this step",
+        )
+
+
 def check(training: Training, progress: Progress, steps: int, vocabulary: int | None) -> None:
     """Raise UserError when training cannot continue from the loss after step `progress.step` of `steps`.
 

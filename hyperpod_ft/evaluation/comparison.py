@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hyperpod_ft.evaluation.loss import Loss
+from hyperpod_ft.runs.exact_count import ExactCount
 
 _COLUMN = 48
 
@@ -28,15 +29,6 @@ class AnswerPair:
     @property
     def tuned_exact(self) -> bool:
         return self.expected is not None and self.tuned.strip() == self.expected.strip()
-
-
-@dataclass(frozen=True)
-class ExactCount:
-    """How many of a split's sampled rows a model answered exactly."""
-
-    rows: int
-    base: int
-    tuned: int
 
 
 @dataclass(frozen=True)
@@ -101,8 +93,7 @@ class Comparison:
         for split in ("train", "validation"):
             exact = self.exact(split)
             if exact.rows:
-                base, tuned = f"{exact.base}/{exact.rows}", f"{exact.tuned}/{exact.rows}"
-                lines.append(f"exact answers, {split} rows: base {base}, tuned {tuned}")
+                lines.append(exact.line(split))
         if self.validation:
             of = self.validation.base
             part = "" if of.rows == of.rows_available else f", first {of.rows} of {of.rows_available} rows"

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.job.slurm_step import SlurmStep
 from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
@@ -32,10 +33,11 @@ _NODE_FAILURE = TypeAdapter(NodeFailure)
 def report_failure(rank: int | None, status: int, moment: float) -> None:
     """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
-        failure = NodeFailure(node_name(), rank, status, moment)
+        step = SlurmStep.from_environment()
+        failure = NodeFailure(step.node, rank, status, moment)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
-            publish.write_json(Path(directory) / f"failure-{step_number()}-{failure.node}.json", asdict(failure))
+            publish.write_json(Path(directory) / f"failure-{step.number}-{step.node}.json", asdict(failure))
 
 
 def failures(directory: Path) -> tuple[NodeFailure, ...]:
@@ -49,11 +51,6 @@ def failures(directory: Path) -> tuple[NodeFailure, ...]:
             failure = _NODE_FAILURE.validate_json(path.read_bytes())
             steps.setdefault(int(path.name.split("-")[1]), []).append(failure)
     return tuple(steps[max(steps)]) if steps else ()
-
-
-def step_number() -> int:
-    """The Slurm job step that this process belongs to; 0 without Slurm."""
-    return int(os.environ.get("SLURM_STEP_ID", "0"))
 
 
 @dataclass(frozen=True)
@@ -131,10 +128,5 @@ def newest_checkpoint(run: Run) -> int:
 
 def last_step(run: Run) -> int:
     """The last step in metrics.jsonl; 0 when there is none."""
-    row = metrics.last_row(run.metrics)
+    row = metrics.last_row(run.metrics_path)
     return int(row["step"]) if row else 0
-
-
-def node_name() -> str:
-    """This node's name in Slurm, or else its host name."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, node_name, report_failure, step_number
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, report_failure
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.job.slurm_step import SlurmStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
@@ -87,15 +88,15 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 def replacement(node: str) -> str:
     """The command that has HyperPod replace a node, or elsewhere keeps Slurm from using it."""
     if HYPERPOD.is_dir():
-        return f'have it replaced: scontrol update node={node} state=fail reason="Action:Replace"'
-    return f'take it out: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
+        return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
+    return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
 
 
-def _gather(directory: Path, nodes: int) -> list[NodeReport]:
+def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
     """The reports of all nodes, in their order; fewer when some do not arrive in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
     while True:
-        paths = [path for number in range(nodes) if (path := _report_path(directory, number)).exists()]
+        paths = [path for number in range(nodes) if (path := _report_path(directory, step, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
             return [
                 NodeReport(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
@@ -104,44 +105,43 @@ def _gather(directory: Path, nodes: int) -> list[NodeReport]:
         time.sleep(0.05)
 
 
-def _report_path(directory: Path, number: int) -> Path:
-    return directory / f"node-{step_number()}-{number}.json"
+def _report_path(directory: Path, step: int, node_number: int) -> Path:
+    return directory / f"node-{step}-{node_number}.json"
 
 
 def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
     instance = CATALOGUE[run.config.cluster.instance_type]
     in_step = ATTEMPT_DIRECTORY in os.environ
-    nodes = int(os.environ.get("SLURM_NNODES", "1")) if in_step else 1
-    number = int(os.environ.get("SLURM_NODEID", "0")) if in_step else 0
-    report = observe(instance, nodes, run.root)
+    step = SlurmStep.from_environment()
+    report = observe(instance, step.nodes if in_step else 1, run.root)
     if not in_step:
         return _print(problems([report], instance, replacement))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
         return _print([f"{report.node}: does not see {directory}; {replacement(report.node)}"])
     try:
-        publish.write_json(_report_path(directory, number), asdict(report))
+        publish.write_json(_report_path(directory, step.number, step.node_number), asdict(report))
     except OSError as error:
         return _print([f"{report.node}: cannot write to {directory}: {error.strerror}; {replacement(report.node)}"])
-    if number:
+    if step.node_number:
         return 0
-    reports = _gather(directory, nodes)
+    reports = _gather(directory, step.number, step.nodes)
     if found := problems(reports, instance, replacement):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
-    if len(reports) < nodes:
+    if len(reports) < step.nodes:
         known = {report.node for report in reports}
-        silent = [name for name in SlurmLauncher().host_names(os.environ["SLURM_JOB_NODELIST"]) if name not in known]
+        silent = [name for name in SlurmLauncher().host_names(step.node_list) if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
-        _print([f"{node}: {where}; is the volume mounted there? or {replacement(node)}" for node in silent])
+        _print([f"{node}: {where}; mount the volume there, or {replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT
     return 0
 
 
 def _print(lines: Sequence[str]) -> int:
     for line in lines:
-        print(f"error: health: {line}", file=sys.stderr, flush=True)
+        print_error("health", line)
     return EXIT_USER_ERROR if lines else 0
 
 
@@ -152,7 +152,7 @@ def main() -> int:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
-        return _print([f"{node_name()}: {error}"])
+        return _print([f"{SlurmStep.from_environment().node}: {error}"])
 
 
 if __name__ == "__main__":

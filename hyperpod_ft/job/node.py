@@ -10,21 +10,21 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.attempts import node_name, step_number
+from hyperpod_ft.errors import UserError, print_error
+from hyperpod_ft.job.slurm_step import SlurmStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
 
 _PRECOMPILE = "--precompile"
-_FIRST_PORT, _PORTS = 10_000, 10_000  # below Linux's ephemeral ports
+# Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).
+MASTER_PORTS = range(10_000, 20_000)
 
 
-def torchrun_command(run: Run, rendezvous: list[str], node_rank: str, *, precompile: bool) -> list[str]:
+def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precompile: bool) -> list[str]:
     """The command line that starts this node's ranks."""
     command = [
         *(["neuron_parallel_compile"] if precompile else []),
@@ -38,31 +38,31 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: str, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
-def rendezvous(run: Run, environment: Mapping[str, str]) -> list[str]:
+def rendezvous(run: Run, step: SlurmStep) -> list[str]:
     """torchrun's options for the number of ranks and the place where its nodes meet. Asks Slurm for the first node.
 
     Slurm is asked in every step: a node that HyperPod has replaced has another address.
     """
     degrees = run.plan.degrees
-    if not environment.get("SLURM_JOB_ID"):
+    if not step.job_id:
         return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
-        f"--master-addr={SlurmLauncher().first_node_address(environment['SLURM_JOB_ID'])}",
-        f"--master-port={master_port(run, environment)}",
+        f"--master-addr={SlurmLauncher().first_node_address(step.job_id)}",
+        f"--master-port={master_port(run, step)}",
     ]
 
 
-def master_port(run: Run, environment: Mapping[str, str]) -> int:
+def master_port(run: Run, step: SlurmStep) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
     Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
     the new rank with that number, which would then wait in init_process_group forever.
     """
-    job, restarts = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
     # the run's directory distinguishes clusters that share a host
-    return _FIRST_PORT + (zlib.crc32(bytes(run.directory)) + 101 * job + 13 * restarts + step_number()) % _PORTS
+    number = zlib.crc32(bytes(run.directory)) + 101 * int(step.job_id) + 13 * step.restarts + step.number
+    return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
 def main() -> None:
@@ -73,13 +73,14 @@ def main() -> None:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(status if status > 0 else 128 - status)
+    step = SlurmStep.from_environment()
     try:
-        meeting = rendezvous(run, os.environ)
+        meeting = rendezvous(run, step)
     except UserError as error:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
-        print(f"error: {node_name()}: {error}", file=sys.stderr, flush=True)
+        print_error(step.node, str(error))
         sys.exit(1)
-    command = torchrun_command(run, meeting, os.environ.get("SLURM_NODEID", "0"), precompile=options == [_PRECOMPILE])
+    command = torchrun_command(run, meeting, step.node_number, precompile=options == [_PRECOMPILE])
     first = rules_of(run.config.engine).program_directories(run.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant

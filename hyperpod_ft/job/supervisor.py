@@ -10,7 +10,6 @@ requeued, and jobs that depend on it keep waiting. Exit status: as a stage's.
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,11 +21,13 @@ from types import FrameType
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, TERMINATED_STATUS, Decision
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt
 from hyperpod_ft.runs.run import Run
@@ -42,8 +43,6 @@ _TERMINATION_SECONDS = 5
 _SLURM_ENDS_IT_WITHIN_SECONDS = 120
 _SIGNALS_REACH_ALL_WITHIN_SECONDS = 1
 _SAVED_BY_NOW_SECONDS = 45  # more than Slurm's KillWait
-# What scontrol prints when its controller does not answer; any other message is a refusal.
-_AWAY = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _SLURM_IS_AWAY_SECONDS = 60
 _ASK_AGAIN_SECONDS = 5
 
@@ -85,17 +84,17 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     if run.is_done(stage):
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
-    job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "manual")
-    slurm_id = os.environ.get("SLURM_JOB_ID", "")
+    job_id = own_job_id()
+    step = SlurmStep.from_environment()
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
     begun_at = attempts.newest_checkpoint(run)
-    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    if not step.restarts:
         restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
-        decision = attempts.decide(attempt, earlier, allowed, requeues=bool(slurm_id))
+        decision = attempts.decide(attempt, earlier, allowed, requeues=bool(step.job_id))
         if decision.action == "retry":
             restarts.add(run, stage, attempt)
             pause = attempts.pause_seconds(decision.number, accelerators)
@@ -105,25 +104,25 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
                 print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
-            decision = attempts.decide(attempt, earlier, allowed, requeues=bool(slurm_id))
+            decision = attempts.decide(attempt, earlier, allowed, requeues=bool(step.job_id))
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
         restarts.add(run, stage, attempt)
-        _requeue(slurm_id, signals)
+        _requeue(step.job_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
         return None
 
 
-def _requeue(slurm_id: str, signals: Signals) -> None:
+def _requeue(job_id: str, signals: Signals) -> None:
     """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
     deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
     while True:
         try:
-            SlurmLauncher().requeue(slurm_id)
-        except UserError as error:
-            if not _AWAY.search(str(error)) or time.monotonic() > deadline:
+            SlurmLauncher().requeue(job_id)
+        except SlurmAwayError:
+            if time.monotonic() > deadline:
                 raise
             signals.wait(_ASK_AGAIN_SECONDS, (signal.SIGTERM,))
             if signals.received == signal.SIGTERM:
@@ -204,14 +203,14 @@ def main() -> int:
     try:
         run = Run.open(Path(directory))
     except UserError as error:
-        print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
+        print_error(stage, str(error))
         return EXIT_USER_ERROR
-    marker = run.exit_marker(stage, os.environ.get("HYPERPOD_FT_JOB_ID", "manual"))
+    marker = run.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
     try:
         status = supervise(run, stage, command, signals)
     except UserError as error:
-        print(f"error: {stage}: {error}", file=sys.stderr, flush=True)
+        print_error(stage, str(error))
         status = EXIT_USER_ERROR
     except BaseException:
         # this process replaced the script: only it can end the ranks and record the exit status

@@ -9,7 +9,7 @@ from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
-from hyperpod_ft.runs.records import Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 

@@ -10,9 +10,9 @@ from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
-from hyperpod_ft.runs.figures import Steps, steps
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
+from hyperpod_ft.runs.steps import Steps, steps
 
 
 @dataclass(frozen=True)

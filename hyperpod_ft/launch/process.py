@@ -24,7 +24,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
-from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 
 _READY, _BEGIN = b"r", b"b"  # between a chain runner and the submission that starts it

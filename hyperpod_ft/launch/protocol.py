@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hyperpod_ft.planning.plan import StagePlan
-    from hyperpod_ft.runs.records import Job
+    from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
 
 # Slurm's long names of the states that a job never leaves. In any other, also one of a later version, it is active.

@@ -47,7 +47,7 @@ def write(run: Run, directory: Path) -> list[Path]:
 
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
     early = stage.name in _BEFORE_ENVIRONMENT
-    template = environment.get_template(f"sbatch/{stage.name if stage.trains else 'base'}.sbatch.j2")
+    template = environment.get_template(f"sbatch/{stage.name if stage.starts_ranks else 'base'}.sbatch.j2")
     return template.render(
         stage=stage.name,
         name=run.config.name,
@@ -57,9 +57,9 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
         output=_quote_option(run.logs / "%x_%j.out"),
         resources=stage.resources,
         cluster=run.config.cluster.model_dump(),
-        trains=stage.trains,
+        starts_ranks=stage.starts_ranks,
         instance=CATALOGUE[run.config.cluster.instance_type],
-        threads=1 if stage.trains else stage.resources.cpus or 8,
+        threads=1 if stage.starts_ranks else stage.resources.cpus or 8,
         offline=not early,
         python=kit.python if early else run.python,
         interpreter_remedy=(

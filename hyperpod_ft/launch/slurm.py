@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
 _TIMEOUT_SECONDS = 60
@@ -22,6 +23,13 @@ _NO_SLURM = (
 )
 # What Slurm's programs say where they are installed and no cluster is configured.
 _NO_CONFIGURATION = "configuration source"
+# What they say when slurmctld does not answer, whatever was asked of it; any other message is a refusal.
+_NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
+_START_CONTROLLER = "check that slurmctld is running"
+
+
+class SlurmAwayError(UserError):
+    """Slurm's controller does not answer; it may later."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,10 @@ class SlurmLauncher:
             raise _failure("scancel", done.stderr, "see squeue")
 
     def requeue(self, job_id: str) -> None:
-        """End a running job and let it wait again under the same id. Raises UserError with scontrol's message."""
+        """End a running job and let it wait again under the same id.
+
+        Raises UserError with scontrol's message; it is a SlurmAwayError when the controller does not answer.
+        """
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:
             raise _failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
@@ -174,7 +185,7 @@ class SlurmLauncher:
         # the comment comes last: it may hold anything, the separator included
         done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%k", *selection])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise _failure("squeue", done.stderr, "check that slurmctld is running")
+            raise _failure("squeue", done.stderr, _START_CONTROLLER)
         rows = (line.split("|", 6) for line in done.stdout.splitlines())
         return [
             _Listed(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
@@ -219,15 +230,17 @@ class SlurmLauncher:
         except FileNotFoundError as error:
             raise UserError(f"{arguments[0]}: not found on this machine", _NO_SLURM) from error
         except subprocess.TimeoutExpired as error:
-            raise UserError(
-                f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", "check that slurmctld is running"
-            ) from error
+            raise SlurmAwayError(f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", _START_CONTROLLER) from error
 
 
 def _failure(program: str, stderr: str, remedy: str) -> UserError:
     """A failed Slurm program's error message, without the program's name."""
     message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
-    return UserError(f"{program}: {message}", _NO_SLURM if _NO_CONFIGURATION in stderr else remedy)
+    if _NO_CONFIGURATION in stderr:
+        return UserError(f"{program}: {message}", _NO_SLURM)
+    if _NO_CONTROLLER.search(message):
+        return SlurmAwayError(f"{program}: {message}", _START_CONTROLLER)
+    return UserError(f"{program}: {message}", remedy)
 
 
 def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[str, str]:

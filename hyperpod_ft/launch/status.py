@@ -11,10 +11,12 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.figures import Figures, figures, steps
-from hyperpod_ft.runs.records import ISO_UTC, Job
+from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
+from hyperpod_ft.runs.steps import steps
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
 
@@ -154,12 +156,12 @@ def _overall(stages: tuple[StageStatus, ...]) -> State:
 def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
     job = run.latest_jobs().get("train")
-    if training is None or training.state == "done" or job is None or not run.metrics.exists():
+    if training is None or training.state == "done" or job is None or not run.metrics_path.exists():
         return None
     # rows of an earlier job say nothing about this one
-    if time.strftime(ISO_UTC, time.gmtime(run.metrics.stat().st_mtime)) < job.submitted:
+    if time.strftime(ISO_UTC, time.gmtime(run.metrics_path.stat().st_mtime)) < job.submitted:
         return None
-    row = metrics.last_row(run.metrics)
+    row = metrics.last_row(run.metrics_path)
     if row is None:
         return None
     known = steps(run)

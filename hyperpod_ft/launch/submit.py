@@ -17,7 +17,8 @@ from hyperpod_ft.launch.preflight import check
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
-from hyperpod_ft.runs.records import Job, utc_now
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 
@@ -134,7 +135,7 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
-    progress = [run.checkpoints, run.metrics, run.usage, run.restarts("train")] if training else []
+    progress = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train")] if training else []
     timestamp = _timestamp()
     try:
         for path in [*records, *progress]:

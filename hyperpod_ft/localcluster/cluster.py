@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster.ports import is_listening, reserve_ports
 from hyperpod_ft.localcluster.programs import Programs, find_programs
 from hyperpod_ft.localcluster.runtime import ANSWER_S, Runtime
-from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, Shape
+from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, ClusterSpec
 from hyperpod_ft.processes import ProcessIdentity
 from hyperpod_ft.shipped import state_directory
 
@@ -93,13 +93,13 @@ class LocalCluster:
         deadline = time.monotonic() + _UP_S
         lock = self._lock_unless_up(deadline)
         if lock is None:
-            self._require_shape(nodes, cpus)
+            self._require_spec(nodes, cpus)
             return False
         with lock:
             self._runtime.clear()
             block = reserve_ports(nodes + 1)
             with block.lock:
-                shape = Shape(
+                spec = ClusterSpec(
                     nodes=nodes,
                     cpus=cpus,
                     memory_mb=_machine_memory_mb() if memory_mb is None else memory_mb,
@@ -108,11 +108,11 @@ class LocalCluster:
                     slurm_version=programs.version_text,
                 )
                 try:
-                    self._runtime.create(shape, programs)
+                    self._runtime.create(spec, programs)
                     held_fds = (lock.fileno(), block.lock.fileno())
-                    if not self._runtime.start_watch(shape, programs, held_fds, owner):
+                    if not self._runtime.start_watch(spec, programs, held_fds, owner):
                         raise self._failure("the watch over its daemons does not start")
-                    self._wait_until_idle(shape, programs, deadline)
+                    self._wait_until_idle(spec, programs, deadline)
                     self._command("keep")
                 except BaseException:  # Ctrl-C too
                     self._runtime.ask("stop")
@@ -149,11 +149,11 @@ class LocalCluster:
 
     def start_node(self, name: str) -> None:
         """Start a node again (cutting its power first if it is on) and return when it accepts jobs."""
-        shape = self._require_node(name)
+        spec = self._require_node(name)
         programs = find_programs()
         self._command(f"start {name}")
         deadline = time.monotonic() + _UP_S
-        while not is_listening(shape.ports[1 + shape.node_names.index(name)]) and time.monotonic() < deadline:
+        while not is_listening(spec.ports[1 + spec.node_names.index(name)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         while (state := self._node_states(programs).get(name, "unknown")) not in _TAKES_JOBS:
             if time.monotonic() > deadline:
@@ -168,15 +168,15 @@ class LocalCluster:
         answer = self._runtime.ask("ping")
         if answer is None:
             return ClusterStatus(self.directory, running=False)
-        shape = self._runtime.shape()
+        spec = self._runtime.spec()
         states = self._node_states(find_programs())
         return ClusterStatus(
             self.directory,
             running=True,
-            nodes=tuple(NodeState(name, states.get(name, "unknown")) for name in shape.node_names),
-            ports=shape.ports,
+            nodes=tuple(NodeState(name, states.get(name, "unknown")) for name in spec.node_names),
+            ports=spec.ports,
             pid=int(answer.split()[1]),
-            slurm_version=shape.slurm_version,
+            slurm_version=spec.slurm_version,
         )
 
     def require_running(self) -> None:
@@ -199,28 +199,28 @@ class LocalCluster:
                 raise UserError(f"{self.directory} is locked by another process", "wait, or use another directory")
             time.sleep(0.05)
 
-    def _require_shape(self, nodes: int, cpus: int) -> None:
-        shape = self._runtime.shape()
-        if (shape.nodes, shape.cpus) != (nodes, cpus):
+    def _require_spec(self, nodes: int, cpus: int) -> None:
+        spec = self._runtime.spec()
+        if (spec.nodes, spec.cpus) != (nodes, cpus):
             raise UserError(
-                f"a local cluster of {shape.nodes} nodes x {shape.cpus} CPUs is already up, not {nodes} x {cpus}",
+                f"a local cluster of {spec.nodes} nodes x {spec.cpus} CPUs is already up, not {nodes} x {cpus}",
                 "stop it first with `hyperpod-ft local down`",
             )
 
-    def _require_node(self, name: str) -> Shape:
+    def _require_node(self, name: str) -> ClusterSpec:
         self.require_running()
-        shape = self._runtime.shape()
-        if name not in shape.node_names:
-            raise UserError(f"no node {name!r} in this local cluster", f"its nodes: {', '.join(shape.node_names)}")
-        return shape
+        spec = self._runtime.spec()
+        if name not in spec.node_names:
+            raise UserError(f"no node {name!r} in this local cluster", f"its nodes: {', '.join(spec.node_names)}")
+        return spec
 
-    def _wait_until_idle(self, shape: Shape, programs: Programs, deadline: float) -> None:
+    def _wait_until_idle(self, spec: ClusterSpec, programs: Programs, deadline: float) -> None:
         controller_listens = False
         while True:
             self._command("ping")
-            controller_listens = controller_listens or is_listening(shape.ports[0])
+            controller_listens = controller_listens or is_listening(spec.ports[0])
             states = self._node_states(programs) if controller_listens else {}
-            if states == dict.fromkeys(shape.node_names, "idle"):
+            if states == dict.fromkeys(spec.node_names, "idle"):
                 return
             if time.monotonic() > deadline:
                 raise self._failure(f"after {_UP_S:.0f} s its nodes are {states}")

@@ -41,7 +41,7 @@ _CORE = ("munged", "slurmctld")
 
 
 @dataclass(frozen=True)
-class ClusterSpec:
+class WatchSpec:
     """What the watch needs to run a cluster.
 
     Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
@@ -63,10 +63,10 @@ class ClusterSpec:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "ClusterSpec":
+    def from_json(text: str) -> "WatchSpec":
         """The inverse of `to_json`."""
         fields = json.loads(text)
-        return ClusterSpec(
+        return WatchSpec(
             runtime=fields["runtime"],
             control_fd=fields["control_fd"],
             held_fds=tuple(fields["held_fds"]),
@@ -84,7 +84,7 @@ class _StopError(Exception):
 class DaemonWatch:
     """Starts the daemons of a cluster, answers the control socket, and ends everything."""
 
-    def __init__(self, spec: ClusterSpec) -> None:
+    def __init__(self, spec: WatchSpec) -> None:
         self.spec = spec
         self.runtime = Path(spec.runtime)
         self.control = socket.socket(fileno=spec.control_fd)
@@ -220,8 +220,8 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def main() -> NoReturn:
-    """Detach from the starter and run the cluster of spec.json in the runtime directory argv[1]."""
-    spec = ClusterSpec.from_json((Path(sys.argv[1]) / "spec.json").read_text())
+    """Detach from the starter and run the cluster of watch.json in the runtime directory argv[1]."""
+    spec = WatchSpec.from_json((Path(sys.argv[1]) / "watch.json").read_text())
     if os.fork():
         os._exit(0)  # so that the starter has no child to reap
     try:

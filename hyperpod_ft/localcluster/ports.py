@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from hyperpod_ft.errors import UserError
 
-# Below the ephemeral range (32768 and up) and clear of 20000-29999, the rendezvous ports of jobs.
-_FIRST, _LAST, BLOCK = 16384, 20000, 32
+# Below the ephemeral range (32768 and up) and clear of 10000-19999, where the ranks of jobs meet (job/node.py).
+PORTS = range(20_000, 24_000)
+BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def reserve_ports(count: int) -> PortBlock:
     """Lock the lowest block of which the first `count` ports are free. Raises UserError if there is none."""
     if count > BLOCK:
         raise ValueError(f"{count} ports do not fit a block of {BLOCK}")
-    for index, first in enumerate(range(_FIRST, _LAST, BLOCK)):
+    for index, first in enumerate(PORTS[::BLOCK]):
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             lock.bind(f"\0hyperpod-ft-ports-{first}")
@@ -38,7 +39,7 @@ def reserve_ports(count: int) -> PortBlock:
             return PortBlock(first, index, lock)
         lock.close()
     raise UserError(
-        f"no {count} consecutive free TCP ports between {_FIRST} and {_LAST}",
+        f"no {count} consecutive free TCP ports between {PORTS[0]} and {PORTS[-1]}",
         "stop a local cluster with `hyperpod-ft local down`",
     )
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.localcluster.daemons import ClusterSpec
+from hyperpod_ft.localcluster.daemons import WatchSpec
 from hyperpod_ft.localcluster.ports import PortBlock
 from hyperpod_ft.localcluster.programs import Programs
-from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
 from hyperpod_ft.localcluster.strays import kill_strays
 from hyperpod_ft.processes import ProcessIdentity
 
@@ -67,28 +67,28 @@ class Runtime:
         counter.write_text(str(starts + 1))
         return 1 + 100 * ports.index + 20_000 * (starts % 3000)  # Slurm's largest is 67,043,328
 
-    def create(self, shape: Shape, programs: Programs) -> None:
+    def create(self, spec: ClusterSpec, programs: Programs) -> None:
         """Write the files that the daemons read."""
         self.path.mkdir(mode=0o700)  # fails if another process has created it meanwhile
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir()
         (self.path / "logs").symlink_to(self.logs, target_is_directory=True)
         (self.path / "state").mkdir()
-        for name in shape.node_names:
+        for name in spec.node_names:
             (self.path / "spool" / name).mkdir(parents=True)
         (self.path / "munge.key").touch(mode=0o600)
         (self.path / "munge.key").write_bytes(os.urandom(128))
-        (self.path / "shape.json").write_text(shape.to_json())
+        (self.path / "cluster.json").write_text(spec.to_json())
         host = socket.gethostname().partition(".")[0]
-        self.conf.write_text(render_slurm_conf(shape, self.path, getpass.getuser(), host))
+        self.conf.write_text(render_slurm_conf(spec, self.path, getpass.getuser(), host))
         (self.path / "cgroup.conf").write_text(render_cgroup_conf(programs.version))
 
-    def shape(self) -> Shape:
-        """The shape of the running cluster."""
-        return Shape.from_json((self.path / "shape.json").read_text())
+    def spec(self) -> ClusterSpec:
+        """The spec of the running cluster."""
+        return ClusterSpec.from_json((self.path / "cluster.json").read_text())
 
     def start_watch(
-        self, shape: Shape, programs: Programs, held_fds: tuple[int, ...], owner: ProcessIdentity | None
+        self, spec: ClusterSpec, programs: Programs, held_fds: tuple[int, ...], owner: ProcessIdentity | None
     ) -> bool:
         """Start the watch over the daemons, which answers `ask`. False if it cannot start."""
         starter = ProcessIdentity.of(os.getpid())
@@ -99,16 +99,16 @@ class Runtime:
         ):
             control.bind(str(self.path / "control"))
             control.listen(16)
-            spec = ClusterSpec(
+            watch = WatchSpec(
                 runtime=str(self.path),
                 control_fd=control.fileno(),
                 held_fds=held_fds,
-                daemons=self._daemons(shape, programs),
-                controller_port=shape.ports[0],
+                daemons=self._daemons(spec, programs),
+                controller_port=spec.ports[0],
                 starter=starter,
                 owner=owner,
             )
-            (self.path / "spec.json").write_text(spec.to_json())
+            (self.path / "watch.json").write_text(watch.to_json())
             # If this runs in a Slurm job, the daemons must not inherit its variables.
             inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
             answer = subprocess.run(
@@ -137,7 +137,7 @@ class Runtime:
             except OSError:
                 return None
 
-    def _daemons(self, shape: Shape, programs: Programs) -> dict[str, tuple[str, ...]]:
+    def _daemons(self, spec: ClusterSpec, programs: Programs) -> dict[str, tuple[str, ...]]:
         munged = (
             programs.munged,
             "--foreground",
@@ -147,5 +147,5 @@ class Runtime:
             f"--pid-file={self.path}/munged.pid",
             f"--seed-file={self.path}/munged.seed",
         )
-        nodes = {name: (programs.slurmd, "-D", "-N", name) for name in shape.node_names}
+        nodes = {name: (programs.slurmd, "-D", "-N", name) for name in spec.node_names}
         return {"munged": munged, "slurmctld": (programs.slurmctld, "-D"), **nodes}

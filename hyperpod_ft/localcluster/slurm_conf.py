@@ -12,8 +12,8 @@ MAX_NODES = 31
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The size of a local cluster. Sizes are per node; memory is in MiB."""
+class ClusterSpec:
+    """The size of a local cluster, its ports, first job id and Slurm. Sizes are per node; memory is in MiB."""
 
     nodes: int
     cpus: int
@@ -37,12 +37,12 @@ class Shape:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "Shape":
+    def from_json(text: str) -> "ClusterSpec":
         """The inverse of `to_json`."""
-        return Shape(**json.loads(text))
+        return ClusterSpec(**json.loads(text))
 
 
-def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
+def render_slurm_conf(spec: ClusterSpec, runtime: Path, user: str, host: str) -> str:
     """The text of slurm.conf. `runtime` must be a path that Slurm accepts: short, ASCII, without spaces.
 
     cred_expire: a requeued job waits until its old credential has expired; the default of 120 s would make rehearsed
@@ -53,15 +53,15 @@ def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
     """
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-        f" CPUs={shape.cpus} RealMemory={shape.memory_mb} State=UNKNOWN"
-        for name, port in zip(shape.node_names, shape.ports[1:], strict=True)
+        f" CPUs={spec.cpus} RealMemory={spec.memory_mb} State=UNKNOWN"
+        for name, port in zip(spec.node_names, spec.ports[1:], strict=True)
     ]
     return "\n".join(
         [
             "# Written by `hyperpod-ft local up`; lives as long as the cluster does.",
             "ClusterName=local",
             f"SlurmctldHost={host}(127.0.0.1)",
-            f"SlurmctldPort={shape.ports[0]}",
+            f"SlurmctldPort={spec.ports[0]}",
             f"SlurmUser={user}",
             f"SlurmdUser={user}",
             "AuthType=auth/munge",
@@ -74,7 +74,7 @@ def render_slurm_conf(shape: Shape, runtime: Path, user: str, host: str) -> str:
             f"SlurmdLogFile={runtime}/logs/slurmd.%n.log",
             "SlurmctldDebug=info",
             "SlurmdDebug=info",
-            f"FirstJobId={shape.first_job_id}",
+            f"FirstJobId={spec.first_job_id}",
             "ProctrackType=proctrack/linuxproc",
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core",

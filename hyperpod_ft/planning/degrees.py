@@ -1,5 +1,6 @@
 """The degrees of parallelism of a run."""
 
+import math
 from dataclasses import dataclass
 
 from hyperpod_ft.errors import UserError
@@ -22,11 +23,26 @@ class Degrees:
     def data_parallel(self) -> int:
         return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
 
+    def __str__(self) -> str:
+        """For example `dp 4 x tp 8`, and `dp 2 x pp 4 x tp 8` with a pipeline."""
+        pipeline = f" x pp {self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
+        return f"dp {self.data_parallel}{pipeline} x tp {self.tensor_parallel}"
 
-def check_divides(tensor_parallel: int, what: str, size: int) -> None:
-    """Raise UserError when a tensor-parallel degree does not divide the size of a part of the model."""
-    if size % tensor_parallel:
+
+def divisors(number: int) -> str:
+    """Every divisor, for the remedy of an error.
+
+    >>> divisors(12)
+    '1, 2, 3, 4, 6 or 12'
+    """
+    *others, last = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def check_divides(degrees: Degrees, what: str, size: int) -> None:
+    """Raise UserError when the tensor-parallel degree does not divide the size of a part of the model."""
+    if size % degrees.tensor_parallel:
         raise UserError(
-            f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {what} {size}",
-            "choose a divisor",
+            f"parallelism.tensor_parallel: {degrees.tensor_parallel} does not divide the model's {what} {size}",
+            f"set it to {divisors(math.gcd(size, degrees.ranks_per_node))}",
         )

@@ -42,7 +42,7 @@ class Memory:
 
     def __str__(self) -> str:
         parts = (f"{name} {value / GIB:.1f}" for name, value in vars(self).items())
-        return f"{self.total / GIB:.1f} GiB a rank ({', '.join(parts)})"
+        return f"{self.total / GIB:.1f} GiB per rank ({', '.join(parts)})"
 
 
 @dataclass(frozen=True)

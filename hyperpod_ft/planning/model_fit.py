@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
@@ -21,7 +22,6 @@ from hyperpod_ft.planning.parallelism import check_model, degrees_of
 Change = dict[str, Any]
 
 _FACTORS = (2, 4, 8)  # of nodes and pipeline stages
-_JSON_OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     The memory is unknown for families that are not built like Llama: the engine checks those, since it knows their
     attributes.
     """
-    model_config = _read(directory)
+    model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     family = str(model_config.get("model_type", ""))
     rules = rules_of(config.engine)
     rules.check_family(config, family, degrees)
@@ -72,16 +72,6 @@ def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memo
         f" {instance.rank_gib:g} GiB available",
         _remedy(config, shape, room),
     )
-
-
-def _read(directory: Path) -> dict[str, Any]:
-    file, remedy = directory / "config.json", "use the directory of a Hugging Face model"
-    try:
-        return _JSON_OBJECT.validate_json(file.read_bytes())
-    except OSError as error:
-        raise UserError(f"model.source: {file}: {error.strerror}", remedy) from error
-    except ValidationError as error:
-        raise UserError(f"model.source: {file}: is not a JSON object", remedy) from error
 
 
 def _remedy(config: RunConfig, shape: ModelShape, room: float) -> str:

@@ -1,4 +1,4 @@
-"""Engine neuron's rules: its part of planning (planning/engines.py says what each name is for)."""
+"""Engine neuron's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import neuron_memory
-from hyperpod_ft.planning.degrees import Degrees, check_divides
+from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
 from hyperpod_ft.planning.memory import Memory, parts
 from hyperpod_ft.planning.model_shape import ModelShape
 
@@ -54,7 +54,7 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     if degrees.tensor_parallel > 1:
         _check_groups(config, degrees)
-        _check_sequence_parallel(config, degrees.tensor_parallel)
+        _check_sequence_parallel(config, degrees)
 
 
 def _check_groups(config: RunConfig, degrees: Degrees) -> None:
@@ -66,9 +66,9 @@ def _check_groups(config: RunConfig, degrees: Degrees) -> None:
     if trn1 and degrees.tensor_parallel == 4 and degrees.nodes % degrees.pipeline_parallel:
         # initialize_model_parallel reshapes the ranks to (PP, DP // groups of a node, 1, 4, groups of a node)
         raise UserError(
-            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} does not divide the {degrees.nodes} nodes,"
+            f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} does not divide cluster.nodes {degrees.nodes},"
             " as neuronx-distributed requires on trn1 with tensor_parallel 4",
-            "change one of them",
+            f"set it to {divisors(degrees.nodes)}, or choose another tensor_parallel",
         )
     if degrees.tensor_parallel == 64 and config.env.python is None and config.env.sdk == "2.26.1":
         # ascending_descending_ring_PG_group in 0.15 makes two groups on each node, and asserts that there is one
@@ -78,15 +78,16 @@ def _check_groups(config: RunConfig, degrees: Degrees) -> None:
         )
 
 
-def _check_sequence_parallel(config: RunConfig, tensor_parallel: int) -> None:
+def _check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
     """Sequence parallelism divides each row, and bf16 with tensor parallelism needs it."""
-    length = config.dataset.max_length
+    tensor_parallel, length = degrees.tensor_parallel, config.dataset.max_length
     if config.neuron.sequence_parallel:
         if length % tensor_parallel:
             raise UserError(
                 f"neuron.sequence_parallel: tensor_parallel {tensor_parallel} does not divide dataset.max_length"
                 f" {length}",
-                "change one of them",
+                f"set dataset.max_length to {math.ceil(length / tensor_parallel) * tensor_parallel},"
+                f" or tensor_parallel to {divisors(math.gcd(length, degrees.ranks_per_node))}",
             )
     elif config.training.precision == "bf16":
         # NxD's column-parallel backward pass sums an fp32 copy of the input's gradient, then continues with the tensor
@@ -126,12 +127,12 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} and the model's {kv_heads} key/value heads:"
             " neither divides the other",
-            "choose a divisor or a multiple of the heads",
+            f"choose a divisor or a multiple of {kv_heads}",
         )
 
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    check_divides(degrees.tensor_parallel, "vocabulary", shape.vocabulary)
+    check_divides(degrees, "vocabulary", shape.vocabulary)
     if shape.qkv_bias or shape.output_bias or shape.mlp_bias:
         raise UserError(
             "model.source: its linear layers have biases, which optimum-neuron does not support", "use another model"
@@ -142,7 +143,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" {shape.kv_heads} key/value heads",
             "set it to false",
         )
-    targets = {target.rpartition(".")[2] for target in config.lora.target_modules}
+    targets = config.lora.target_names
     attention = {"q_proj", "k_proj", "v_proj"}
     fused = shape.kv_heads % degrees.tensor_parallel != 0
     if config.training.method == "lora" and fused and attention & targets and not attention <= targets:

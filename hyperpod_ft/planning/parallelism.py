@@ -6,8 +6,8 @@ Errors show the arithmetic of what does not divide.
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
@@ -33,13 +33,13 @@ def degrees_of(config: RunConfig) -> Degrees:
         raise UserError(
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
             f" = {model_ranks} does not divide {result.nodes} nodes x {ranks} ranks = {result.world_size}",
-            "change one of them",
+            f"choose degrees whose product is {divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {result.tensor_parallel} does not divide the {ranks} ranks of a node,"
             " so a tensor-parallel group would span nodes",
-            "choose a divisor",
+            f"set it to {divisors(ranks)}",
         )
     rules.check_degrees(config, result)
     return result
@@ -49,7 +49,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Raise UserError for degrees that do not divide the model, and settings that its heads do not allow."""
     rules = rules_of(config.engine)
     check_heads(config.engine, degrees.tensor_parallel, shape.heads, shape.kv_heads)
-    check_divides(degrees.tensor_parallel, "intermediate size", shape.intermediate)
+    check_divides(degrees, "intermediate size", shape.intermediate)
     if shape.layers < degrees.pipeline_parallel:
         raise UserError(
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
@@ -64,6 +64,6 @@ def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: 
     if heads % tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {heads} attention heads",
-            "choose a divisor",
+            f"set it to {divisors(heads)}",
         )
     rules_of(engine).check_kv_heads(tensor_parallel, kv_heads)

@@ -10,7 +10,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.neuron_environment import graph_settings
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import requirements
@@ -45,7 +45,7 @@ class StagePlan:
     needs: tuple[Stage, ...]
     fingerprint: str
     shared: bool
-    trains: bool
+    starts_ranks: bool
     resources: Resources
 
 
@@ -90,7 +90,7 @@ class _Definition:
     needs: tuple[Stage, ...]
     depends_on: Callable[[RunConfig, Degrees], Any]
     shared: bool = False
-    trains: bool = False
+    starts_ranks: bool = False
     accelerated: bool = False
     # the number of CPUs it can use when it runs on CPUs; None: all that it gets
     cpus: int | None = None
@@ -156,9 +156,9 @@ _STAGES: dict[Stage, _Definition] = {
         shared=True,
     ),
     "precompile": _Definition(
-        1, ("env", "download", "dataset"), _graphs, shared=True, trains=True, self_contained=True
+        1, ("env", "download", "dataset"), _graphs, shared=True, starts_ranks=True, self_contained=True
     ),
-    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, trains=True),
+    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, starts_ranks=True),
     # with method full, it writes the final model
     "consolidate": _Definition(
         1,
@@ -199,7 +199,7 @@ def plan(config: RunConfig) -> Plan:
                 needs,
                 fingerprints[name],
                 definition.shared,
-                definition.trains,
+                definition.starts_ranks,
                 _resources(config, name, definition, degrees),
             )
         )
@@ -221,7 +221,7 @@ def _fingerprint(*parts: Any) -> str:
 def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:
     cluster = config.cluster
     instance = CATALOGUE[cluster.instance_type]
-    if definition.trains:
+    if definition.starts_ranks:
         # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)

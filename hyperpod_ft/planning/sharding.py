@@ -18,7 +18,7 @@ from typing import Literal
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, divisors
 
 Mode = Literal["replicated", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "parameters"]
@@ -88,5 +88,5 @@ def _check_shard_ranks(given: int | None, data_parallel: int) -> None:
     if given and data_parallel % given:
         raise UserError(
             f"parallelism.shard_ranks: {given} does not divide the {data_parallel} data-parallel ranks",
-            "choose a divisor, or leave it out",
+            f"set it to {divisors(data_parallel)}, or leave it out",
         )

@@ -1,4 +1,4 @@
-"""Engine torch's rules: its part of planning (planning/engines.py says what each name is for)."""
+"""Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.memory import Memory, parts
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import check_packing
@@ -63,7 +63,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {kv_heads} key/value heads,"
             " and engine torch does not replicate them",
-            f"choose a divisor of {kv_heads}",
+            f"set it to {divisors(kv_heads)}",
         )
 
 

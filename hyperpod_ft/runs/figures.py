@@ -1,53 +1,72 @@
 """The results of a finished training, from its records: the columns of `compare`, and a line of `status`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.schedule import rows_per_step, total_steps
 from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 
 
 @dataclass(frozen=True)
-class ExactAnswers:
-    """Sampled rows of a split, and how many of them each model answered exactly."""
+class _Line:
+    """A line of the table: its name, and how a value is written."""
 
-    rows: int
-    base: int
-    tuned: int
+    name: str
+    cell: Callable[[Any], str]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.1f}"
+
+
+def _answers(exact: ExactCount) -> str:
+    return f"{exact.tuned}/{exact.rows} (base {exact.base})"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One training. None: unknown for this machine or model, not requested, or not recorded by an earlier version."""
+    """One training. None: unknown for this machine or model, not requested, or not recorded by an earlier version.
+
+    A field is a line of the table, in this order, and the fact of that name unless `figures` says otherwise.
+    """
 
     run: str  # name/id
-    method: str
-    instances: str  # nodes x type
-    trainable_parameters: int | None
-    steps: int | None
-    samples_per_second: float | None  # packed rows
-    documents_per_second: float | None  # examples of the dataset
-    tokens_per_second: float | None  # padding included
-    mfu: float | None  # 0 to 1
-    seconds_per_step: float | None
-    seconds: float | None  # in the training loop, over all attempts
-    warm_up_seconds: float | None
-    precompile_seconds: float | None  # in no other figure
-    attempts: int | None
-    node_hours: float | None
-    accelerator_hours: float | None
-    cost: float | None
-    first_loss: float | None
-    final_loss: float | None
-    base_validation_loss: float | None
-    validation_loss: float | None
-    best_validation_loss: float | None
-    exact_train: ExactAnswers | None
-    exact_validation: ExactAnswers | None
+    method: Annotated[str, _Line("method", str)]
+    instances: Annotated[str, _Line("instances", str)]  # nodes x type
+    trainable_parameters: Annotated[int | None, _Line("trainable parameters", "{:,d}".format)]
+    steps: Annotated[int | None, _Line("steps", "{:,d}".format)]
+    samples_per_second: Annotated[float | None, _Line("samples/s", "{:,.3f}".format)]  # packed rows
+    # examples of the dataset
+    documents_per_second: Annotated[float | None, _Line("documents/s", "{:,.3f}".format)]
+    tokens_per_second: Annotated[float | None, _Line("tokens/s", "{:,.0f}".format)]  # padding included
+    mfu: Annotated[float | None, _Line("MFU", "{:.1%}".format)]  # 0 to 1
+    seconds_per_step: Annotated[float | None, _Line("s/step", "{:,.3f}".format)]
+    seconds: Annotated[float | None, _Line("minutes", _minutes)]  # in the training loop, over all attempts
+    warm_up_seconds: Annotated[float | None, _Line("warm-up, minutes", _minutes)]
+    precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other figure
+    attempts: Annotated[int | None, _Line("attempts", "{:,d}".format)]
+    node_hours: Annotated[float | None, _Line("node-hours", "{:,.3f}".format)]
+    accelerator_hours: Annotated[float | None, _Line("accelerator-hours", "{:,.2f}".format)]
+    cost: Annotated[float | None, _Line("cost", "{:,.2f}".format)]
+    first_loss: Annotated[float | None, _Line("base loss, first step", "{:.4f}".format)]
+    final_loss: Annotated[float | None, _Line("final loss", "{:.4f}".format)]
+    base_validation_loss: Annotated[float | None, _Line("base validation loss", "{:.4f}".format)]
+    validation_loss: Annotated[float | None, _Line("final validation loss", "{:.4f}".format)]
+    best_validation_loss: Annotated[float | None, _Line("best validation loss", "{:.4f}".format)]
+    exact_train: Annotated[ExactCount | None, _Line("exact answers, train", _answers)]
+    exact_validation: Annotated[ExactCount | None, _Line("exact answers, validation", _answers)]
+
+
+# by the name of its field
+_LINES: dict[str, _Line] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Figures, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
 
 
 def figures(run: Run) -> Figures | None:
@@ -63,37 +82,16 @@ def figures(run: Run) -> Figures | None:
     # the price may be set after the training
     hours = facts.get("node_hours")
     cost = usage.cost(run, hours) if hours is not None else None
-    return Figures(
-        run=f"{run.config.name}/{run.plan.run_id}",
-        method=run.config.training.method,
-        instances=f"{nodes} x {run.config.cluster.instance_type}",
-        precompile_seconds=precompiled.seconds if precompiled else None,
-        cost=facts.get("cost") if cost is None else cost,
-        exact_train=_exact(exact.get("train")),
-        exact_validation=_exact(exact.get("validation")),
-        **{name: facts.get(name) for name in _FACTS},
-    )
-
-
-_FACTS = (
-    "trainable_parameters",
-    "steps",
-    "samples_per_second",
-    "documents_per_second",
-    "tokens_per_second",
-    "mfu",
-    "seconds_per_step",
-    "seconds",
-    "warm_up_seconds",
-    "attempts",
-    "node_hours",
-    "accelerator_hours",
-    "first_loss",
-    "final_loss",
-    "base_validation_loss",
-    "validation_loss",
-    "best_validation_loss",
-)
+    values = {one.name: facts.get(one.name) for one in fields(Figures)} | {
+        "run": f"{run.config.name}/{run.plan.run_id}",
+        "method": run.config.training.method,
+        "instances": f"{nodes} x {run.config.cluster.instance_type}",
+        "precompile_seconds": precompiled.seconds if precompiled else None,
+        "cost": facts.get("cost") if cost is None else cost,
+        "exact_train": _exact(exact.get("train")),
+        "exact_validation": _exact(exact.get("validation")),
+    }
+    return Figures(**values)
 
 
 def require(run: Run) -> Figures:
@@ -109,82 +107,29 @@ def _valid(run: Run, stage: str) -> Record | None:
     return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
-def _exact(values: dict[str, Any] | None) -> ExactAnswers | None:
-    return ExactAnswers(**values) if values and values["rows"] else None
-
-
-# The lines of the table: a name, and how a cell is written; None leaves it empty.
-_LINES: tuple[tuple[str, Callable[[Figures], str | None]], ...] = (
-    ("method", lambda of: of.method),
-    ("instances", lambda of: of.instances),
-    ("trainable parameters", lambda of: _number(of.trainable_parameters, ",d")),
-    ("steps", lambda of: _number(of.steps, ",d")),
-    ("samples/s", lambda of: _number(of.samples_per_second, ",.3f")),
-    ("documents/s", lambda of: _number(of.documents_per_second, ",.3f")),
-    ("tokens/s", lambda of: _number(of.tokens_per_second, ",.0f")),
-    ("MFU", lambda of: _number(of.mfu, ".1%")),
-    ("s/step", lambda of: _number(of.seconds_per_step, ",.3f")),
-    ("minutes", lambda of: _number(of.seconds and of.seconds / 60, ",.1f")),
-    ("warm-up, minutes", lambda of: _number(of.warm_up_seconds and of.warm_up_seconds / 60, ",.1f")),
-    ("precompile, minutes", lambda of: _number(of.precompile_seconds and of.precompile_seconds / 60, ",.1f")),
-    ("attempts", lambda of: _number(of.attempts, ",d")),
-    ("node-hours", lambda of: _number(of.node_hours, ",.3f")),
-    ("accelerator-hours", lambda of: _number(of.accelerator_hours, ",.2f")),
-    ("cost", lambda of: _number(of.cost, ",.2f")),
-    ("base loss, first step", lambda of: _number(of.first_loss, ".4f")),
-    ("final loss", lambda of: _number(of.final_loss, ".4f")),
-    ("base validation loss", lambda of: _number(of.base_validation_loss, ".4f")),
-    ("final validation loss", lambda of: _number(of.validation_loss, ".4f")),
-    ("best validation loss", lambda of: _number(of.best_validation_loss, ".4f")),
-    ("exact answers, train", lambda of: _answers(of.exact_train)),
-    ("exact answers, validation", lambda of: _answers(of.exact_validation)),
-)
+def _exact(values: dict[str, Any] | None) -> ExactCount | None:
+    return ExactCount(**values) if values and values["rows"] else None
 
 
 def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
     """Lines of a table with a column for each training, its head first. Lines without any value are left out."""
-    yield ("", *(of.run for of in compared))
-    for name, cell in _LINES:
-        cells = [cell(of) for of in compared]
-        if any(text is not None for text in cells):
-            yield (name, *(text or "" for text in cells))
+    yield ("", *(training.run for training in compared))
+    for field, shown in _LINES.items():
+        values = [getattr(training, field) for training in compared]
+        if any(value is not None for value in values):
+            yield (shown.name, *("" if value is None else shown.cell(value) for value in values))
 
 
-def line(of: Figures) -> str:
+def line(training: Figures) -> str:
     """The speed and the cost of a training in one line."""
     parts = (
-        _number(of.samples_per_second, ",.3f", "{} samples/s"),
-        _number(of.tokens_per_second, ",.0f", "{} tokens/s"),
-        _number(of.mfu, ".1%", "MFU {}"),
-        _number(of.seconds_per_step, ",.3f", "{} s/step"),
-        _number(of.seconds and of.seconds / 60, ",.1f", "{} min"),
-        _number(of.accelerator_hours, ",.2f", "{} accelerator-hours"),
-        _number(of.cost, ",.2f", "cost {}"),
+        ("samples_per_second", "{} samples/s"),
+        ("tokens_per_second", "{} tokens/s"),
+        ("mfu", "MFU {}"),
+        ("seconds_per_step", "{} s/step"),
+        ("seconds", "{} min"),
+        ("accelerator_hours", "{} accelerator-hours"),
+        ("cost", "cost {}"),
     )
-    return ", ".join(part for part in parts if part)
-
-
-def _number(value: float | None, form: str, words: str = "{}") -> str | None:
-    return None if value is None else words.format(format(value, form))
-
-
-def _answers(exact: ExactAnswers | None) -> str | None:
-    return f"{exact.tuned}/{exact.rows} (base {exact.base})" if exact else None
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Optimizer steps in one pass over the training rows, and in the whole run."""
-
-    per_epoch: float
-    total: int
-
-
-def steps(run: Run) -> Steps | None:
-    """How many optimizer steps the run takes; None until its dataset is prepared."""
-    record = run.record("dataset")
-    if record is None or run.why_not_done("dataset"):
-        return None
-    training, rows = run.config.training, int(record.facts["train_rows"])
-    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
-    return Steps(rows / per_step, total_steps(training, rows, per_step))
+    known = ((form, _LINES[field].cell, getattr(training, field)) for field, form in parts)
+    return ", ".join(form.format(cell(value)) for form, cell, value in known if value is not None)

@@ -1,4 +1,4 @@
-"""The records of a run: one of each finished stage, and one of each submitted job."""
+"""The record of a finished stage."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -52,22 +52,6 @@ class Record:
 
 
 _RECORD = TypeAdapter(Record)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One submission of one stage."""
-
-    stage: str
-    job_id: str
-    launcher: str
-    submitted: str  # ISO 8601, UTC
-    slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
-
-    @property
-    def cluster_is_gone(self) -> bool:
-        """Whether it was a local cluster that has ended: its slurm.conf exists only while it runs."""
-        return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
 
 
 def utc_now() -> str:

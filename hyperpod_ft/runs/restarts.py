@@ -82,21 +82,23 @@ _ATTEMPTS = TypeAdapter(list[Attempt])
 def history(run: Run, stage: str) -> list[Attempt]:
     """Every restart of a stage of the run, oldest first; empty when the file is missing or unreadable."""
     try:
-        return _ATTEMPTS.validate_json(run.restarts(stage).read_bytes())
+        return _ATTEMPTS.validate_json(run.restarts_path(stage).read_bytes())
     except (OSError, ValidationError):
         return []
 
 
 def add(run: Run, stage: str, restart: Attempt) -> None:
     """Append a restart to the history."""
-    publish.write_json(run.restarts(stage), [known.as_dict() for known in [*history(run, stage), restart]])
+    publish.write_json(run.restarts_path(stage), [known.as_dict() for known in [*history(run, stage), restart]])
 
 
 def forget(run: Run, stage: str, job_id: str) -> None:
     """Remove the restarts of an earlier job of the same id: of another Slurm, or started by hand."""
     known = history(run, stage)
     if any(restart.job_id == job_id for restart in known):
-        publish.write_json(run.restarts(stage), [restart.as_dict() for restart in known if restart.job_id != job_id])
+        publish.write_json(
+            run.restarts_path(stage), [restart.as_dict() for restart in known if restart.job_id != job_id]
+        )
 
 
 def describe(restarts: Sequence[Attempt], allowed: int) -> str:

@@ -13,13 +13,19 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
-from hyperpod_ft.runs.records import Job, Output, Record
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import Output, Record
 
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
 BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
+
+
+def checkpoint_name(step: int) -> str:
+    """For example `step-00000400`."""
+    return f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Run:
         return self.directory / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step:08d}"
+        return self.checkpoints / checkpoint_name(step)
 
     @property
     def best_checkpoint(self) -> Path:
@@ -114,12 +120,12 @@ class Run:
         return self.trial / "facts.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"
 
     @property
-    def usage(self) -> Path:
+    def usage_path(self) -> Path:
         """How long each attempt at training has held its nodes, one file each."""
         return self.directory / "attempts" / "usage"
 
@@ -134,7 +140,7 @@ class Run:
         return self.directory / ("merged" if "merge" in self.plan else "consolidated")
 
     @property
-    def samples(self) -> Path:
+    def samples_path(self) -> Path:
         return self.directory / "samples.json"
 
     @property
@@ -168,7 +174,7 @@ class Run:
         """Exists when the job was cancelled on purpose."""
         return self.exit_marker(stage, job_id).with_suffix(".cancelled")
 
-    def restarts(self, stage: str) -> Path:
+    def restarts_path(self, stage: str) -> Path:
         """The attempts at a stage that were followed by another, oldest first."""
         return self.directory / "attempts" / f"{stage}.json"
 
@@ -202,7 +208,7 @@ class Run:
         return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
 
     @property
-    def dataset(self) -> Path:
+    def dataset_path(self) -> Path:
         """The tokenized, packed dataset."""
         return self.root / "datasets" / self.plan["dataset"].fingerprint
 
@@ -212,7 +218,7 @@ class Run:
         return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
 
     @property
-    def environment(self) -> Path:
+    def environment_path(self) -> Path:
         """The virtual environment that the `env` stage builds."""
         return self.root / "envs" / self.plan["env"].fingerprint
 
@@ -220,7 +226,7 @@ class Run:
     def python(self) -> Path:
         """The interpreter of the stages that need torch."""
         given = self.config.env.python
-        return Path(given) if given else self.environment / "bin" / "python"
+        return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:
         planned = self.plan[stage]

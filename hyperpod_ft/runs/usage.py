@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -41,8 +42,8 @@ _USAGE = TypeAdapter(Usage)
 def counted(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
-    job_id = os.environ.get("HYPERPOD_FT_JOB_ID", "")
-    path = run.usage / f"{started.replace(':', '')}-{os.getpid()}.json"
+    job_id = own_job_id()
+    path = run.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
     nodes = run.plan.degrees.nodes
     accelerators = nodes * CATALOGUE[run.config.cluster.instance_type].devices
     ended = threading.Event()
@@ -71,7 +72,7 @@ def counted(run: Run) -> Iterator[None]:
 def read(run: Run) -> list[Usage]:
     """Every attempt so far, oldest first; damaged files are skipped."""
     found = []
-    for path in run.usage.glob("*.json"):
+    for path in run.usage_path.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             found.append(_USAGE.validate_json(path.read_bytes()))
     return sorted(found, key=lambda usage: usage.started)

@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.stages.dataset RUN_DIR
 
-Reads `run.raw_dataset` with the tokenizer of `run.base_model` and writes `run.dataset` (see data/prepared.py).
+Reads `run.raw_dataset` with the tokenizer of `run.base_model` and writes `run.dataset_path` (see data/prepared.py).
 The same inputs give the same bytes with any number of processes.
 """
 
@@ -45,13 +45,13 @@ def work(run: Run) -> Result:
     dataset = run.config.dataset
     encoder = Encoder.load(run.base_model, chat=dataset.format == "chat")
     chunks = reading.chunks(run.raw_dataset)
-    run.dataset.parent.mkdir(parents=True, exist_ok=True)
-    stream = TokenStream(run.dataset.parent)
+    run.dataset_path.parent.mkdir(parents=True, exist_ok=True)
+    stream = TokenStream(run.dataset_path.parent)
     counts, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
     counts.check(dataset)
     examples = stream.tokens()
     drawn = draw(len(examples), dataset.validation_share, run.config.seed)
-    with publish.new_directory(run.dataset) as directory:
+    with publish.new_directory(run.dataset_path) as directory:
         layouts = {
             "train": _write(directory, "train", examples, drawn.train, dataset, run.config.seed, encoder.pad),
             "validation": _write(
@@ -64,7 +64,7 @@ def work(run: Run) -> Result:
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
-    return Result([run.dataset], report.as_dict())
+    return Result([run.dataset_path], report.as_dict())
 
 
 def _tokenize(

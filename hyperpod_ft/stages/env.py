@@ -19,7 +19,7 @@ from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron
-from hyperpod_ft.planning.engines import rules_of
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
@@ -44,8 +44,8 @@ def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), []
     if config.env.python is None:
         pins = pins_file(rules.environment_name(config))
-        build(pins, run.environment, config.engine, config.env.package_repositories)
-        outputs = [run.environment / "pyvenv.cfg"]
+        build(pins, run.environment_path, config.engine, config.env.package_repositories)
+        outputs = [run.environment_path / "pyvenv.cfg"]
     found = probe(run.python, (*_KIT, *rules.IMPORTS), rules.packages_remedy(config))
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}

@@ -55,7 +55,7 @@ def work(run: Run) -> Result:
     # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
-    prepared = Prepared.open(run.dataset)
+    prepared = Prepared.open(run.dataset_path)
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
@@ -76,8 +76,8 @@ def work(run: Run) -> Result:
             f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts as the base model",
             "train longer, or with a higher training.learning_rate",
         )
-    publish.write_json(run.samples, comparison.as_dict())
-    return Result((run.samples,), comparison.figures())
+    publish.write_json(run.samples_path, comparison.as_dict())
+    return Result((run.samples_path,), comparison.figures())
 
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:

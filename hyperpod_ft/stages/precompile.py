@@ -4,7 +4,8 @@
 
 Runs once, on the first node, and starts COMMAND: the training command on every node, each torchrun under
 `neuron_parallel_compile`. That runs `python -m hyperpod_ft.stages.train RUN_DIR --trial` only to collect graphs, then
-compiles them in parallel. Success is read from the cache, which all runs of the same shapes share.
+compiles them in parallel. It succeeds when the trial did, the command's exit status is 0, and no graph is missing from
+the cache, which all runs of the same shapes share.
 """
 
 import json

@@ -4,7 +4,6 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
-import os
 import platform
 import sys
 import time
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, print_error
+from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -58,12 +58,6 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
         _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
 
 
-def print_error(name: str, message: str) -> None:
-    """Print a user's error, each line marked `error: `."""
-    for line in message.splitlines():
-        print(f"error: {name}: {line}", file=sys.stderr, flush=True)
-
-
 def _end(name: str, message: str) -> NoReturn:
     print_error(name, message)
     sys.exit(EXIT_USER_ERROR)
@@ -76,7 +70,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
     # a job does not hold accelerators while another does the same work, unless both share the result
-    patience = _TRAINING_PATIENCE_SECONDS if planned.trains and not planned.shared else None
+    patience = _TRAINING_PATIENCE_SECONDS if planned.starts_ranks and not planned.shared else None
     with publish.lock(run.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience):
         if run.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)
@@ -93,7 +87,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             started=started,
             seconds=round(time.monotonic() - clock, 3),
             host=platform.node(),
-            job_id=os.environ.get("HYPERPOD_FT_JOB_ID", ""),
+            job_id=own_job_id(),
             versions=versions(),
         ).write(run.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)

@@ -1,11 +1,10 @@
 """Stage train: fine-tune the model on the run's prepared rows.
 
-    python -m torch.distributed.run --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
+    python -m hyperpod_ft.job.torchrun --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
 
 Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
 signals the others to begin. Writes `checkpoints/step-*/` and `metrics.jsonl`. When started again, it resumes from the
-newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal
-stopped it after saving.
+newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal stopped it after saving.
 
 With `--trial` it runs only `neuron.precompile_steps` steps, for stage precompile, which starts it under
 `neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
@@ -40,7 +39,7 @@ from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, Trained
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import restarts, usage
@@ -58,7 +57,7 @@ def main() -> None:
         run, processes = _join()
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same error; one prints it
-            stage.print_error("train", str(error))
+            print_error("train", str(error))
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
@@ -98,7 +97,9 @@ def _run_rank_0(processes: Processes) -> None:
             processes.store.set(_DECISION, "train")
             trained: Trained = chosen.train(run, processes)
         restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts | graphs | restarted | usage.totals(run))
+        return stage.Result(
+            (trained.checkpoint, run.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
+        )
 
     try:
         stage.main("train", work)
@@ -174,14 +175,14 @@ def _run_other_rank(run: Run, processes: Processes) -> None:
 def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
     if processes.leads:
-        stage.print_error("train", str(error))
+        print_error("train", str(error))
         processes.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)
     # torchrun ends every rank as soon as one fails: rank 0 gets time to print
     try:
         processes.store.wait([_REPORTED], timedelta(seconds=30))
     except RuntimeError:
-        stage.print_error("train", str(error))
+        print_error("train", str(error))
     sys.exit(EXIT_USER_ERROR)
 
 

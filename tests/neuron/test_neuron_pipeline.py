@@ -79,7 +79,7 @@ def test_the_flagship_recipe_trains_a_tiny_llama(neuron_python: str, tmp_path: P
     (directory,) = (tmp_path / "root" / "runs").glob("*/*")
     record = json.loads((directory / "records" / "train.json").read_text())
     assert record["facts"]["steps"] == 30 and record["facts"]["final_loss"] < record["facts"]["first_loss"]
-    assert (record["facts"]["tp"], record["facts"]["graphs_compiled"]) == (4, 0)
+    assert (record["facts"]["tensor_parallel"], record["facts"]["graphs_compiled"]) == (4, 0)
     assert (directory / "merged" / "model.safetensors").is_file()
     samples = json.loads((directory / "samples.json").read_text())
     assert samples

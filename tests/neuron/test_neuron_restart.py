@@ -19,7 +19,7 @@ STEPS = {"training.max_steps": 12, "training.save_every_steps": 4}
 
 def last_step(run: Run) -> int:
     try:
-        return run.metrics.read_text().count("\n")
+        return run.metrics_path.read_text().count("\n")
     except FileNotFoundError:
         return 0
 

@@ -21,7 +21,7 @@ from hyperpod_ft.cli import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster, default_directory, programs
 from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
-from hyperpod_ft.localcluster.slurm_conf import Shape, render_cgroup_conf, render_slurm_conf
+from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
 from hyperpod_ft.processes import ProcessIdentity, descendants
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
@@ -458,8 +458,8 @@ def test_port_blocks_are_exclusive_and_skip_a_taken_port() -> None:
 
 
 def test_conf_suits_the_version() -> None:
-    shape = Shape(nodes=2, cpus=4, memory_mb=100, first_port=17000, first_job_id=1, slurm_version="22.05.8")
-    text = render_slurm_conf(shape, Path("/tmp/x"), "someone", "host")
+    spec = ClusterSpec(nodes=2, cpus=4, memory_mb=100, first_port=17000, first_job_id=1, slurm_version="22.05.8")
+    text = render_slurm_conf(spec, Path("/tmp/x"), "someone", "host")
     assert "NodeName=node2 NodeHostname=host NodeAddr=127.0.0.1 Port=17002 CPUs=4 RealMemory=100 State=UNKNOWN" in text
     assert "/none" not in text
     assert render_cgroup_conf((23, 11)) == "CgroupPlugin=cgroup/v1\n"

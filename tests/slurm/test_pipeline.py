@@ -129,14 +129,14 @@ def test_the_quickstart_recipe_learns(head: Head) -> None:
     """As it is shipped, TP=2 x DP=2 over two nodes: base under 5 % of 20 training questions, tuned 90 % at least."""
     head("submit", "quickstart", "--watch")
     run = Run.open(Path(head.status()["directory"]))
-    samples = json.loads(run.samples.read_text())
+    samples = json.loads(run.samples_path.read_text())
     exact = samples["exact_match"]["train"]
     assert exact["rows"] == 20
     assert exact["base"] < 0.05 * 20
     assert exact["tuned"] >= 0.9 * 20
     assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
     facts = run.record("train").facts  # type: ignore[union-attr]
-    assert (facts["tp"], facts["dp"], facts["world_size"]) == (2, 2, 4)
+    assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
 
 
 UNDISTURBED = {"max_steps": 12, "save_every_steps": 5}
@@ -166,7 +166,7 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
     written = {"adapter_config.json", "adapter_model.safetensors", "XXH128SUMS"}
     assert {path.name for path in run.adapter.iterdir()} == written
     assert {"config.json", "README.md", "tokenizer.json"} <= {path.name for path in run.tuned_model.iterdir()}
-    samples = json.loads(run.samples.read_text())
+    samples = json.loads(run.samples_path.read_text())
     assert samples["exact_match"]["train"]["rows"] == 2
     for stage in STAGES:
         record = run.record(stage)
@@ -319,7 +319,7 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     run = Run.open(Path(directory))
     head.wait(lambda: len(metrics(directory)) >= 6)
     os.kill(ranks_of(directory)[0], signal.SIGKILL)
-    head.wait(lambda: run.restarts("train").exists())
+    head.wait(lambda: run.restarts_path("train").exists())
     training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
     assert training["state"] == "running"
     assert training["restarts"].startswith("restart 1 of 3 (rank ")

@@ -195,7 +195,7 @@ def train_here(run: Run) -> Record:
 
     def work(run: Run) -> stage.Result:
         trained = engine("torch").train(run, Processes(0, 1, 0, torch.distributed.HashStore()))
-        return stage.Result((trained.checkpoint, run.metrics), trained.facts)
+        return stage.Result((trained.checkpoint, run.metrics_path), trained.facts)
 
     stage.perform(run, "train", work)
     record = run.record("train")
@@ -249,8 +249,8 @@ def make_run(tmp_path: Path) -> MakeRun:
         if not run.base_model.exists():
             torch.manual_seed(7)
             AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)
-        if not (run.dataset / "train").exists():
-            write_rows(run.dataset / "train", rows, max_length)
+        if not (run.dataset_path / "train").exists():
+            write_rows(run.dataset_path / "train", rows, max_length)
         for need in run.plan["train"].needs:
             facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
             Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(
@@ -262,7 +262,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
 
 
 def curve(run: Run) -> list[tuple[int, float, float, float]]:

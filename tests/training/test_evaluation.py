@@ -29,8 +29,8 @@ OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "tr
 def make_evaluated(make_run: MakeRun) -> MakeRun:
     def make(settings: dict[str, Any], **more: Any) -> Run:
         run = make_run(settings=settings, **more)
-        if not (run.dataset / "validation").exists():
-            write_rows(run.dataset / "validation", rows=5, max_length=32, seed=9)
+        if not (run.dataset_path / "validation").exists():
+            write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
         return run
 
     return make
@@ -60,14 +60,14 @@ def test_losses_of_base_and_last_weights_are_those_of_the_models(make_evaluated:
     run = make_evaluated(EVERY_2 | {"training.method": "full"})
     facts = train_here(run).facts
     assert facts["base_validation_loss"] == pytest.approx(
-        mean_loss(run.base_model, run.dataset / "validation"), rel=1e-5
+        mean_loss(run.base_model, run.dataset_path / "validation"), rel=1e-5
     )
     losses = validation_losses(run)
     assert list(losses) == [2, 4, 6]
     assert facts["validation_loss"] == losses[6]
     assert facts["best_validation_loss"] == min(losses.values())
     consolidate.work(run)
-    assert losses[6] == pytest.approx(mean_loss(run.tuned_model, run.dataset / "validation"), rel=1e-5)
+    assert losses[6] == pytest.approx(mean_loss(run.tuned_model, run.dataset_path / "validation"), rel=1e-5)
 
 
 def test_evaluation_changes_nothing_of_the_training(make_evaluated: MakeRun) -> None:
@@ -95,7 +95,7 @@ def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) 
     assert described["step"] == facts["best_step"]
     consolidate.work(run)
     rounding = 1e-5 if dtype == "fp32" else 2e-3
-    assert mean_loss(run.tuned_model, run.dataset / "validation") == pytest.approx(
+    assert mean_loss(run.tuned_model, run.dataset_path / "validation") == pytest.approx(
         facts["best_validation_loss"], rel=rounding
     )
     shutil.rmtree(run.best_checkpoint)

@@ -59,7 +59,7 @@ def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
         if training.method == "lora" and (value := filled_value(name, parameter.shape, run.config.seed)) is not None:
             parameter.data = value
     arrays = {
-        name: np.load(run.dataset / "train" / f"{name}.npy").astype(np.int64)
+        name: np.load(run.dataset_path / "train" / f"{name}.npy").astype(np.int64)
         for name in ("input_ids", "labels", "position_ids")
     }
     order = DataOrder(len(arrays["labels"]), run.config.seed, ROWS_PER_STEP, 1, 1)

@@ -37,7 +37,7 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     assert facts["steps"] == 7 and facts["tokens"] == 7 * 2 * 32 and facts["resumed_from"] == []
     assert facts["epochs"] == pytest.approx(14 / 24, abs=1e-4)
     assert facts["first_loss"] == metrics(run)[0]["loss"] and facts["final_loss"] == metrics(run)[-1]["loss"]
-    assert {facts["world_size"], facts["dp"], facts["tp"]} == {1}
+    assert {facts["world_size"], facts["data_parallel"], facts["tensor_parallel"]} == {1}
     assert facts["samples"] == 7 * 2 and facts["mfu"] is None, "the peak of these CPUs is unknown"
     for row in metrics(run):
         assert row["samples_per_second"] == pytest.approx(2 / row["seconds_per_step"], rel=0.02)
@@ -88,7 +88,7 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(make_run: MakeRun, caps
     foreign = run.checkpoints / "step-00000004" / "checkpoint.json"
     publish.write_json(foreign, json.loads(foreign.read_text()) | {"fingerprint": "other"})
     (run.checkpoints / ".step-00000008.partial").mkdir()
-    with run.metrics.open("a") as stream:
+    with run.metrics_path.open("a") as stream:
         stream.write('{"step": 11, "loss": }\n[{}]\n{"step": null}\n{"loss": 1}\n{"step": 11, "los')
     capsys.readouterr()
 
@@ -122,11 +122,11 @@ def test_an_interruption_changes_no_step(make_run: MakeRun, variant: dict[str, o
 def test_killed_between_last_save_and_record(make_run: MakeRun) -> None:
     run = make_run()
     first = train_here(run)
-    before = run.metrics.read_bytes()
+    before = run.metrics_path.read_bytes()
     run.record_path("train").unlink()
     again = train_here(run)
     assert again.facts == first.facts and again.outputs == first.outputs
-    assert run.metrics.read_bytes() == before
+    assert run.metrics_path.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format": 1}', "[]", '{"format": 9}'])
@@ -139,8 +139,8 @@ def test_rows_that_stage_dataset_did_not_write_are_refused(make_run: MakeRun, tr
     run = make_run(settings={"training.max_steps": 1})
     recorded = run.record("dataset")
     assert recorded is not None
-    replace(recorded, outputs=run.outputs_of([run.dataset])).write(run.record_path("dataset"))
-    labels = run.dataset / "train" / "labels.npy"
+    replace(recorded, outputs=run.outputs_of([run.dataset_path])).write(run.record_path("dataset"))
+    labels = run.dataset_path / "train" / "labels.npy"
     content = labels.read_bytes()
     labels.write_bytes(content[:-1] + b"\x01")
     status, said = train_program(run)

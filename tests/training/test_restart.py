@@ -20,7 +20,7 @@ DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1, "dora": True, "plus_rati
 
 def last_step(run: Run) -> int:
     try:
-        return run.metrics.read_text().count("\n")
+        return run.metrics_path.read_text().count("\n")
     except FileNotFoundError:
         return 0
 

@@ -117,7 +117,7 @@ class ClusterWatch:
                     "run the command again to keep waiting; until then everything costs money",
                 )
             time.sleep(self.poll_seconds)
-        self.say(f"cluster {self.name}: does not exist (any more)")
+        self.say(f"cluster {self.name}: no longer exists")
 
     def _report(self, cluster: Cluster, nodes: list[Node]) -> None:
         self._report_change("cluster", cluster.status)

@@ -51,9 +51,9 @@ def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHT
     return names
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises UserError when it is missing or is not a JSON object."""
-    return read_object(directory / CONFIG, "download the model again")
+def read_config(directory: Path, remedy: str = "download the model again") -> dict[str, Any]:
+    """config.json. Raises UserError, with `remedy`, when it is missing or is not a JSON object."""
+    return read_object(directory / CONFIG, remedy)
 
 
 def set_dtype(directory: Path, torch_name: str) -> None:

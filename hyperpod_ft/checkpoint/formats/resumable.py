@@ -35,8 +35,8 @@ def resumable_directory(target: Path, identity: Mapping[str, Any]) -> Iterator[P
     or failing volume, an interrupt or a kill leaves the finished files.
     """
     text = json.dumps(identity, sort_keys=True)
-    if target.with_name(f".{target.name}.partial").is_file():
-        publish.remove(target.with_name(f".{target.name}.partial"))
+    if publish.partial_of(target).is_file():
+        publish.remove(publish.partial_of(target))
     with publish.new_directory(target, keep_partial=True) as partial:
         _clear(partial, text)
         try:

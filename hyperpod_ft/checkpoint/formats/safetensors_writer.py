@@ -126,7 +126,7 @@ def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecut
     # widest dtype first, as safetensors itself does, so that every tensor starts at a multiple of its element size
     ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])
     content = _Content(_header(ordered), ordered)
-    partial = final.with_name(f".{final.name}.partial")
+    partial = publish.partial_of(final)
     digest = Digest()
     with DirectWriter(partial) as file:
 

@@ -16,7 +16,7 @@ THREADS = min(8, 2 + usable_cpus())
 
 def for_each(pool: ThreadPoolExecutor, begins: Iterable[int], work: Callable[[int], None]) -> None:
     """Call `work(begin)` for all, started in this order. If one fails, those not started are skipped. Its error is
-    raised after the others have ended, when no thread uses the file any more.
+    raised after the others have ended, when no thread uses the file.
     """
     futures: list[Future[None]] = []
     try:

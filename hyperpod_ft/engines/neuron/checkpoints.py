@@ -113,8 +113,7 @@ class Checkpoints:
         return progress
 
     def _partial(self, progress: Progress) -> Path:
-        final = self._run.checkpoint(progress.step)
-        return final.with_name(f".{final.name}.partial")
+        return publish.partial_of(self._run.checkpoint(progress.step))
 
     def _barrier(self, progress: Progress, what: str) -> None:
         self._processes.gather(f"checkpoint/{progress.step}/{what}", None)

@@ -7,7 +7,6 @@ separately.) Per step, ranks exchange their results in one all-reduce, which the
 the next step: the host traces one step ahead.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
@@ -68,7 +67,7 @@ class TrainingLoop:
     def __init__(self, run: Run, processes: Processes) -> None:
         self.run, self.processes = run, processes
         self.config, degrees = run.config.training, run.plan.degrees
-        self.rows = PackedSplit(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset_path / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.steps = total_steps(self.config, len(self.rows), of_step)
@@ -103,7 +102,7 @@ class TrainingLoop:
         )
         if self.processes.leads:
             self.log.open()
-            self._announce()
+            self.log.announce(f"{self.trainable_parameters:,}", "neuron")
         sent: _Sent | None = None
         stop = 0
         with collect_signals() as signals:
@@ -123,7 +122,8 @@ class TrainingLoop:
                         self.checkpoints.finish()
                         raise Interrupted(number, stop)
         self.checkpoints.finish()
-        return Trained(self.run.checkpoint(self.steps), self._facts())
+        facts = metrics.facts(self.run, self.throughput, self.order.rows, self.progress, self.trainable_parameters)
+        return Trained(self.run.checkpoint(self.steps), facts)
 
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Send all of step `number` to the device, without waiting for it."""
@@ -140,7 +140,7 @@ class TrainingLoop:
                 # equal on the ranks of one model, except in a pipeline: its last stage has the loss, the others 0
                 loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
                 optimizer.grad_norm.detach().float().reshape(()) / self.processes.world_size,
-                *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
+                *torch.tensor(flags(signals), device=self.device),
             ]
         )
         summary = xm.all_reduce(xm.REDUCE_SUM, summary)
@@ -197,44 +197,18 @@ class TrainingLoop:
         Raises UserError, on every rank, when loss or gradients are not finite, or training diverges.
         """
         loss, norm, *asked = sent.summary.cpu().tolist()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise UserError(
-                f"step {sent.number}: the loss is {loss} and the gradient norm {norm}; nothing was saved",
-                "lower training.learning_rate, or check the rows of this step",
-            )
+        sanity.check_finite(sent.number, loss, norm)
         self.progress = self.log.advance(self.progress, loss)
         if self.processes.leads:
             self.log.write(self.progress, sent.learning_rate, norm)
         sanity.check(self.config, self.progress, self.steps, self.vocabulary)
-        return int(max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0))
+        return stop_signal(asked)
 
     def _resume(self) -> None:
         """Load the newest complete checkpoint; without one, start at step 0."""
         self.progress = self.checkpoints.restore()
         if 0 < self.progress.step < self.steps:
             self.progress = replace(self.progress, resumed_from=(*self.progress.resumed_from, self.progress.step))
-
-    def _announce(self) -> None:
-        degrees, order = self.run.plan.degrees, self.order
-        print(
-            f"train: {self.config.method} of {self.trainable_parameters:,} parameters"
-            f" in {self.config.precision} on {degrees.world_size} ranks (dp {degrees.data_parallel}"
-            f" x pp {degrees.pipeline_parallel} x tp {degrees.tensor_parallel}, neuron);"
-            f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
-            flush=True,
-        )
-        if self.progress.step:
-            print(f"train: resuming from step {self.progress.step}", flush=True)
-
-    def _facts(self) -> dict[str, Any]:
-        degrees = self.run.plan.degrees
-        return metrics.facts(self.run, self.throughput, self.order.rows, self.progress) | {
-            "trainable_parameters": self.trainable_parameters,
-            "world_size": degrees.world_size,
-            "dp": degrees.data_parallel,
-            "pp": degrees.pipeline_parallel,
-            "tp": degrees.tensor_parallel,
-        }
 
 
 def _peak_memory_mb() -> float:

@@ -119,7 +119,7 @@ class Checkpoints:
                 yield partial
         else:
             dist.barrier(self._group)
-            yield final.with_name(f".{final.name}.partial")
+            yield publish.partial_of(final)
 
 
 class _Writer(dcp.FileSystemWriter):

@@ -20,7 +20,7 @@ from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints
@@ -72,7 +72,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = mesh["tp"].size()
         self.data_parallel_rank = mesh.get_local_rank("dp")
-        self.rows = PackedSplit(run.dataset / "train")
+        self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
@@ -107,7 +107,10 @@ class TrainingLoop:
         )
         if self.processes.leads:
             log.open()
-            self._announce(progress)
+            log.announce(
+                f"{self.model.trainable_parameters:,} of {self.model.total_parameters:,}",
+                f"{self.sharding}, {self.device.type}",
+            )
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validation_loss(log))
@@ -141,12 +144,12 @@ class TrainingLoop:
 
     def _evaluation(self) -> Evaluation | None:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-        directory = self.run.dataset / "validation"
+        directory = self.run.dataset_path / "validation"
         if directory.is_dir():
             return Evaluation(directory, self.config.micro_batch_size, self.device, self.mesh)
         if self.config.evaluate_every_steps:
             raise UserError(
-                f"training.evaluate_every_steps: {self.run.dataset} holds out no validation rows",
+                f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",
                 "raise dataset.validation_share, or add data",
             )
         return None
@@ -166,21 +169,16 @@ class TrainingLoop:
                 # equal on the ranks of a tp group, so each contributes its share
                 loss / self.tensor_parallel,
                 share_of_norm,
-                *torch.tensor([float(known in signals) for known in SIGNALS], device=self.device),
+                *torch.tensor(flags(signals), device=self.device),
             ]
         )
         dist.all_reduce(summary)
         mean_loss, squared_norm, *asked = summary.tolist()
         norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
-        if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise UserError(
-                f"step {number}: the loss is {mean_loss} and the gradient norm {norm}; nothing was saved",
-                "lower training.learning_rate, or check the rows of this step",
-            )
+        sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
         self.optimizer.step(rate, norm)
-        stop = max((known for known, ranks in zip(SIGNALS, asked, strict=True) if ranks), default=0)
-        return Step(number, mean_loss, norm, rate, int(stop))
+        return Step(number, mean_loss, norm, rate, stop_signal(asked))
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
@@ -267,25 +265,9 @@ class TrainingLoop:
             return progress
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
-    def _announce(self, progress: Progress) -> None:
-        degrees, order = self.run.plan.degrees, self.order
-        print(
-            f"train: {self.config.method} of {self.model.trainable_parameters:,} of"
-            f" {self.model.total_parameters:,} parameters in {self.config.precision} on {degrees.world_size} ranks"
-            f" (dp {degrees.data_parallel} x tp {degrees.tensor_parallel}, {self.sharding}, {self.device.type});"
-            f" {self.steps} steps of {order.rows_per_step} rows x {self.rows.max_length} tokens, {order.rows} rows",
-            flush=True,
-        )
-        if progress.step:
-            print(f"train: resuming from step {progress.step}", flush=True)
-
     def _facts(self, progress: Progress) -> dict[str, Any]:
-        degrees = self.run.plan.degrees
-        return metrics.facts(self.run, self.throughput, self.order.rows, progress) | {
-            "trainable_parameters": self.model.trainable_parameters,
+        trained = self.model.trainable_parameters
+        return metrics.facts(self.run, self.throughput, self.order.rows, progress, trained) | {
             "total_parameters": self.model.total_parameters,
-            "world_size": degrees.world_size,
-            "dp": degrees.data_parallel,
-            "tp": degrees.tensor_parallel,
             "sharding": str(self.sharding),
         }

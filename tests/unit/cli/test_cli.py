@@ -60,7 +60,7 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     arguments = "plan", "llama3-8b-full-trn1", *here
     plan = call(*arguments, cwd=tmp_path)
     assert plan.returncode == 0, plan.stderr
-    assert "memory    9.7 GiB a rank (weights 1.9, gradients 4.7," in plan.stdout
+    assert "memory    9.7 GiB per rank (weights 1.9, gradients 4.7," in plan.stdout
     memory = json.loads(call(*arguments, "--json", cwd=tmp_path).stdout)["memory"]
     assert sum(memory["bytes"].values()) < memory["available_bytes"] == 16 * 2**30 * 0.9
     refusal = refused(*arguments, "--set=parallelism.tensor_parallel=4", cwd=tmp_path)

@@ -61,3 +61,10 @@ def test_it_can_be_turned_off() -> None:
     off = Training(sanity_steps=0)
     sanity.check(off, after([90.0]), 1, VOCABULARY)
     sanity.check(off, after([2.0] + [90.0] * 9), 10, VOCABULARY)
+
+
+@pytest.mark.parametrize(("loss", "grad_norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
+def test_what_is_not_finite_stops_the_run(loss: float, grad_norm: float) -> None:
+    sanity.check_finite(3, 2.0, 0.0)
+    with pytest.raises(UserError, match=f"step 3: the loss is {loss} and the gradient norm {grad_norm}"):
+        sanity.check_finite(3, loss, grad_norm)

@@ -133,7 +133,7 @@ def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeyp
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     (run.checkpoints / ".step-00000020.partial").mkdir()
     (run.checkpoints / "step-00000030.copy").mkdir()
-    run.metrics.write_text('{"step": 11}\n{"step": 12}\n{"st')
+    run.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
     assert (attempts.newest_checkpoint(run), attempts.last_step(run)) == (10, 12)
     for _ in range(2):
         restarts.add(run, "train", attempt())
@@ -162,10 +162,10 @@ def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "failure-0-node1.json").write_text('{"node": ')
     (tmp_path / "failure-0-node2.json").write_text('{"node": "node2", "rank": 1, "status": 9, "time": 1.0}')
     assert [failure.node for failure in attempts.failures(tmp_path)] == ["node2"]
-    run.restarts("train").parent.mkdir()
-    run.restarts("train").write_text('[{"job_id": "7"}]')
+    run.restarts_path("train").parent.mkdir()
+    run.restarts_path("train").write_text('[{"job_id": "7"}]')
     assert restarts.history(run, "train") == []
-    run.metrics.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
+    run.metrics_path.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
     assert attempts.last_step(run) == 7
 
 

@@ -175,18 +175,24 @@ def test_the_first_node_reports_for_all(
 
     (tmp_path / "node-0-1.json").unlink()
     monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(health.Slurm, "host_names", lambda *_: ["node1", "node2"])
+    monkeypatch.setattr(health.SlurmLauncher, "host_names", lambda *_: ["node1", "node2"])
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     assert on(0) == 1
-    assert capfd.readouterr().err.startswith(f"error: health: node2: no report on {tmp_path} within 0.1 s")
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: health: node2: no report on {tmp_path} within 0.1 s; mount the volume there, or ")
+    assert said.endswith('drain the node: scontrol update nodename=node2 state=drain reason="hyperpod-ft health"\n')
 
     monkeypatch.setattr(health.publish, "write_json", full)
     assert on(1) == 2
     said = capfd.readouterr().err
-    assert said.startswith(f"error: health: node2: cannot write to {tmp_path}: No space left on device; take it out: ")
+    assert said.startswith(
+        f"error: health: node2: cannot write to {tmp_path}: No space left on device; drain the node: "
+    )
     monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path / "elsewhere"))
     assert on(1) == 2
-    assert capfd.readouterr().err.startswith(f"error: health: node2: does not see {tmp_path / 'elsewhere'}; take it")
+    assert capfd.readouterr().err.startswith(
+        f"error: health: node2: does not see {tmp_path / 'elsewhere'}; drain the node: "
+    )
 
 
 def test_by_hand_and_misused(make_run: MakeRun, tmp_path: Path) -> None:

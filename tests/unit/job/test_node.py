@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from provision.steps import limits
 
-from hyperpod_ft.job.node import master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.node import MASTER_PORTS, master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -35,27 +38,34 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: Path) -> None:
     run = make_run(cluster__nodes=2)
-    options = rendezvous(run, {"SLURM_JOB_ID": "7"})
+    options = rendezvous(run, SlurmStep.from_environment({"SLURM_JOB_ID": "7"}))
     assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
-    assert rendezvous(run, {}) == ["--standalone", "--nproc-per-node=4"]
+    assert rendezvous(run, SlurmStep.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
 
 
-def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     """Otherwise a rank that an earlier attempt left behind takes the place of a new one."""
     run = make_run()
     ports = set()
     for restart in range(3):
         for step in range(5):
-            monkeypatch.setenv("SLURM_STEP_ID", str(step))
-            ports.add(master_port(run, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart)}))
+            variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
+            ports.add(master_port(run, SlurmStep.from_environment(variables)))
     assert len(ports) == 15
     assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
+    assert ports <= set(MASTER_PORTS)
+
+
+def test_the_ranks_of_jobs_and_the_daemons_of_a_local_cluster_use_other_ports() -> None:
+    assert set(MASTER_PORTS).isdisjoint(local_cluster.PORTS)
+    assert local_cluster.PORTS[-1] < 32768, "below the ephemeral ports"
+    assert f"{MASTER_PORTS[0]}-{MASTER_PORTS[-1]}" in limits.PORTS.split(","), "reserved on nodes"
 
 
 def test_precompile_runs_a_trial_under_graph_extraction(make_run: MakeRun) -> None:
     run = make_run()
-    train = torchrun_command(run, ["--standalone"], "0", precompile=False)
-    precompile = torchrun_command(run, ["--standalone"], "0", precompile=True)
+    train = torchrun_command(run, ["--standalone"], 0, precompile=False)
+    precompile = torchrun_command(run, ["--standalone"], 0, precompile=True)
     assert precompile == ["neuron_parallel_compile", *train, "--trial"]
     assert train[-2:] == ["hyperpod_ft.stages.train", str(run.directory)]
 

@@ -279,7 +279,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
     with pytest.raises(UserError) as error:
         check_memory(config, degrees_of(config), shape_of(model_config))
     assert "14.4 of its 16 GiB" in str(error.value)
-    assert "GiB a rank (weights " in str(error.value)
+    assert "GiB per rank (weights " in str(error.value)
     assert remedy in str(error.value)
 
 

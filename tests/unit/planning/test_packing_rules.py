@@ -175,3 +175,10 @@ def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
     config = make_run(dataset__packing="none").config
     assert check_model_directory(config, degrees_of(config), tmp_path).memory is None
+
+
+def test_the_documented_families_are_those_that_are_packed() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    section = page.split("### Packing with engine `torch`")[1].split("\n#")[0]
+    listed = section.split("config.json:")[1]
+    assert set(listed.replace("`", "").replace(".\n", "").replace(",", " ").split()) == SEPARATING_FAMILIES

@@ -50,7 +50,10 @@ def test_tensor_parallelism_when_nothing_is_said(make_run: MakeRun, overrides: d
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"dataset__max_length": 2044}, "8 does not divide dataset.max_length 2044"),
+        (
+            {"dataset__max_length": 2044},
+            "8 does not divide dataset.max_length 2044; .* to 2048, or tensor_parallel to 1, 2 or 4$",
+        ),
         ({"dataset__max_length": 2044, "neuron__sequence_parallel": False, "training__precision": "fp32"}, None),
         ({"dataset__max_length": 2044, "parallelism": {"tensor_parallel": 1}}, None),
         ({"neuron__sequence_parallel": False}, "neuron.sequence_parallel: .* 8 tensor-parallel ranks; set it to true"),
@@ -70,8 +73,20 @@ def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], word
 @pytest.mark.parametrize(
     ("instance_type", "nodes", "degrees", "sdk", "words"),
     [
-        ("trn1.32xlarge", 1, (4, 2), "2.28.0", "pipeline_parallel: 2 does not divide the 1 nodes"),
-        ("trn1n.32xlarge", 3, (4, 2), "2.26.1", "pipeline_parallel: 2 does not divide the 3 nodes"),
+        (
+            "trn1.32xlarge",
+            1,
+            (4, 2),
+            "2.28.0",
+            "pipeline_parallel: 2 does not divide cluster.nodes 1, .* set it to 1, or choose",
+        ),
+        (
+            "trn1n.32xlarge",
+            3,
+            (4, 2),
+            "2.26.1",
+            "pipeline_parallel: 2 does not divide cluster.nodes 3, .* set it to 1 or 3, or",
+        ),
         ("trn1.32xlarge", 4, (4, 2), "2.26.1", None),
         ("trn1.32xlarge", 1, (4, 1), "2.26.1", None),
         ("trn1.32xlarge", 1, (8, 2), "2.26.1", None),
@@ -119,13 +134,18 @@ def test_flash_attention_is_used_where_rows_have_its_length(make_run: MakeRun) -
 @pytest.mark.parametrize(
     ("tensor_parallel", "engine", "changes", "words"),
     [
-        (3, "torch", {}, "does not divide the model's 8 attention heads"),
-        (8, "torch", {}, "does not divide the model's 4 key/value heads"),
+        (3, "torch", {}, "does not divide the model's 8 attention heads; set it to 1, 2, 4 or 8$"),
+        (8, "torch", {}, "does not divide the model's 4 key/value heads, .* set it to 1, 2 or 4$"),
         (4, "torch", {}, None),
-        (4, "torch", {"intermediate_size": 190}, "4 does not divide the model's intermediate size 190"),
+        (
+            4,
+            "torch",
+            {"intermediate_size": 190},
+            "4 does not divide the model's intermediate size 190; set it to 1 or 2$",
+        ),
         (4, "torch", {"vocab_size": 511}, None),
         (8, "neuron", {}, None),
-        (8, "neuron", {"vocab_size": 508}, "8 does not divide the model's vocabulary 508"),
+        (8, "neuron", {"vocab_size": 508}, "8 does not divide the model's vocabulary 508; set it to 1, 2 or 4$"),
         (8, "neuron", {"intermediate_size": 188}, "8 does not divide the model's intermediate size 188"),
         (4, "neuron", {"num_attention_heads": 12, "num_key_value_heads": 6}, "4 and the model's 6 key/value heads"),
         (8, "neuron", {"attention_bias": True}, "biases"),

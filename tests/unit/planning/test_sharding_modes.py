@@ -98,7 +98,7 @@ def test_what_contradicts_itself_is_refused(make_run: MakeRun) -> None:
         with pytest.raises(UserError, match=words):
             make_run(parallelism={"ranks_per_node": 4} | values)
     config = make_run(parallelism={"ranks_per_node": 4, "shard_ranks": 3}).config
-    with pytest.raises(UserError, match="3 does not divide the 4 data-parallel ranks"):
+    with pytest.raises(UserError, match="3 does not divide the 4 data-parallel ranks; set it to 1, 2 or 4, or leave"):
         list(candidates(config, degrees_of(config)))
 
 

@@ -18,6 +18,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
+from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -49,7 +50,7 @@ def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
 
 def add(run: Run, number: int, seconds: float) -> None:
     attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
-    publish.write_json(run.usage / f"{number}.json", asdict(attempt))
+    publish.write_json(run.usage_path / f"{number}.json", asdict(attempt))
 
 
 def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
@@ -57,7 +58,7 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
-    publish.write_text(run.usage / "4.json", "{")
+    publish.write_text(run.usage_path / "4.json", "{")
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     free = make_run(**TRN1, cluster__nodes=2)
     assert free.directory == run.directory, "a price makes no other run"
@@ -108,7 +109,7 @@ def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
     found = figures.figures(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
-    assert found.exact_train == figures.ExactAnswers(8, 1, 6) and found.exact_validation is None
+    assert found.exact_train == ExactCount(8, 1, 6) and found.exact_validation is None
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"

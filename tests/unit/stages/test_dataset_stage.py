@@ -60,7 +60,7 @@ def dolly(count: int) -> bytes:
 def test_what_is_published(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(100), validation_share=0.1)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset)
+    found = Prepared.open(run.dataset_path)
     train, validation = found.split("train"), found.split("validation")
     assert train is not None
     assert validation is not None
@@ -100,7 +100,7 @@ def test_what_is_published(tmp_path: Path) -> None:
 def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(700), validation_share=0.5, workers=1)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset)
+    found = Prepared.open(run.dataset_path)
     for split in ("train", "validation"):
         texts = [(sample.prompt, sample.completion) for sample in found.samples(split)]
         assert len(set(texts)) == len(texts) == 256
@@ -109,10 +109,10 @@ def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
 def test_no_validation(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(10), validation_share=0)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset)
+    found = Prepared.open(run.dataset_path)
     assert found.split("validation") is None
     assert found.samples("validation") == []
-    assert not (run.dataset / "validation").exists()
+    assert not (run.dataset_path / "validation").exists()
     assert found.report()["validation_rows"] == 0
 
 
@@ -128,7 +128,7 @@ def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: py
         run = prepared_run(tmp_path / str(workers), rows, workers=workers, max_bad_rows=2, validation_share=0.1)
         monkeypatch.setattr("hyperpod_ft.data.reading.CHUNK_BYTES", 2000)
         perform(run, "dataset", stage.work)
-        trees.append(tree(run.dataset))
+        trees.append(tree(run.dataset_path))
     assert trees[0] == trees[1] == trees[2]
     assert json.loads(trees[0]["report.json"])["bad_reasons"] == {"missing field 'instruction'": 2}
 
@@ -158,15 +158,15 @@ def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) ->
     assert re.findall(r"rows\.jsonl:(\d+)", message) == ["11", "12", "13", "14", "15"]
     assert "and 1 more; correct them, or set dataset.max_bad_rows to 6 or more" in message
     assert "dataset.overlong to truncate" in message
-    assert not list(run.dataset.parent.glob("*/report.json"))
-    assert not run.dataset.exists()
+    assert not list(run.dataset_path.parent.glob("*/report.json"))
+    assert not run.dataset_path.exists()
     assert run.record("dataset") is None
 
 
 def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = prepared_run(tmp_path, dolly(10) + BAD, max_bad_rows=6)
     perform(run, "dataset", stage.work)
-    report = Prepared.open(run.dataset).report()
+    report = Prepared.open(run.dataset_path).report()
     assert report["bad_reasons"] == {
         "missing field 'response'": 1,
         "field 'response' is not a string": 1,
@@ -186,7 +186,7 @@ def test_truncated_rows_are_not_bad(tmp_path: Path) -> None:
     long = json.dumps({"instruction": "a", "context": "", "response": "the quick " * 50}).encode()
     run = prepared_run(tmp_path, dolly(10) + long, overlong="truncate")
     perform(run, "dataset", stage.work)
-    report = Prepared.open(run.dataset).report()
+    report = Prepared.open(run.dataset_path).report()
     assert (report["truncated"], report["bad_rows"], report["rows_used"]) == (1, 0, 11)
 
 
@@ -197,7 +197,7 @@ def test_no_usable_row(tmp_path: Path) -> None:
     bad = prepared_run(tmp_path / "bad", BAD, max_bad_rows=100)
     with pytest.raises(UserError, match="none of the 6 rows can be used"):
         perform(bad, "dataset", stage.work)
-    assert not bad.dataset.exists()
+    assert not bad.dataset_path.exists()
 
 
 def test_a_template_that_escapes_stops_the_stage_in_one_line(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
         assert status == 2, output
         assert "No space left on device" in output
         assert "Traceback" not in output
-        assert not list(run.dataset.parent.glob("*.partial"))
-        assert not run.dataset.exists()
+        assert not list(run.dataset_path.parent.glob("*.partial"))
+        assert not run.dataset_path.exists()
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
     assert finished("dataset", undisturbed)[0] == 0
 
     run = prepared_run(tmp_path / "killed", rows, workers=2, validation_share=0.1)
-    partial = run.dataset.with_name(f".{run.dataset.name}.partial")
+    partial = run.dataset_path.with_name(f".{run.dataset_path.name}.partial")
     moments = {
         "tokenizing": lambda process: len(_children(process.pid)) == 2,
         "writing": lambda process: (partial / "train" / "input_ids.npy").exists(),
@@ -301,7 +301,7 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
-        assert not run.dataset.exists()
+        assert not run.dataset_path.exists()
         assert run.record("dataset") is None
         deadline = time.monotonic() + 10
         while any(_alive(worker) for worker in workers):
@@ -310,7 +310,7 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
 
     status, output = finished("dataset", run)
     assert status == 0, output
-    assert tree(run.dataset) == tree(undisturbed.dataset)
+    assert tree(run.dataset_path) == tree(undisturbed.dataset_path)
     assert not partial.exists()
     assert finished("dataset", run) == (0, "dataset: already done, nothing to do\n")
 
@@ -328,7 +328,7 @@ def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str])
         packing=packing,
     )
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset)
+    found = Prepared.open(run.dataset_path)
     report = found.report()
     assert (report["rows_read"], report["rows_used"], report["bad_rows"]) == (7473, 7473, 0)
     train, validation = found.split("train"), found.split("validation")

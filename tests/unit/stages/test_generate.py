@@ -94,17 +94,17 @@ def test_loss_is_over_a_bounded_number_of_rows(base: Path) -> None:
 
 def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = True, **wanted: Any) -> Run:
     run = tiny_checkpoints.run_on(tmp_path, base, generate={"max_new_tokens": 6} | wanted)
-    run.dataset.mkdir(parents=True)
+    run.dataset_path.mkdir(parents=True)
     rows = [("train", f"t{number}", "right") for number in range(12)]
     rows += [("validation", f"v{number}", "right") for number in range(12)] if validation else []
     samples = [{"split": split, "prompt": prompt, "completion": completion} for split, prompt, completion in rows]
-    (run.dataset / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    (run.dataset / "report.json").write_text("{}")
+    (run.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (run.dataset_path / "report.json").write_text("{}")
     if validation:
-        (run.dataset / "validation").mkdir()
+        (run.dataset_path / "validation").mkdir()
         split = split_of([[[0, 5, 6, 7], [0, 8, 9]]] * 3, 10)
         for name in ("input_ids", "labels", "position_ids"):
-            np.save(run.dataset / "validation" / f"{name}.npy", getattr(split, name))
+            np.save(run.dataset_path / "validation" / f"{name}.npy", getattr(split, name))
     run.directory.mkdir(parents=True)
     run.tuned_model.symlink_to(tuned)
     return run
@@ -114,8 +114,8 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     prompts = ["plain text", {"prompt": "a row", "completion": "not needed"}, {"prompt": "without completion"}]
     run = prepared_run(tmp_path, base, other, prompts=prompts, train_samples=5, validation_samples=3)
     done = generate.work(run)
-    assert done.outputs == (run.samples,)
-    found = json.loads(run.samples.read_text())
+    assert done.outputs == (run.samples_path,)
+    found = json.loads(run.samples_path.read_text())
     assert [row["prompt"] for row in found["prompts"]] == ["plain text", "a row", "without completion"]
     assert [row["prompt"] for row in found["samples"]] == ["t0", "t1", "t2", "t3", "t4", "v0", "v1", "v2"]
     assert found["exact_match"]["train"] == {"rows": 5, "base": 0, "tuned": 0}
@@ -139,7 +139,7 @@ def test_equal_answers_mean_that_nothing_was_learned(base: Path, tmp_path: Path)
     run = prepared_run(tmp_path, base, base, prompts=["plain text"])
     with pytest.raises(UserError, match=r"all 17 prompts .*training\.learning_rate"):
         generate.work(run)
-    assert not run.samples.exists()
+    assert not run.samples_path.exists()
 
 
 def test_without_questions_only_losses_are_compared(
@@ -148,13 +148,13 @@ def test_without_questions_only_losses_are_compared(
     run = prepared_run(tmp_path, base, other, train_samples=0, validation_samples=0)
     generate.work(run)
     assert "comparing only the losses" in capsys.readouterr().out
-    assert json.loads(run.samples.read_text())["validation_loss"] is not None
+    assert json.loads(run.samples_path.read_text())["validation_loss"] is not None
 
 
 def test_without_validation_the_loss_is_null(base: Path, other: Path, tmp_path: Path) -> None:
     run = prepared_run(tmp_path, base, other, validation=False)
     generate.work(run)
-    assert json.loads(run.samples.read_text())["validation_loss"] is None
+    assert json.loads(run.samples_path.read_text())["validation_loss"] is None
 
 
 def test_a_model_without_one_of_its_tensors_is_not_filled_with_random_numbers(base: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import usage
-from hyperpod_ft.runs.records import Job, Record
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
@@ -326,7 +327,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
     run = make_run()
     finish_all(run)
     publish.write_text(run.checkpoints / "step-00000001" / "x", "")
-    publish.write_text(run.metrics, "")
+    publish.write_text(run.metrics_path, "")
     before = sorted(path for path in run.root.rglob("*") if path.suffix != ".lock")
     for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
         with pytest.raises(UserError, match="no such partition"):

@@ -124,7 +124,7 @@ class _GroupedQueriesSpec(_Spec):
         if not heads.divide() or rows[0] % heads.queries_per_rank or rows[1] % heads.slots:
             raise UserError(
                 f"{file}: {module}: {heads.queries} query heads and {heads.keys} key heads x {heads.multiplier} do not"
-                f" divide over tensor parallel {heads.tensor_parallel} with {rows[0]} and {rows[1]} rows a rank",
+                f" divide over tensor parallel {heads.tensor_parallel} with {rows[0]} and {rows[1]} rows per rank",
                 _DAMAGED,
             )
         projections = (self.query_projection_name, self.key_projection_name, self.value_projection_name)

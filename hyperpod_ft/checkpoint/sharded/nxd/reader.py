@@ -3,7 +3,7 @@
     checkpoint-400/
         trainer_state.json
         shards/                         full-parameter training; next to config.json, trn_config.json, tokenizer
-        adapter_default/                LoRA; one directory an adapter
+        adapter_default/                LoRA; one directory per adapter
             adapter_config.json
             adapter_shards/
                 checkpoint, done        written first and last; with `async_save`, `done` may be written early and

@@ -8,7 +8,7 @@ unit of the MLP is entirely on one rank. Each attention or MLP block then needs 
 LoRA factors follow: on a column-parallel linear, lora_A is replicated on every rank and lora_B is split like the
 output; on a row-parallel one, lora_A is split like the input and lora_B is replicated. The adapter's output joins the
 block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). DoRA's norms of the rows of a
-row-parallel linear need an all-reduce of one number a row.
+row-parallel linear need an all-reduce of one number per row.
 
 Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
 shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units

@@ -5,15 +5,15 @@ from typing import get_args
 
 import pytest
 
-from hyperpod_ft.config import engine_rules
+from hyperpod_ft.config import engine_rules as config_rules
 from hyperpod_ft.config.run_config import EngineName
-from hyperpod_ft.planning import engines
+from hyperpod_ft.planning import engine_rules
 from hyperpod_ft.stages import env
 
 NAMES = get_args(EngineName)
 
 
-@pytest.mark.parametrize("table", [engine_rules._CHECKS, engines._RULES, env._BUILDERS])
+@pytest.mark.parametrize("table", [config_rules._CHECKS, engine_rules._RULES, env._BUILDERS])
 def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
     assert sorted(table) == sorted(NAMES)
 
@@ -21,7 +21,7 @@ def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_engines_have_all_rules_and_a_training_loop(name: EngineName) -> None:
     """mypy compares the signatures."""
-    wanted = {entry for entry in vars(engines.EngineRules) if not entry.startswith("_")}
-    wanted |= engines.EngineRules.__annotations__.keys()
-    assert wanted <= vars(engines.rules_of(name)).keys()
+    wanted = {entry for entry in vars(engine_rules.EngineRules) if not entry.startswith("_")}
+    wanted |= engine_rules.EngineRules.__annotations__.keys()
+    assert wanted <= vars(engine_rules.rules_of(name)).keys()
     assert find_spec(f"hyperpod_ft.engines.{name}.loop")

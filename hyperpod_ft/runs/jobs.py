@@ -1,0 +1,26 @@
+"""Jobs: the entries of a run's jobs.json, and which one this process belongs to."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission of one stage."""
+
+    stage: str
+    job_id: str
+    launcher: str
+    submitted: str  # ISO 8601, UTC
+    slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
+
+    @property
+    def cluster_is_gone(self) -> bool:
+        """Whether it was a local cluster that has ended: its slurm.conf exists only while it runs."""
+        return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
+
+
+def own_job_id() -> str:
+    """The id of the job that this process belongs to, which its script exports; `manual` for one started by hand."""
+    return os.environ.get("HYPERPOD_FT_JOB_ID", "manual")
