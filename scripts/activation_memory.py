@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.engines.torch import activations, attention, gated_mlp
 from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
-from hyperpod_ft.engines.torch import activations
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.runs.run import Run
 
 original = adapters.initial_value

@@ -99,7 +99,8 @@ def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     return {
         name: ((found[name] - value).abs().max() / value.abs().max().clamp_min(1e-30)).item()
         for name, value in expected.items()
-        if name.startswith(kind)
+        # softmax takes no notice of a key's bias: its gradient is rounding, which AdamW makes as large as others
+        if name.startswith(kind) and not name.endswith("k_proj.bias")
     }
 
 

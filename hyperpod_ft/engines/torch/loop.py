@@ -23,12 +23,13 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, compiling, language_model
+from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
-from hyperpod_ft.engines.torch.model import ShardedModel, build
-from hyperpod_ft.engines.torch.optimizer import AdamW
+from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model.build import ShardedModel, build
+from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.model_shape import model_shape

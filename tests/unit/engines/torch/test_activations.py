@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hyperpod_ft.config.run_config import Training
-from hyperpod_ft.engines.torch import activations
+from hyperpod_ft.engines.torch.model import activations
 
 LAYERS, ROWS, LENGTH, WIDTH = 4, 2, 32, 64
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hyperpod_ft.config.run_config import Lora, Training
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.torch import activations, attention, compiling, language_model
 from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model
 
 CPU = torch.device("cpu")
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_NEURONX_NEFF_CACHE_DIR")

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
-from hyperpod_ft.engines.torch import gated_mlp
+from hyperpod_ft.engines.torch.model import gated_mlp
 
 
 def llama(**changes: Any) -> nn.Module:

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.config.run_config import Lora, Training
-from hyperpod_ft.engines.torch import activations
 from hyperpod_ft.engines.torch.lora import product as lora_product
 from hyperpod_ft.engines.torch.lora.adapters import (
     LoraLinear,
@@ -21,6 +20,7 @@ from hyperpod_ft.engines.torch.lora.adapters import (
     learning_rate_factor,
 )
 from hyperpod_ft.engines.torch.lora.product import product
+from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.errors import UserError
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

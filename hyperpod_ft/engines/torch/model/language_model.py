@@ -10,8 +10,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.torch import attention, compiling
-from hyperpod_ft.engines.torch.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 # Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
@@ -21,7 +21,7 @@ _ANY_SHAPE = ("cpu", "cuda")
 def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
     """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
-    input_ids, position_ids [rows, length]; attention_mask as in `attention`; targets int64 [positions], the tokens to
+    input_ids, position_ids [rows, length]; attention_mask as in attention.py; targets int64 [positions], the tokens to
     predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
     """
     # the token after each; none follows the last

@@ -10,21 +10,21 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.engines.torch import (
+from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading.slices import SliceReader
+from hyperpod_ft.engines.torch.loading.weights import locate
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
     gated_mlp,
     language_model,
-    loading,
     tensor_parallel,
 )
-from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
-from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
-from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
-from hyperpod_ft.engines.torch.slices import SliceReader
-from hyperpod_ft.engines.torch.weights import locate
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, trained_parts
+from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
