@@ -46,7 +46,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Part:
+class StageShare:
     """The part of the model on a rank of one pipeline stage, after tensor parallelism."""
 
     layers: int
@@ -64,10 +64,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensors:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
-    outside: float  # share of the tensors outside attention and MLP that a rank has: 1 without sequence parallelism
+    outside_share: float  # of the tensors outside attention and MLP, what a rank has: 1 without sequence parallelism
     attention: float  # bytes per token of attention, before tensor parallelism divides them
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
@@ -79,9 +79,9 @@ def available(config: RunConfig) -> float:
     return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
 
 
-def parts(
+def stage_shares(
     config: RunConfig, degrees: Degrees, shape: ModelShape, *, vocabulary_ranks: int = 1, kv_copies: int = 1
-) -> Iterator[Part]:
+) -> Iterator[StageShare]:
     """One for each pipeline stage. As in neuronx-distributed, the last stages have the layers left over.
 
     `vocabulary_ranks` share the embedding and the output matrix; a tensor-parallel group has `kv_copies` of each
@@ -101,7 +101,7 @@ def parts(
         layers = shape.layers // stages + (stage >= stages - shape.layers % stages)
         ends = matrix * (first + (last and not (shape.tied and first))) + shape.hidden * last
         adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, first, last)
-        yield Part(
+        yield StageShare(
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
@@ -113,22 +113,19 @@ def parts(
         )
 
 
-def _targets(config: RunConfig) -> set[str]:
-    return {target.rpartition(".")[2] for target in config.lora.target_modules}
-
-
 def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
     """Parameters of a layer that `lora.quantization` keeps in 4 bits, which is refused with tensor parallelism."""
     if config.lora.quantization == "none":
         return 0
-    return sum(inputs * outputs for name, (inputs, outputs) in shape.linears.items() if name in _targets(config))
+    adapted = [sides for name, sides in shape.linears.items() if name in config.lora.target_names]
+    return sum(inputs * outputs for inputs, outputs in adapted)
 
 
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     """LoRA parameters of a layer on a rank: one matrix of each pair is divided, the other whole."""
     total = 0
     for name, (inputs, outputs) in shape.linears.items():
-        if name in _targets(config):
+        if name in config.lora.target_names:
             divided = (inputs, outputs // tensor) if name in COLUMN_PARALLEL else (inputs // tensor, outputs)
             # DoRA has a magnitude for each output
             total += config.lora.r * sum(divided) + config.lora.dora * divided[1]
@@ -136,7 +133,7 @@ def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
 
 
 def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool) -> int:
-    targets = _targets(config)
+    targets = config.lora.target_names
     matrices = ("embed_tokens" in targets and first) + ("lm_head" in targets and last)
     magnitudes = ("embed_tokens" in targets and first) * shape.hidden + (
         "lm_head" in targets and last
@@ -144,7 +141,7 @@ def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool)
     return config.lora.r * matrices * (shape.vocabulary + shape.hidden) + config.lora.dora * magnitudes
 
 
-def width(config: RunConfig) -> int:
+def element_bytes(config: RunConfig) -> int:
     """Bytes of an element of the activations."""
     return 2 if config.training.precision == "bf16" else FP32
 
@@ -154,24 +151,26 @@ def tokens(config: RunConfig, degrees: Degrees) -> int:
     return config.dataset.max_length * (config.training.micro_batch_size if degrees.pipeline_parallel == 1 else 1)
 
 
-def last_norm(config: RunConfig, shape: ModelShape, kept: Kept) -> float:
+def last_norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that the last norm keeps."""
-    return shape.hidden * (FP32 + (1 + kept.normalized) * width(config)) * kept.outside
+    return shape.hidden * (FP32 + (1 + kept.normalized) * element_bytes(config)) * kept.outside_share
 
 
-def activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, kept: Kept, logits: float) -> float:
+def activations(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, kept: KeptTensors, logits: float
+) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
     training, count = config.training, tokens(config, degrees)
     whole = count * _layer(config, degrees, shape, kept)
-    given = count * shape.hidden * width(config) * kept.outside
+    given = count * shape.hidden * element_bytes(config) * kept.outside_share
     if training.activation_checkpointing == "none":
-        return part.in_flight * _resident(config, part.layers, whole)
+        return share.in_flight * _resident(config, share.layers, whole)
     products = count * _products(config, degrees, shape) if training.activation_checkpointing == "selective" else 0.0
-    recomputed = -(-part.layers // training.activation_checkpointing_every)
+    recomputed = -(-share.layers // training.activation_checkpointing_every)
     layers = _resident(config, recomputed, given) + recomputed * products
-    layers += _resident(config, part.layers - recomputed, whole)
+    layers += _resident(config, share.layers - recomputed, whole)
     # one layer is recomputed, after the loss has freed its memory
-    return part.in_flight * layers + max(0.0, whole - products - logits)
+    return share.in_flight * layers + max(0.0, whole - products - logits)
 
 
 def _resident(config: RunConfig, layers: int, each: float) -> float:
@@ -183,16 +182,16 @@ def _resident(config: RunConfig, layers: int, each: float) -> float:
 def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes per token of a layer's matrix products, and of attention."""
     inside = 2 * shape.queries + 2 * shape.keys + 2 * shape.intermediate
-    return width(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
+    return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
 
 
-def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -> float:
+def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
     Two norms each keep their input in fp32, the normalized tensor (`kept.normalized`), and the linears' input. The MLP
     keeps gate, its activation (`kept.activated`), up, and their product.
     """
-    element = width(config)
+    element = element_bytes(config)
     outside = 2 * shape.hidden * (FP32 + (1 + kept.normalized) * element)
     inside = kept.attention + element * (3 + kept.activated) * shape.intermediate
     if shape.head_norms:
@@ -200,22 +199,22 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
         outside, inside = outside + in_outside, inside + in_inside
-    return outside * kept.outside + inside / degrees.tensor_parallel
+    return outside * kept.outside_share + inside / degrees.tensor_parallel
 
 
-def _adapters(config: RunConfig, shape: ModelShape, kept: Kept) -> tuple[int, int]:
+def _adapters(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
     """Bytes per token of the adapters' inputs, and DoRA's outputs, outside and inside attention and MLP.
 
     Dropout keeps its output and a mask. Tensors as narrow as an adapter's rank are not counted.
     """
     each = kept.adapter_input
     if config.lora.dropout:
-        each += 1 + (each or width(config))
-    targets = _targets(config)
+        each += 1 + (each or element_bytes(config))
+    targets = config.lora.target_names
     inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
     outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
     # DoRA keeps each output before it is rescaled
-    element = config.lora.dora * width(config)
+    element = config.lora.dora * element_bytes(config)
     outputs = {name: sides[1] for name, sides in shape.linears.items() if name in targets}
     divided = sum(wide for name, wide in outputs.items() if name in COLUMN_PARALLEL)
     return (

@@ -2,39 +2,48 @@
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, Kept, Memory, Part, activations, last_norm, tokens, width
+from hyperpod_ft.planning.memory import (
+    FP32,
+    KeptTensors,
+    Memory,
+    StageShare,
+    activations,
+    element_bytes,
+    last_norm,
+    tokens,
+)
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) -> Memory:
+def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare) -> Memory:
     """bf16 weights; with ZeRO-1 the optimizer has its own copy, and shards all of its state.
 
     The vocabulary is divided: the loss keeps logits, their fp32 copy, and the softmax.
     """
     lora, bf16 = config.training.method == "lora", config.training.precision == "bf16"
-    trained = FP32 if lora else width(config)  # PEFT keeps adapters in fp32
-    frozen = part.parameters * width(config) if lora else 0
+    trained = FP32 if lora else element_bytes(config)  # PEFT keeps adapters in fp32
+    frozen = share.parameters * element_bytes(config) if lora else 0
     # only with bf16: with ZeRO-1, optimum-neuron would give an fp32 model a bf16 optimizer
     if config.neuron.zero_1 and bf16:
         own = FP32 if config.neuron.master_weights else 2
         accumulated = FP32 if config.neuron.master_weights else trained
-        gradients = part.trainable * (accumulated + own / degrees.data_parallel)
-        optimizer = part.trainable * 3 * own / degrees.data_parallel
+        gradients = share.trainable * (accumulated + own / degrees.data_parallel)
+        optimizer = share.trainable * 3 * own / degrees.data_parallel
     else:
-        gradients = float(part.trainable * trained)
-        optimizer = float(part.trainable * 2 * trained)
-    kept = Kept(
-        outside=1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0,
+        gradients = float(share.trainable * trained)
+        optimizer = float(share.trainable * 2 * trained)
+    kept = KeptTensors(
+        outside_share=1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0,
         attention=_attention(config, shape),
         adapter_input=FP32 if bf16 else 0,  # adapters are fp32
     )
-    loss = shape.vocabulary / degrees.tensor_parallel * (width(config) + 2 * FP32)
-    logits = part.last * tokens(config, degrees) * (last_norm(config, shape, kept) + loss)
+    loss = shape.vocabulary / degrees.tensor_parallel * (element_bytes(config) + 2 * FP32)
+    logits = share.last * tokens(config, degrees) * (last_norm(config, shape, kept) + loss)
     return Memory(
-        weights=frozen + part.trainable * trained,
+        weights=frozen + share.trainable * trained,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations(config, degrees, shape, part, kept, logits),
+        activations=activations(config, degrees, shape, share, kept, logits),
         logits=logits,
     )
 
@@ -44,7 +53,7 @@ def _attention(config: RunConfig, shape: ModelShape) -> float:
 
     A flash attention kernel keeps its output too; otherwise the softmax is kept, in fp32 and in the model's dtype.
     """
-    element = width(config)
+    element = element_bytes(config)
     if config.flash_attention:
         return element * 5 * shape.queries
     softmax = FP32 + (element if element < FP32 else 0)

@@ -11,7 +11,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import neuron_memory
 from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
-from hyperpod_ft.planning.memory import Memory, parts
+from hyperpod_ft.planning.memory import Memory, stage_shares
 from hyperpod_ft.planning.model_shape import ModelShape
 
 PRECOMPILES = True
@@ -165,8 +165,8 @@ def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Itera
     """Embedding and output matrix are divided by tensor parallelism too."""
     tensor = degrees.tensor_parallel
     copies = kv_size_multiplier(shape.kv_heads, tensor)
-    for part in parts(config, degrees, shape, vocabulary_ranks=tensor, kv_copies=copies):
-        yield neuron_memory.on_rank(config, degrees, shape, part)
+    for share in stage_shares(config, degrees, shape, vocabulary_ranks=tensor, kv_copies=copies):
+        yield neuron_memory.on_rank(config, degrees, shape, share)
 
 
 def kv_size_multiplier(kv_heads: int, tensor_parallel: int) -> int:

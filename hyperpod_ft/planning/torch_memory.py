@@ -7,15 +7,15 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
     FP32,
     GIB,
-    Kept,
+    KeptTensors,
     Memory,
-    Part,
+    StageShare,
     activations,
     available,
+    element_bytes,
     last_norm,
-    parts,
+    stage_shares,
     tokens,
-    width,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
@@ -55,63 +55,65 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, part, sharding).total for part in parts(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
 
 
-def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> Memory:
+def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
     The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
     and after that; and the hidden states' gradient.
     """
-    element, count = width(config), tokens(config, degrees)
+    element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
     attention = element * (3 * shape.queries + 2 * shape.keys)
-    kept = Kept(outside=1.0, attention=attention, activated=False, normalized=config.training.method == "full")
+    kept = KeptTensors(
+        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+    )
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
-    logits = part.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
+    logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
-        weights=_weights(config, part, sharding),
-        gradients=_gradients(config, degrees, shape, part, sharding),
-        optimizer=_optimizer(config, part, sharding),
-        activations=activations(config, degrees, shape, part, kept, logits),
+        weights=_weights(config, share, sharding),
+        gradients=_gradients(config, degrees, shape, share, sharding),
+        optimizer=_optimizer(config, share, sharding),
+        activations=activations(config, degrees, shape, share, kept, logits),
         logits=logits,
     )
 
 
-def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
-    element, adapters = width(config), _adapters(config, part)
-    base, quantized = part.parameters - part.quantized, part.quantized * _QUANTIZED
+def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
+    element, adapters = element_bytes(config), _adapters(config, share)
+    base, quantized = share.parameters - share.quantized, share.quantized * _QUANTIZED
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
-    layers = base + adapters - part.end_parameters
-    bucket = _layers_in_bucket(config, part) / part.layers * layers
+    layers = base + adapters - share.end_parameters
+    bucket = _layers_in_bucket(config, share) / share.layers * layers
     # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
     # matrix stay gathered
     gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
-    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, part) / sharding.shard_ranks
-    return on_device + (gathered + part.end_parameters) * element + quantized
+    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
+    return on_device + (gathered + share.end_parameters) * element + quantized
 
 
-def _adapters(config: RunConfig, part: Part) -> int:
-    return part.trainable if config.training.method == "lora" else 0
+def _adapters(config: RunConfig, share: StageShare) -> int:
+    return share.trainable if config.training.method == "lora" else 0
 
 
-def _at_rest(config: RunConfig, part: Part) -> int:
+def _at_rest(config: RunConfig, share: StageShare) -> int:
     """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
-    frozen = config.training.method == "lora"
-    return (part.parameters - part.quantized) * (width(config) if frozen else FP32) + _adapters(config, part) * FP32
+    element = element_bytes(config) if config.training.method == "lora" else FP32
+    return (share.parameters - share.quantized) * element + _adapters(config, share) * FP32
 
 
-def _layers_in_bucket(config: RunConfig, part: Part) -> int:
-    shared = part.parameters - part.quantized + _adapters(config, part)
-    layer = _at_rest(config, part) / shared * part.layer_parameters
-    return max(1, min(part.layers, int(BUCKET_BYTES / layer)))
+def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
+    shared = share.parameters - share.quantized + _adapters(config, share)
+    layer = _at_rest(config, share) / shared * share.layer_parameters
+    return max(1, min(share.layers, int(BUCKET_BYTES / layer)))
 
 
-def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> float:
+def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
     """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
-    whole, ranks = float(part.trainable * FP32), sharding.shard_ranks
+    whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
     if not sharding.by_layer:
@@ -124,24 +126,24 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Par
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
         return 2 * bucket + (0.0 if on_host else whole / ranks)
-    ends = 0 if config.training.method == "lora" else part.end_parameters
-    layers = part.trainable - ends
-    in_bucket = _layers_in_bucket(config, part) / part.layers * layers
+    ends = 0 if config.training.method == "lora" else share.end_parameters
+    layers = share.trainable - ends
+    in_bucket = _layers_in_bucket(config, share) / share.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
     # partial sums, which are exchanged between the groups of shard ranks once a step
     partial = whole / ranks if accumulated and ranks < degrees.data_parallel else 0.0
-    sent = width(config) + FP32
+    sent = element_bytes(config) + FP32
     # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
     # the layers
     begins = (sharded + partial if accumulated else 0.0) + in_bucket * sent
-    released = layers * width(config) if sharding.mode == "zero2" else 0.0
+    released = layers * element_bytes(config) if sharding.mode == "zero2" else 0.0
     return max(begins, sharded + partial + ends * sent - released)
 
 
-def _optimizer(config: RunConfig, part: Part, sharding: Sharding) -> float:
+def _optimizer(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
     if sharding.offload != "none":
         return 0.0
-    masters = config.training.method == "full" and width(config) < FP32 and not sharding.by_layer
+    masters = config.training.method == "full" and element_bytes(config) < FP32 and not sharding.by_layer
     each = _MOMENTS[config.training.optimizer_state] + (FP32 if masters else 0)
-    return part.trainable * each / sharding.shard_ranks
+    return share.trainable * each / sharding.shard_ranks

@@ -9,7 +9,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.memory import Memory, parts
+from hyperpod_ft.planning.memory import Memory, stage_shares
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import check_packing
 
@@ -77,5 +77,5 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = torch_memory.choose(config, degrees, shape)
-    for part in parts(config, degrees, shape):
-        yield torch_memory.on_rank(config, degrees, shape, part, chosen)
+    for share in stage_shares(config, degrees, shape):
+        yield torch_memory.on_rank(config, degrees, shape, share, chosen)
