@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.torch import loading
-from hyperpod_ft.engines.torch.model import decoder_layers
-from hyperpod_ft.engines.torch.weights import locate
+from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading.weights import locate
+from hyperpod_ft.engines.torch.model.build import decoder_layers
 
 
 def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:

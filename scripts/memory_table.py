@@ -93,7 +93,7 @@ def _estimate(
             "cluster": {"instance_type": instance_type, "nodes": nodes},
             "model": {"source": "any/model"},
             "dataset": {"source": "any/data", "format": "dolly", "max_length": 2048},
-            "training": {"method": method, "gradient_checkpointing": True},
+            "training": {"method": method, "activation_checkpointing": "full"},
             "parallelism": {"tensor_parallel": tensor, "pipeline_parallel": pipeline},
         }
     )

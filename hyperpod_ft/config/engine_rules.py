@@ -23,6 +23,11 @@ def check_engine(config: RunConfig) -> None:
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     _check_evaluation(config)
+    training = config.training
+    if training.activation_checkpointing == "none" and training.activation_checkpointing_every > 1:
+        raise ValueError(
+            "training.activation_checkpointing_every: has no effect without activation_checkpointing; set both"
+        )
     _CHECKS[config.engine](config)
 
 
@@ -93,9 +98,13 @@ def _check_torch_only(config: RunConfig) -> None:
     if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
         raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
     training = config.training
-    for key in ("save_only_model", "evaluate_every_steps"):
+    for key in ("save_only_model", "evaluate_every_steps", "activation_offload", "compile"):
         if getattr(training, key):
             raise ValueError(f"training.{key}: is a setting of engine torch; leave it out")
+    if training.activation_checkpointing == "selective" or training.activation_checkpointing_every > 1:
+        raise ValueError(
+            "training.activation_checkpointing: engine neuron has none and full, for all layers; choose one"
+        )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
 

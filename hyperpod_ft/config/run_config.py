@@ -284,10 +284,22 @@ class Training(Section):
         description="`bf16` computes in bfloat16, with fp32 adapters (engine torch: all trained weights in fp32);"
         " `fp32` computes in fp32.",
     )
-    gradient_checkpointing: bool = Field(
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="What layers compute again in the backward pass instead of keeping it: nothing, all but matrix"
+        " products and attention (`selective`, engine torch), or everything (`full`). Needs less memory and more time.",
+    )
+    activation_checkpointing_every: PositiveInt = Field(
+        1, description="Apply activation_checkpointing to every k-th layer only (engine torch)."
+    )
+    activation_offload: bool = Field(
         False,
-        description="Recompute activations in the backward pass, and with data parallelism gather layers again: needs"
-        " less memory and more time.",
+        description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
+        " activation_checkpointing the layer's input (engine torch).",
+    )
+    compile: bool | None = Field(
+        None,
+        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch).",
     )
     sanity_steps: NonNegativeInt = Field(
         20,

@@ -6,9 +6,11 @@ G = micro_batch_size * gradient_accumulation_steps * data_parallel. Within a ste
 rank d takes rows [(a*D + d)*M, (a*D + d + 1)*M): any split of the same G rows trains on the same rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import Split
 from hyperpod_ft.errors import UserError
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,22 @@ class PackedSplit:
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""
         return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
+
+
+class Ahead(Generic[Key, Value]):
+    """Values made one ahead of their use, in the time that an accelerator still computes with the one before."""
+
+    def __init__(self, make: Callable[[Key], Value]) -> None:
+        self._make = make
+        self._made: tuple[Key, Value] | None = None
+
+    def prepare(self, key: Key) -> None:
+        """Make a value that is taken next."""
+        self._made = key, self._make(key)
+
+    def take(self, key: Key) -> Value:
+        made, self._made = self._made, None
+        return made[1] if made and made[0] == key else self._make(key)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
                                 fp32 always: the master weights
     optimizer.<fqn>.exp_avg     AdamW's moments, like the parameter
     optimizer.<fqn>.exp_avg_sq  with training.optimizer_state int8: indices, uint8, and `.exp_avg_scale`,
-                                `.exp_avg_sq_scale` (engines/torch/moments.py)
+                                `.exp_avg_sq_scale` (engines/torch/optimizer/moments.py)
     random.<rank>.cpu           that rank's generator state, uint8; `random.<rank>.device` too on an accelerator
 
 `best/` has the same format, with `model.` keys alone: the weights with the lowest validation loss

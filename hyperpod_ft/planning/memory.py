@@ -22,6 +22,8 @@ GIB = 2**30
 # backward pass. An assumption: it was not measured for this kit.
 RESERVED = 0.1
 FP32 = 4  # bytes of an element
+# Smaller tensors stay on the device with `activation_offload`: their copies would cost more time than they free memory.
+OFFLOADED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ class Kept:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
     outside: float  # share of the tensors outside attention and MLP that a rank has: 1 without sequence parallelism
-    scores: bool  # attention keeps its softmax, as no flash attention kernel does
-    repeats_keys: bool = True  # attention keeps keys and values at the width of the queries
+    attention: float  # bytes per token of attention, before tensor parallelism divides them
+    activated: bool = True  # the MLP keeps its activated gate
+    normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -153,37 +156,47 @@ def tokens(config: RunConfig, degrees: Degrees) -> int:
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: Kept) -> float:
     """Bytes per token that the last norm keeps."""
-    return shape.hidden * (FP32 + 2 * width(config)) * kept.outside
+    return shape.hidden * (FP32 + (1 + kept.normalized) * width(config)) * kept.outside
 
 
 def activations(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, kept: Kept, logits: float) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
-    layer = tokens(config, degrees) * _layer(config, degrees, shape, kept)
-    layers = part.in_flight * part.layers
-    if not config.training.gradient_checkpointing:
-        return layers * layer
-    inputs = layers * tokens(config, degrees) * shape.hidden * width(config) * kept.outside
+    training, count = config.training, tokens(config, degrees)
+    whole = count * _layer(config, degrees, shape, kept)
+    given = count * shape.hidden * width(config) * kept.outside
+    if training.activation_checkpointing == "none":
+        return part.in_flight * _resident(config, part.layers, whole)
+    products = count * _products(config, degrees, shape) if training.activation_checkpointing == "selective" else 0.0
+    recomputed = -(-part.layers // training.activation_checkpointing_every)
+    layers = _resident(config, recomputed, given) + recomputed * products
+    layers += _resident(config, part.layers - recomputed, whole)
     # one layer is recomputed, after the loss has freed its memory
-    return inputs + max(0.0, layer - logits)
+    return part.in_flight * layers + max(0.0, whole - products - logits)
+
+
+def _resident(config: RunConfig, layers: int, each: float) -> float:
+    """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
+    moves = config.training.activation_offload and each >= OFFLOADED_BYTES
+    return (min(layers, 2) if moves else layers) * each
+
+
+def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
+    """Bytes per token of a layer's matrix products, and of attention."""
+    inside = 2 * shape.queries + 2 * shape.keys + 2 * shape.intermediate
+    return width(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
 
 
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input in fp32, the normalized tensor, and the linears' input. Attention keeps query, key
-    and value, and its output twice (as computed, and as o_proj's input); if it keeps its scores, the softmax takes the
-    place of one of them, in fp32 and in the model's dtype. The MLP keeps gate, its activation, up, and their product.
+    Two norms each keep their input in fp32, the normalized tensor (`kept.normalized`), and the linears' input. The MLP
+    keeps gate, its activation (`kept.activated`), up, and their product.
     """
     element = width(config)
-    outside = 2 * shape.hidden * (FP32 + 2 * element)
-    keys = shape.queries if kept.repeats_keys else shape.keys
-    inside = element * (2 * shape.queries + 2 * keys + 4 * shape.intermediate)
-    if kept.scores:
-        inside += shape.heads * config.dataset.max_length * (FP32 + (element if element < FP32 else 0))
-    else:
-        inside += element * shape.queries
+    outside = 2 * shape.hidden * (FP32 + (1 + kept.normalized) * element)
+    inside = kept.attention + element * (3 + kept.activated) * shape.intermediate
     if shape.head_norms:
-        inside += (FP32 + element) * (shape.queries + shape.keys)
+        inside += (FP32 + kept.normalized * element) * (shape.queries + shape.keys)
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
         outside, inside = outside + in_outside, inside + in_inside
@@ -202,10 +215,10 @@ def _adapters(config: RunConfig, shape: ModelShape, kept: Kept) -> tuple[int, in
     inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
     outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
     # DoRA keeps each output before it is rescaled
-    rescaled = config.lora.dora * width(config)
+    element = config.lora.dora * width(config)
     outputs = {name: sides[1] for name, sides in shape.linears.items() if name in targets}
     divided = sum(wide for name, wide in outputs.items() if name in COLUMN_PARALLEL)
     return (
-        each * outside + rescaled * (sum(outputs.values()) - divided),
-        each * (sum(inputs.values()) - outside) + rescaled * divided,
+        each * outside + element * (sum(outputs.values()) - divided),
+        each * (sum(inputs.values()) - outside) + element * divided,
     )

@@ -129,7 +129,8 @@ def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
     not allow is never proposed (`_total`).
     """
     training, degrees = config.training, degrees_of(config)
-    yield {"training.gradient_checkpointing": True}
+    yield from ({"training.activation_checkpointing": choice} for choice in ("selective", "full"))
+    yield {"training.activation_offload": True}
     yield from ({key: value} for key, value in rules_of(config.engine).MEMORY_SETTINGS)
     yield from _smaller_micro_batches(training)
     for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):

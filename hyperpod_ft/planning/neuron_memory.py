@@ -25,7 +25,7 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) 
         optimizer = float(part.trainable * 2 * trained)
     kept = Kept(
         outside=1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0,
-        scores=not config.flash_attention,
+        attention=_attention(config, shape),
         adapter_input=FP32 if bf16 else 0,  # adapters are fp32
     )
     loss = shape.vocabulary / degrees.tensor_parallel * (width(config) + 2 * FP32)
@@ -37,3 +37,15 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part) 
         activations=activations(config, degrees, shape, part, kept, logits),
         logits=logits,
     )
+
+
+def _attention(config: RunConfig, shape: ModelShape) -> float:
+    """Bytes per token: query, key and value at the width of the queries, and the output as o_proj's input.
+
+    A flash attention kernel keeps its output too; otherwise the softmax is kept, in fp32 and in the model's dtype.
+    """
+    element = width(config)
+    if config.flash_attention:
+        return element * 5 * shape.queries
+    softmax = FP32 + (element if element < FP32 else 0)
+    return element * 4 * shape.queries + shape.heads * config.dataset.max_length * softmax

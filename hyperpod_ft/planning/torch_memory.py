@@ -21,9 +21,8 @@ from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
-LOSS_BLOCK = 512
-# Bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64 parameters
-_QUANTIZED = 4.5 / 8
+LOSS_BLOCK = 256
+_QUANTIZED = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -62,16 +61,15 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided. The loss has the logits of LOSS_BLOCK positions, in fp32, and with bf16 before and
-    after those too; and the gradient of all hidden states.
+    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
+    and after that; and the hidden states' gradient.
     """
-    kept = Kept(outside=1.0, scores=False, repeats_keys=False)
-    count, element = tokens(config, degrees), width(config)
-    logit = FP32 + (2 * element if element < FP32 else 0)
-    logits = part.last * (
-        count * (last_norm(config, shape, kept) + shape.hidden * element)
-        + min(count, LOSS_BLOCK) * shape.vocabulary * logit
-    )
+    element, count = width(config), tokens(config, degrees)
+    # query, key, value; and the output, as computed and as o_proj's input
+    attention = element * (3 * shape.queries + 2 * shape.keys)
+    kept = Kept(outside=1.0, attention=attention, activated=False, normalized=config.training.method == "full")
+    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
+    logits = part.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, part, sharding),
         gradients=_gradients(config, degrees, shape, part, sharding),
@@ -83,16 +81,15 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, part: Part, 
 
 def _weights(config: RunConfig, part: Part, sharding: Sharding) -> float:
     element, adapters = width(config), _adapters(config, part)
-    shared, quantized = part.parameters - part.quantized, part.quantized * _QUANTIZED
+    base, quantized = part.parameters - part.quantized, part.quantized * _QUANTIZED
     if not sharding.by_layer:
-        return shared * element + adapters * FP32 + quantized
-    layers = shared + adapters - part.end_parameters
+        return base * element + adapters * FP32 + quantized
+    layers = base + adapters - part.end_parameters
     bucket = _layers_in_bucket(config, part) / part.layers * layers
     # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
     # matrix stay gathered
     gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
     on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, part) / sharding.shard_ranks
-    # weights in 4 bits are whole on every rank
     return on_device + (gathered + part.end_parameters) * element + quantized
 
 
@@ -101,14 +98,14 @@ def _adapters(config: RunConfig, part: Part) -> int:
 
 
 def _at_rest(config: RunConfig, part: Part) -> int:
-    """Bytes of all weights as FSDP2 stores them: fp32 where they are trained."""
+    """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
     frozen = config.training.method == "lora"
-    shared = part.parameters - part.quantized
-    return shared * (width(config) if frozen else FP32) + _adapters(config, part) * FP32
+    return (part.parameters - part.quantized) * (width(config) if frozen else FP32) + _adapters(config, part) * FP32
 
 
 def _layers_in_bucket(config: RunConfig, part: Part) -> int:
-    layer = _at_rest(config, part) / (part.parameters + _adapters(config, part)) * part.layer_parameters
+    shared = part.parameters - part.quantized + _adapters(config, part)
+    layer = _at_rest(config, part) / shared * part.layer_parameters
     return max(1, min(part.layers, int(BUCKET_BYTES / layer)))
 
 

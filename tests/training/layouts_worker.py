@@ -19,6 +19,7 @@ from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.runs.run import Run
 
 original = adapters.initial_value
@@ -59,6 +60,9 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
+    offload = activations.offload_layers
+    # small models have no tensors of a size that would move
+    activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         processes = join_processes(run.plan.degrees.world_size)

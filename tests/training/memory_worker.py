@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from sharding_worker import Worker
 from torch.distributed.tensor import DTensor
 
-from hyperpod_ft.engines.torch import fully_sharded, replicated
 from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.sharding import fully_sharded, replicated
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 

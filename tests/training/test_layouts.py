@@ -158,7 +158,9 @@ def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: P
     runs.append(
         make_run(
             "checkpointed",
-            settings((2, 2, 2, 2), **changes, **{"training.gradient_checkpointing": True, "training.method": "full"}),
+            settings(
+                (2, 2, 2, 2), **changes, **{"training.activation_checkpointing": "full", "training.method": "full"}
+            ),
             # a bias that every tensor-parallel rank has counts once in the gradient norm
             model=tiny_llama(attention_bias=True, mlp_bias=True),
         )

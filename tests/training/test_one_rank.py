@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, Olmo2Config, Pretrain
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.throughput import base_parameters, throughput
-from hyperpod_ft.engines.torch import tensor_parallel
-from hyperpod_ft.engines.torch.model import decoder_layers
+from hyperpod_ft.engines.torch.model import tensor_parallel
+from hyperpod_ft.engines.torch.model.build import decoder_layers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.run import Run

@@ -32,7 +32,7 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         # without a bound the trainer would not report the norm
         "max_grad_norm": training.max_grad_norm or _NO_BOUND,
         "bf16": training.precision == "bf16",
-        "gradient_checkpointing": training.gradient_checkpointing,
+        "gradient_checkpointing": training.activation_checkpointing == "full",
         # NeuronSFTTrainer reads this with LoRA; with True it would enable gradients of the inputs a second time, after
         # PEFT. Recomputation is torch_xla's, which is always reentrant.
         "gradient_checkpointing_kwargs": {"use_reentrant": False},

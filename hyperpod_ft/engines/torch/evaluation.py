@@ -34,7 +34,7 @@ class Evaluation:
 
     @torch.no_grad()
     def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
-        """The mean loss, equal on all ranks; `summed_loss` is that of a batch, summed over its label tokens.
+        """The mean loss, equal on all ranks; `summed_loss` sums that of a batch, on the CPU, over its label tokens.
 
         Leaves generators as they are: nothing is dropped out.
         """

@@ -17,18 +17,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import SIGNALS, Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, language_model
+from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
-from hyperpod_ft.engines.torch.model import ShardedModel, build
-from hyperpod_ft.engines.torch.optimizer import AdamW
+from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model.build import ShardedModel, build
+from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -79,6 +80,7 @@ class TrainingLoop:
             gradient_accumulation_steps=self.config.gradient_accumulation_steps,
             data_parallel=mesh["dp"].size(),
         )
+        self.batches = Ahead(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, mesh, sharding)
         self.data_parallel = self.model.data_parallel
@@ -152,7 +154,7 @@ class TrainingLoop:
     def _validation_loss(self, log: metrics.MetricsLog) -> float:
         assert self.evaluation is not None
         begun = time.monotonic()
-        loss = self.evaluation.loss(self.model.module, self._summed_loss)
+        loss = self.evaluation.loss(self.model.module, lambda batch: self._summed_loss(self._inputs(batch)))
         log.leave_out(time.monotonic() - begun)
         return loss
 
@@ -190,19 +192,29 @@ class TrainingLoop:
             raise UserError(
                 f"step {number}: its rows have no token that counts in the loss", "check dataset.loss_on and the data"
             )
-        micro_batches = self.order.micro_batches(number, self.data_parallel_rank)
+        last = self.config.gradient_accumulation_steps - 1
         total = torch.zeros((), device=self.device)
-        for index, rows in enumerate(micro_batches):
-            self.data_parallel.before_backward(last=index == len(micro_batches) - 1)
+        for index in range(last + 1):
+            self.data_parallel.before_backward(last=index == last)
             # divided by the tokens of the whole step, so that sums over micro batches and ranks are its mean
-            loss = self._summed_loss(self.rows.batch(rows)) / tokens
+            loss = self._summed_loss(self.batches.take((number, index))) / tokens
             loss.backward()
             total += loss.detach()
+            if index < last or number < self.steps:
+                self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
         return total, self.data_parallel.after_backward()
 
-    def _summed_loss(self, batch: Batch) -> torch.Tensor:
+    def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
+        step, index = step_and_index
+        rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
+        return self._inputs(self.rows.batch(rows))
+
+    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return language_model.inputs(batch, self.device, compiling.compiles(self.config, self.device))
+
+    def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
-        loss: torch.Tensor = self.model.module(**language_model.inputs(batch, self.device))
+        loss: torch.Tensor = self.model.module(**inputs)
         return loss
 
     def _save(self, progress: Progress, last: bool, wanted: bool) -> None:

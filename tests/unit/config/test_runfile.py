@@ -361,3 +361,16 @@ def test_no_refusal_shows_a_password(tmp_path: Path, given: Any) -> None:
         run_file.validate(run_file_values(tmp_path, env__package_repositories=given), "run.yaml")
     assert "s3cretpw" not in str(refused.value)
     assert "package_repositories" in str(refused.value)
+
+
+def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:
+    every = {"training__activation_checkpointing_every": 2}
+    assert "activation_checkpointing_every: has no effect" in refused(tmp_path, **every)
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}
+    for settings, key in (
+        ({"training__activation_checkpointing": "selective"}, "activation_checkpointing"),
+        ({"training__activation_checkpointing": "full"} | every, "activation_checkpointing"),
+        ({"training__activation_offload": True}, "activation_offload"),
+        ({"training__compile": True}, "compile"),
+    ):
+        assert f"training.{key}: " in refused(tmp_path, **neuron, **settings)

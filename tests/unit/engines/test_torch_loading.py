@@ -29,9 +29,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hyperpod_ft.engines.torch import loading, tensor_parallel
-from hyperpod_ft.engines.torch.model import decoder_layers
-from hyperpod_ft.engines.torch.weights import locate
+from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading.weights import locate
+from hyperpod_ft.engines.torch.model import tensor_parallel
+from hyperpod_ft.engines.torch.model.build import decoder_layers
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
 
@@ -98,7 +99,7 @@ def rank_of(rank: int, world_size: int) -> Iterator[None]:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int = 1, tensor_parallel_degree: int = 1):
-    """What engines/torch/model.py does, without adapters."""
+    """What engines/torch/model/build.py does, without adapters."""
     model = loading.build_skeleton(directory, dtype, "eager")
     assert all(parameter.is_meta for parameter in model.parameters())
     weights = locate(model, directory)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
-from hyperpod_ft.engines.torch.slices import SliceReader
+from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.errors import UserError
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

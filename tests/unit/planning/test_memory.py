@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed import HashStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.engines.torch import attention
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB, Memory, available, parts
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
@@ -42,7 +40,7 @@ def trn1(make_run: MakeRun, **overrides: Any) -> RunConfig:
         "cluster__instance_type": "trn1.32xlarge",
         "parallelism": {"tensor_parallel": 8},
         "dataset__max_length": 2048,
-        "training__gradient_checkpointing": True,
+        "training__activation_checkpointing": "full",
     }
     return make_run(**values | overrides).config
 
@@ -94,51 +92,6 @@ def test_other_families_have_no_shape() -> None:
     assert model_shape({}) is None
 
 
-# Activations, compared with those that autograd keeps
-
-
-def kept_by_autograd(values: dict[str, Any], dtype: torch.dtype, rows: int, length: int) -> int:
-    """Bytes that one forward pass of the model, without its loss, keeps for the backward pass; no weights."""
-    config = AutoConfig.for_model(**values, attn_implementation=attention.NAME)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if (storage := tensor.untyped_storage()).data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    # two documents a row: without packing, transformers 5 has no mask and does not repeat keys and values
-    positions = (torch.arange(length) % (length // 2)).expand(rows, -1)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.model(
-            input_ids=positions % config.vocab_size,
-            position_ids=positions,
-            attention_mask=attention.document_bounds(positions),
-            use_cache=False,
-        )
-    assert output.last_hidden_state.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_activations_are_what_autograd_keeps(make_run: MakeRun, family: str, precision: str) -> None:
-    """Within 5 %: small things, as rotary tables and the mask, are not counted."""
-    values = tiny(model_type=family, sliding_window=None, num_hidden_layers=3)
-    rows, length = 2, 96
-    config = make_run(
-        parallelism={"ranks_per_node": 1},
-        dataset__max_length=length,
-        training={"method": "full", "precision": precision, "micro_batch_size": rows},
-    ).config
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    kept = kept_by_autograd(values, dtype, rows, length)
-    last_norm = rows * length * values["hidden_size"] * (8 if precision == "bf16" else 12)
-    assert estimated(config, values).activations + last_norm == pytest.approx(kept, rel=0.05)
-
-
 # What each setting changes
 
 
@@ -164,7 +117,7 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) 
 @pytest.mark.parametrize(
     ("part", "saving", "costing"),
     [
-        ("activations", {"training__gradient_checkpointing": True}, {"training__gradient_checkpointing": False}),
+        ("activations", {"training__activation_checkpointing": "full"}, {"training__activation_checkpointing": "none"}),
         (
             "activations",
             {"training__precision": "fp32"},
@@ -181,13 +134,13 @@ def test_frozen_weights_have_neither_gradients_nor_optimizer(make_run: MakeRun) 
         ("optimizer", {"training__method": "lora"}, {}),
         (
             "activations",
-            {"neuron__flash_attention": None, "training__gradient_checkpointing": False},
-            {"neuron__flash_attention": False, "training__gradient_checkpointing": False},
+            {"neuron__flash_attention": None, "training__activation_checkpointing": "none"},
+            {"neuron__flash_attention": False, "training__activation_checkpointing": "none"},
         ),
         (
             "activations",
-            {"training__method": "lora", "training__gradient_checkpointing": False},
-            {"training__method": "lora", "training__gradient_checkpointing": False, "lora__dropout": 0.1},
+            {"training__method": "lora", "training__activation_checkpointing": "none"},
+            {"training__method": "lora", "training__activation_checkpointing": "none", "lora__dropout": 0.1},
         ),
     ],
 )
@@ -207,7 +160,7 @@ def test_variants_of_lora_need_what_they_add(make_run: MakeRun) -> None:
     plain, four, dora = memory(), memory(lora__quantization="nf4"), memory(lora__dora=True)
     # the seven matrices of 32 layers, 218,103,808 parameters each, at 4.5 bits on every rank
     codes = 32 * 218_103_808 * 4.5 / 8
-    assert four.weights == pytest.approx(plain.weights - 32 * 218_103_808 * 2 + codes)
+    assert four.weights == plain.weights - 32 * 218_103_808 * 2 + codes
     assert (four.optimizer, four.activations) == (plain.optimizer, plain.activations)
     outputs = 32 * (4096 + 1024 + 1024 + 4096 + 14336 + 14336 + 4096)
     assert dora.optimizer - plain.optimizer == outputs * 8
@@ -261,7 +214,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
     everything = on_p5("", parallelism={"offload": "parameters"})
     assert everything.weights == pytest.approx(2 * (ends + 3 * layer), rel=1e-3)
     assert (everything.gradients, everything.optimizer) == (pytest.approx(6 * ends), 0)
-    checkpointed = on_p5("zero3", training__gradient_checkpointing=True)
+    checkpointed = on_p5("zero3", training__activation_checkpointing="full")
     assert checkpointed.activations < on_p5("zero3").activations
     divided = on_p5("", parallelism={"tensor_parallel": 4})
     assert divided.logits == checkpointed.logits, "the vocabulary is not divided"
@@ -291,9 +244,9 @@ def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> N
     ("overrides", "model_config", "remedy"),
     [
         (
-            {"training__gradient_checkpointing": False, "training__method": "full", "training__micro_batch_size": 8},
+            {"training__activation_checkpointing": "none", "training__method": "full", "training__micro_batch_size": 8},
             LLAMA_3_8B,
-            "training.gradient_checkpointing: true",
+            "training.activation_checkpointing: full",
         ),
         (
             {"training__micro_batch_size": 64},
@@ -328,6 +281,36 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert "14.4 of its 16 GiB" in str(error.value)
     assert "GiB per rank (weights " in str(error.value)
     assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        (16384, "training.activation_checkpointing: selective"),
+        (32768, "training.activation_checkpointing: full"),
+    ],
+)
+def test_activations_are_the_first_to_go_on_engine_torch(make_run: MakeRun, length: int, changes: str) -> None:
+    config = make_run(cluster__instance_type="p5.48xlarge", parallelism={}, dataset__max_length=length).config
+    with pytest.raises(UserError, match=f"GiB: {changes}"):
+        check_memory(config, degrees_of(config), shape_of(LLAMA_3_8B))
+
+
+def test_offload_leaves_two_layers_on_the_device(make_run: MakeRun) -> None:
+    def kept(**training: Any) -> float:
+        settings = {f"training__{key}": value for key, value in training.items()}
+        return estimated(
+            make_run(cluster__instance_type="p5.48xlarge", parallelism={}, **settings).config, LLAMA_3_8B
+        ).activations
+
+    assert kept(activation_offload=True) == pytest.approx(kept() / 16)
+    full, second = (
+        kept(activation_checkpointing="full"),
+        kept(activation_checkpointing="full", activation_checkpointing_every=2),
+    )
+    inputs = 2048 * 4096 * 2
+    assert full - kept(activation_checkpointing="full", activation_offload=True) == 30 * inputs
+    assert second - full == pytest.approx(16 * (kept() / 32 - inputs))
 
 
 def test_a_model_that_fits_nowhere(make_run: MakeRun) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.torch import attention, language_model
+from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing

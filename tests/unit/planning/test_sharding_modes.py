@@ -34,24 +34,25 @@ def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
         (1, {}, LLAMA_3_8B, "replicated"),
         (1, {}, LLAMA_3_70B, "zero3 over 8 ranks (zero2 over 8 ranks needs "),
         (4, {}, LLAMA_3_70B, "zero3 over 32 ranks (zero3 over 8 ranks needs "),
-        (4, {"training__gradient_checkpointing": True}, LLAMA_3_70B, "zero3 over 8 ranks (zero2 over 32 ranks needs "),
+        (
+            *(4, {"training__activation_checkpointing": "full"}, LLAMA_3_70B),
+            "zero3 over 8 ranks (zero2 over 32 ranks needs ",
+        ),
         (1, {"training__method": "full"}, LLAMA_3_8B, "zero1 over 8 ranks"),
         (
-            *(
-                1,
-                {
-                    "training__method": "full",
-                    "training__gradient_accumulation_steps": 8,
-                    "training__micro_batch_size": 2,
-                },
-                LLAMA_3_8B,
-            ),
+            1,
+            {
+                "training__method": "full",
+                "training__gradient_accumulation_steps": 8,
+                "training__micro_batch_size": 2,
+            },
+            LLAMA_3_8B,
             "zero2 over 8 ranks (zero1 over 8 ranks needs ",
         ),
         # with LoRA the gathered weights of zero2 are what does not fit
         (
             16,
-            {"training__method": "full", "training__gradient_checkpointing": True},
+            {"training__method": "full", "training__activation_checkpointing": "full"},
             LLAMA_3_70B,
             "zero3 over 128 ranks",
         ),
@@ -81,7 +82,7 @@ def test_zero3_stays_within_nodes_if_that_fits(make_run: MakeRun) -> None:
 
 
 def test_host_memory_is_a_remedy_that_is_not_chosen_unasked(make_run: MakeRun) -> None:
-    config = on(make_run, "p4d.24xlarge", training__method="full", training__gradient_checkpointing=True)
+    config = on(make_run, "p4d.24xlarge", training__method="full", training__activation_checkpointing="full")
     shape = model_shape(LLAMA_3_70B)
     assert shape is not None
     with pytest.raises(UserError) as raised:

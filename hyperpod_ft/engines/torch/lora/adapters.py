@@ -35,7 +35,7 @@ from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
-from hyperpod_ft.engines.torch.parts import local
+from hyperpod_ft.engines.torch.sharding.parts import local
 
 
 def adapt(model: nn.Module, lora: Lora, seed: int) -> None:

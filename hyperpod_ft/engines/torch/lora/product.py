@@ -1,7 +1,6 @@
-"""The matrix products of a layer with a LoRA adapter, as one autograd function."""
+"""The matrix products of a layer with a LoRA adapter, as one operation."""
 
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,16 @@ def squared_row_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sc
     return squares + (wide_b * (2 * scale * cross + scale**2 * (wide_b @ (wide_a @ wide_a.T)))).sum(1)
 
 
-class _Product(torch.autograd.Function):
+def product(
+    x: torch.Tensor,
+    dropped: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
     """x W^T + b + s (d A^T) B^T with frozen W and b, where d is the input after dropout (None: x itself).
 
     x [..., in], A [r, in], B [out, r] -> [..., out]. Both products of the output's size accumulate in one tensor. What
@@ -37,48 +45,72 @@ class _Product(torch.autograd.Function):
 
     A W in NF4 is given as codes and scales, and decoded in each pass.
     """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        dropped: torch.Tensor | None,
-        weight: torch.Tensor,
-        scales: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        adapted, number = x if dropped is None else dropped, _arithmetic(x)
-        narrow = nn.functional.linear(adapted.to(number), a.to(number)) * scale
-        ctx.save_for_backward(adapted, narrow, weight, scales, a, b)
-        ctx.scale, ctx.has_dropout = scale, dropped is not None
-        matrix = _decoded(weight, scales, a, b, number)
-        output = nn.functional.linear(x.to(number), matrix, None if bias is None else bias.to(number))
-        flat(output).addmm_(flat(narrow), b.to(number).T)
-        return output.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        adapted, narrow, weight, scales, a, b = ctx.saved_tensors
-        number = narrow.dtype
-        wide = flat(gradient).to(number)
-        through_b = (wide @ b.to(number)) * ctx.scale
-        of_a = (through_b.T @ flat(adapted).to(number)).to(a.dtype)
-        of_b = (wide.T @ flat(narrow)).to(b.dtype)
-        of_x = of_dropped = None
-        if ctx.needs_input_grad[0]:
-            of_x = wide @ _decoded(weight, scales, a, b, number)
-            if not ctx.has_dropout:
-                of_x.addmm_(through_b, a.to(number))
-            of_x = of_x.view(adapted.shape).to(adapted.dtype)
-        if ctx.needs_input_grad[1]:
-            of_dropped = (through_b @ a.to(number)).view(adapted.shape).to(adapted.dtype)
-        return of_x, of_dropped, None, None, None, of_a, of_b, None
+    output: torch.Tensor = _operation(x, dropped, weight, scales, bias, a, b, scale)[0]
+    return output
 
 
-product: Callable[..., torch.Tensor] = _Product.apply  # type: ignore[assignment]
+def forward(
+    x: torch.Tensor,
+    dropped: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of `product`, and s d A^T."""
+    adapted, number = x if dropped is None else dropped, _arithmetic(x)
+    narrow = nn.functional.linear(adapted.to(number), a.to(number)) * scale
+    matrix = _decoded(weight, scales, a, b, number)
+    output = nn.functional.linear(x.to(number), matrix, None if bias is None else bias.to(number))
+    flat(output).addmm_(flat(narrow), b.to(number).T)
+    return output.to(x.dtype), narrow
+
+
+def _shapes(
+    x: torch.Tensor,
+    dropped: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output = x.new_empty(*x.shape[:-1], b.shape[0])
+    return output, x.new_empty(*x.shape[:-1], a.shape[0], dtype=_arithmetic(x))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, dropped, weight, scales, _, a, b, scale = inputs
+    ctx.save_for_backward(x if dropped is None else dropped, output[1], weight, scales, a, b)
+    ctx.scale, ctx.has_dropout = scale, dropped is not None
+
+
+def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    adapted, narrow, weight, scales, a, b = ctx.saved_tensors
+    number = narrow.dtype
+    wide = flat(gradient).to(number)
+    through_b = (wide @ b.to(number)) * ctx.scale
+    of_a = (through_b.T @ flat(adapted).to(number)).to(a.dtype)
+    of_b = (wide.T @ flat(narrow)).to(b.dtype)
+    of_x = of_dropped = None
+    if ctx.needs_input_grad[0]:
+        of_x = wide @ _decoded(weight, scales, a, b, number)
+        if not ctx.has_dropout:
+            of_x.addmm_(through_b, a.to(number))
+        of_x = of_x.view(adapted.shape).to(adapted.dtype)
+    if ctx.needs_input_grad[1]:
+        of_dropped = (through_b @ a.to(number)).view(adapted.shape).to(adapted.dtype)
+    return of_x, of_dropped, None, None, None, of_a, of_b, None
+
+
+# one operation, so that selective checkpointing can keep its results: it cannot keep what is changed in place
+_operation = torch.library.custom_op("hyperpod_ft::lora_product", forward, mutates_args=())
+_operation.register_fake(_shapes)
+_operation.register_autograd(_backward, setup_context=_keep)
+OPERATION = torch.ops.hyperpod_ft.lora_product.default
 
 
 def flat(values: torch.Tensor) -> torch.Tensor:

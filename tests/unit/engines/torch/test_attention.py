@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyperpod_ft.engines.torch import attention
+from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.errors import UserError
 
 HEADS, GROUPS, SIZE = 4, 2, 8

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft.config.run_config import Lora
+from hyperpod_ft.config.run_config import Lora, Training
 from hyperpod_ft.engines.torch.lora import product as lora_product
 from hyperpod_ft.engines.torch.lora.adapters import (
     LoraLinear,
@@ -20,6 +20,7 @@ from hyperpod_ft.engines.torch.lora.adapters import (
     learning_rate_factor,
 )
 from hyperpod_ft.engines.torch.lora.product import product
+from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.errors import UserError
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -243,7 +244,7 @@ def test_checkpointing_and_accumulation_change_nothing(lora: Lora) -> None:
     for model in (plain, checkpointed):
         adapt(model, lora, seed=0)
         model.train()
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
+    activations.checkpoint_layers(checkpointed.model.layers, Training(activation_checkpointing="full"))
     found, expected = gradients(checkpointed), gradients(plain)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     twice = gradients(plain)
@@ -288,8 +289,10 @@ def test_no_temporary_has_the_size_of_the_output() -> None:
     """One tensor of that size forward: the output; one of the input's size backward: its gradient."""
     layer = LoraLinear(nn.Linear(256, 256).requires_grad_(False), Lora(r=2))
     x = torch.randn(512, 256, requires_grad=True)
+    factors = layer.lora_A.weight, layer.lora_B.weight
     with Allocations(x.numel()) as forward:
-        output = layer(x)
+        lora_product.forward(x, None, layer.weight, None, None, *factors, 1.0)
+    output = layer(x)
     gradient = torch.ones_like(output)
     with Allocations(x.numel()) as backward:
         output.backward(gradient)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines.torch import loss
-from hyperpod_ft.engines.torch.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model import loss
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from tests.unit.engines.torch.test_attention import Largest
 
 WIDTH, VOCABULARY, POSITIONS = 16, 50, 23

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyperpod_ft.engines.torch.moments import BLOCK, Moments, moments
+from hyperpod_ft.engines.torch.optimizer.moments import BLOCK, Moments, moments
 
 
 def stored_bytes(stored: Moments) -> int:

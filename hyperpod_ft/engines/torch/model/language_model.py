@@ -10,30 +10,41 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.torch import attention
-from hyperpod_ft.engines.torch.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 # Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
 _ANY_SHAPE = ("cpu", "cuda")
 
 
-def inputs(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """The arguments of a model's forward pass, on `device`, from a batch on the CPU.
+def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+    """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
-    input_ids, position_ids [rows, length]; attention_mask as in `attention`; targets int64 [positions], the tokens to
+    input_ids, position_ids [rows, length]; attention_mask as in attention.py; targets int64 [positions], the tokens to
     predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
     """
     # the token after each; none follows the last
     targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
     tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
     if device.type in _ANY_SHAPE:
-        tensors["attention_mask"] = attention.document_bounds(batch.position_ids)
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
-    else:
-        tensors["attention_mask"] = attention.document_numbers(batch.position_ids)
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+    # a call of attention for each document, as on CPUs, would be compiled again for each length
+    by_bounds = device.type in _ANY_SHAPE and not (compiled and device.type == "cpu")
+    documents = attention.document_bounds if by_bounds else attention.document_numbers
+    tensors["attention_mask"] = documents(batch.position_ids)
+    moved = {name: _on(device, tensor) for name, tensor in tensors.items()}
+    if compiled and by_bounds:
+        compiling.let_vary(moved["attention_mask"], dimension=3)
+    return moved
+
+
+def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the CPU on `device`, copied while the program goes on: accelerators read pinned memory themselves."""
+    if device.type != "cpu" and torch.accelerator.is_available():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def return_loss(model: PreTrainedModel) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch.optim.adamw import adamw
 
 from hyperpod_ft.config.run_config import Training
-from hyperpod_ft.engines.torch.moments import moments
-from hyperpod_ft.engines.torch.sharding import DataParallel
+from hyperpod_ft.engines.torch.optimizer.moments import moments
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 
 _EPSILON = 1e-8
 

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from hyperpod_ft.engines.torch.parts import local
+from hyperpod_ft.engines.torch.sharding.parts import local
 from hyperpod_ft.errors import UserError
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.parts import Part, check_replicas, local
-from hyperpod_ft.engines.torch.sharding import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
 from hyperpod_ft.planning.sharding import BUCKET_BYTES
 
 

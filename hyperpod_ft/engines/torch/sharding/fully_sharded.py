@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from hyperpod_ft.engines.torch.parts import Part, check_replicas, local, sum_over
-from hyperpod_ft.engines.torch.sharding import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local, sum_over
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding
 
 

@@ -18,7 +18,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.engines.torch.slices import SliceReader
+from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.parts import Part, part, squared_norm
+from hyperpod_ft.engines.torch.sharding.parts import Part, part, squared_norm
 
 
 def trained_parts(module: nn.Module, mesh: DeviceMesh) -> dict[str, Part]:

@@ -10,13 +10,21 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.engines.torch import attention, language_model, loading, tensor_parallel
-from hyperpod_ft.engines.torch.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading.slices import SliceReader
+from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.replicated import ReplicatedWeights
-from hyperpod_ft.engines.torch.sharding import DataParallel, trained_parts
-from hyperpod_ft.engines.torch.slices import SliceReader
-from hyperpod_ft.engines.torch.weights import locate
+from hyperpod_ft.engines.torch.model import (
+    activations,
+    attention,
+    compiling,
+    gated_mlp,
+    language_model,
+    tensor_parallel,
+)
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, trained_parts
+from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
@@ -51,6 +59,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     language_model.return_loss(model)
+    gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
@@ -62,6 +71,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         tensor_parallel.parallelize(layers, mesh["tp"])
         summed = {id(parameter) for parameter in tensor_parallel.partial_gradient_parameters(layers)}
         partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
+    _change_forward(layers, run, mesh)
     parts = trained_parts(model, mesh)
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     if sharding.by_layer:
@@ -80,6 +90,15 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         offload = sharding.offload == "optimizer"
         data_parallel = ReplicatedWeights(model, parts, partial, mesh, trained, offload=offload)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+
+
+def _change_forward(layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
+    """What is recomputed is compiled too, and host memory takes what is left."""
+    training, device = run.config.training, torch.device(mesh.device_type)
+    activations.checkpoint_layers(layers, training)
+    compiling.compile_layers(layers, training, device, run.root)
+    if training.activation_offload:
+        activations.offload_layers(layers, device)
 
 
 @torch.no_grad()
@@ -112,8 +131,4 @@ def _skeleton(run: Run) -> PreTrainedModel:
     dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
     # other families keep their own attention, one document a row
     separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    model = loading.build_skeleton(run.base_model, dtype, attention.NAME if separates else None)
-    if training.gradient_checkpointing:
-        # the non-reentrant variant works with frozen inputs, and with collectives inside the block
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
+    return loading.build_skeleton(run.base_model, dtype, attention.NAME if separates else None)

@@ -1,0 +1,1 @@
+"""Each rank reads its own part of the base model."""

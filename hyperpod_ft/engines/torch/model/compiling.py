@@ -1,0 +1,47 @@
+"""torch.compile for each decoder layer: layers of one shape share a graph, so compiling takes as long as for one.
+
+What was compiled is kept on the shared volume, below the root of all runs, for other ranks, restarts and runs.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hyperpod_ft.config.run_config import Training
+
+
+def compiles(training: Training, device: torch.device) -> bool:
+    """Whether layers are compiled on this device."""
+    return device.type != "cpu" if training.compile is None else training.compile
+
+
+def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, root: Path) -> None:
+    """Compile the layers' forward and backward passes when they first run, as `training.compile` says.
+
+    `root`: of the runs. A shape that changes is compiled again.
+    """
+    if not compiles(training, device):
+        return
+    cache = cache_directory(root, device)
+    # read when something is compiled first
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
+    os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] = str(cache / "neuron")
+    backend = "neuron" if device.type == "neuron" else "inductor"
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=False)  # type: ignore[method-assign]
+
+
+def let_vary(tensor: torch.Tensor, dimension: int) -> None:
+    """Let one compiled graph serve all sizes of this dimension."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def cache_directory(root: Path, device: torch.device) -> Path:
+    """Where compiled code for this torch and Python is kept; within it, compilers tell devices and graphs apart."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return root / "compile-cache" / f"torch-{torch.__version__}-python-{python}-{device.type}"

@@ -1,0 +1,1 @@
+"""AdamW on this rank's part of the trained weights."""

@@ -1,0 +1,161 @@
+"""The estimate of what a layer keeps for the backward pass, beside what it keeps on this CPU.
+
+    python -m scripts.activation_memory
+
+prints a table of docs/parallelism.md. Measured is the memory of all tensors that exist after a forward pass and did not
+before, of a model with four layers less that of one with two.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp
+from hyperpod_ft.planning.model_fit import estimate
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.parallelism import degrees_of
+
+ROWS, LENGTH = 2, 128
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the memory of activations depends on."""
+
+    checkpointing: str = "none"
+    method: str = "full"
+    precision: str = "bf16"
+    family: str = "llama"
+    dropout: float = 0.0
+    dora: bool = False
+
+    def config(self) -> RunConfig:
+        return RunConfig.model_validate(
+            {
+                "name": "activations",
+                "engine": "torch",
+                "cluster": {"instance_type": "local"},
+                "model": {"source": "any/model"},
+                "dataset": {"source": "any/data", "format": "dolly", "max_length": LENGTH},
+                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora},
+                "training": {
+                    "method": self.method,
+                    "precision": self.precision,
+                    "activation_checkpointing": self.checkpointing,
+                    "micro_batch_size": ROWS,
+                },
+                "parallelism": {"ranks_per_node": 1},
+            }
+        )
+
+
+def estimated(choice: Choice) -> float:
+    """Bytes of a layer."""
+    return _per_layer(choice, _estimated)
+
+
+def measured(choice: Choice) -> float:
+    """Bytes of a layer."""
+    return _per_layer(choice, _measured)
+
+
+def _per_layer(choice: Choice, total: Any) -> float:
+    values = MODEL | {"model_type": choice.family, "head_dim": 16}
+    few, many = (total(choice, values | {"num_hidden_layers": layers}) for layers in (2, 4))
+    return float(many - few) / 2
+
+
+def _estimated(choice: Choice, values: dict[str, Any]) -> float:
+    config, shape = choice.config(), model_shape(values)
+    assert shape is not None
+    return estimate(config, degrees_of(config), shape).activations
+
+
+def _measured(choice: Choice, values: dict[str, Any]) -> float:
+    config = choice.config()
+    dtype = torch.bfloat16 if choice.precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**values, attn_implementation=attention.NAME), dtype=dtype
+    ).train()
+    gated_mlp.keep_less(model)
+    if choice.method == "lora":
+        adapters.adapt(model, config.lora, seed=0)
+        # as adapters of earlier layers do
+        model.model.embed_tokens.register_forward_hook(lambda _, args, output: output.requires_grad_())
+    activations.checkpoint_layers(model.model.layers, config.training)
+    positions = torch.arange(LENGTH).expand(ROWS, -1)
+    with _Made() as made:
+        output = model.model(
+            input_ids=positions % values["vocab_size"],
+            position_ids=positions,
+            attention_mask=attention.document_bounds(positions),
+            use_cache=False,
+        )
+    assert output.last_hidden_state.requires_grad
+    return made.bytes()
+
+
+class _Made(TorchDispatchMode):
+    """The memory of tensors made within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_pointer(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        result = func(*args, **kwargs or {})
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and _pointer(tensor) not in given:
+                storage = tensor.untyped_storage()
+                self._storages[_pointer(tensor)] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def bytes(self) -> int:
+        """Of those that still exist."""
+        return sum(size for storage, size in self._storages.values() if not storage.expired())
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def choices() -> list[Choice]:
+    return [
+        Choice(checkpointing, method, precision, family)
+        for family in ("llama", "qwen3")
+        for method in ("full", "lora")
+        for precision in ("bf16", "fp32")
+        for checkpointing in ("none", "selective", "full")
+    ]
+
+
+def main() -> None:
+    print("| family | method | precision | activation_checkpointing | estimated | measured | |")
+    print("|---|---|---|---|---|---|---|")
+    for choice in choices():
+        bytes_each = [total / (ROWS * LENGTH) for total in (estimated(choice), measured(choice))]
+        print(
+            f"| {choice.family} | {choice.method} | {choice.precision} | {choice.checkpointing} |"
+            f" {bytes_each[0]:,.0f} | {bytes_each[1]:,.0f} | {bytes_each[0] / bytes_each[1] - 1:+.1%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Compiled layers: one graph for all of a shape, no break in it, and nothing compiled again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hyperpod_ft.config.run_config import Lora, Training
+from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model
+
+CPU = torch.device("cpu")
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_NEURONX_NEFF_CACHE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CACHES:
+        monkeypatch.setenv(name, "restored")
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def losses(root: Path, compiled: bool, mode: str = "none", offload: bool = False, lora: bool = False) -> list[float]:
+    """Of three steps in fp32, each with other tokens and other documents."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        attn_implementation=attention.NAME,
+    )
+    model = AutoModelForCausalLM.from_config(config).train()
+    language_model.return_loss(model)
+    if lora:
+        adapters.adapt(model, Lora(), seed=0)
+    layers = list(model.model.layers)
+    training = Training(activation_checkpointing=mode, compile=compiled)
+    activations.checkpoint_layers(layers, training)
+    compiling.compile_layers(layers, training, CPU, root)
+    if offload:
+        activations.offload_layers(layers, CPU, 1)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    found = []
+    for step in range(3):
+        ids = torch.randint(0, 128, (2, 32), generator=torch.Generator().manual_seed(step))
+        batch = Batch(ids, ids, torch.arange(32).remainder(7 + 5 * step).expand(2, -1).clone())
+        loss = model(**language_model.inputs(batch, CPU, compiled))
+        loss.backward()
+        found.append(loss.item() / ids.numel())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(("mode", "offload"), [("none", False), ("full", False), ("selective", True)])
+def test_one_graph_for_all_layers_and_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, offload: bool, lora: bool
+) -> None:
+    """With the backend that only traces: the same graphs, without a compiler's minutes."""
+    compile_with = torch.compile
+
+    def trace(function: Any, *, backend: str, dynamic: bool) -> Any:
+        assert backend == "inductor"
+        return compile_with(function, backend="aot_eager", dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", trace)
+    assert losses(tmp_path, True, mode, offload, lora) == pytest.approx(losses(tmp_path, False, lora=lora), abs=1e-5)
+    # with LoRA, the first layer's input needs no gradient: a graph of its own
+    assert counters["stats"]["unique_graphs"] == 1 + lora
+    assert not counters["graph_break"]
+    assert counters["aot_autograd"]["ok"] == counters["aot_autograd"]["total"] == 1 + lora
+
+
+@pytest.mark.training
+def test_compiled_losses_are_those_without(tmp_path: Path) -> None:
+    """With the compiler, which takes up to minutes on an empty cache; it writes below the root."""
+    assert losses(tmp_path, True) == pytest.approx(losses(tmp_path, False), abs=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert list((compiling.cache_directory(tmp_path, CPU) / "inductor").iterdir())
+
+
+def test_a_dimension_may_vary() -> None:
+    """As the number of documents, which attention on CUDA takes as a tensor."""
+
+    def graphs(vary: bool) -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(lambda x, bounds: x * bounds.sum(), backend="eager", dynamic=False)
+        for size in (2, 4, 8):
+            bounds = torch.ones(1, 1, 1, size)
+            if vary:
+                compiling.let_vary(bounds, 3)
+            compiled(torch.ones(2), bounds)
+        return counters["stats"]["unique_graphs"]
+
+    assert (graphs(True), graphs(False)) == (1, 3)
+
+
+def test_by_default_only_accelerators_compile(tmp_path: Path) -> None:
+    for wanted, device, compiled in [
+        (None, "cpu", False),
+        (None, "cuda", True),
+        (False, "cuda", False),
+        (True, "cpu", True),
+    ]:
+        layer = torch.nn.Linear(1, 1)
+        compiling.compile_layers([layer], Training(compile=wanted), torch.device(device), tmp_path)
+        assert ("forward" in vars(layer)) == compiled
