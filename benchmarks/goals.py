@@ -13,6 +13,7 @@ Entry = Mapping[str, Any]
 Results = Mapping[str, Mapping[str, Entry]]
 
 KIT, COPY = "hyperpod-ft", "cp -r"
+NAIVE = "naive settings"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
 LOADED = tuple(f"{ranks}, {dtype}" for dtype in ("bf16", "fp32") for ranks in ("1 rank", "2 ranks", "4 ranks"))
@@ -113,6 +114,16 @@ def device_gib(entry: Entry) -> float:
     return median(entry, KIT, "beyond_imports") / 2**30
 
 
+def epoch_ratios(entry: Entry) -> list[float]:
+    """CPU seconds of an epoch with naive settings over those with the kit's, per round."""
+    both = zip(rounds(entry, NAIVE), rounds(entry, KIT), strict=True)
+    return [naive["all_steps_cpu"] / own["all_steps_cpu"] for naive, own in both]
+
+
+def epoch_ratio(entry: Entry) -> float:
+    return statistics.median(epoch_ratios(entry))
+
+
 def training_memory(entry: Entry) -> float:
     """Peak memory of the kit beyond its imports, over that of the peer with the least."""
     peers = (median(entry, peer, "beyond_imports") for peer in entry["contenders"] if peer != KIT)
@@ -201,6 +212,16 @@ GOALS = (
         0.5,
         0.35,
         over_peers=True,
+    ),
+    Goal(
+        "an epoch with naive settings over one with the kit's",
+        "naive",
+        (TEXT,),
+        epoch_ratio,
+        "{:.1f}x",
+        6,
+        10,
+        is_rate=True,
     ),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one H200, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),

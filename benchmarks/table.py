@@ -32,6 +32,10 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
+    if entry := results.get("naive", {}).get(TEXT):
+        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}", "")
+        yield from _epoch_table(entry)
+        yield from _circumstances(entry)
     for kind in ("training", "gpu"):
         for case, entry in results.get(kind, {}).items():
             yield from ("", f"### {kind}, {case}", "")
@@ -82,9 +86,19 @@ def _figure(goal: Goal, results: Results, value: float) -> str:
     # rounds may differ widely: a median alone would promise too much
     if goal.value is goals.wall_ratio:
         return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
+    if goal.value is goals.epoch_ratio:
+        return _spread(goals.epoch_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
     if goal.value is goals.training_ratio:
         return _spread(goals.training_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
     return goal.form.format(value)
+
+
+def _epoch_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "CPU seconds of all steps", "last loss")
+    yield "|---|---|---|"
+    for name in entry["contenders"]:
+        seconds, loss = (goals.median(entry, name, what) for what in ("all_steps_cpu", "last_loss"))
+        yield _row(name, f"{seconds:,.0f}", f"{loss:.3f}")
 
 
 def _training_table(entry: Entry) -> Iterator[str]:

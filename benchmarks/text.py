@@ -11,6 +11,7 @@ larger texts leave.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -27,10 +28,13 @@ _SPLIT = (
 )
 
 
-def prepare(rows: Path, copies: int, directory: Path) -> None:
-    """Write the rows and the model into `directory`."""
+TINY = Geometry(1, hidden=64, intermediate=128, heads=4, kv_heads=4)
+
+
+def prepare(rows: Path, copies: int, directory: Path, geometry: Geometry = TINY, most: int | None = None) -> None:
+    """Write the rows, at `most` the first of them, and a model of `geometry` for their vocabulary into `directory`."""
     directory.mkdir(parents=True)
-    lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n") if line]
+    lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n")[:most] if line]
     pairs = [(f"{line['question']}\n", str(line["answer"])) for line in lines]
     text = "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in pairs)
     (directory / "once.jsonl").write_text(text, encoding="utf-8")
@@ -39,7 +43,7 @@ def prepare(rows: Path, copies: int, directory: Path) -> None:
             stream.write(text)
     tokenizer = learn([part for pair in pairs for part in pair])
     model = directory / "model"
-    write_base(model, Geometry(1, hidden=64, intermediate=128, heads=4, kv_heads=4, vocabulary=len(tokenizer)))
+    write_base(model, replace(geometry, vocabulary=len(tokenizer)))
     tokenizer.save_pretrained(model)
 
 

@@ -39,6 +39,7 @@ def main() -> None:
         facts = {
             "step_cpu": _median_difference(cpu, int(warm_up)),
             "step_seconds": seconds,
+            "all_steps_cpu": cpu[-1] - cpu[0],
             "mfu": training.throughput.rates(1, seconds).mfu or 0.0,
             "beyond_imports": torch.accelerator.max_memory_allocated()
             if device.type != "cpu"
