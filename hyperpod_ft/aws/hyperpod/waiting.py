@@ -39,7 +39,7 @@ class Awaited:
 
 @dataclass
 class ClusterWatch:
-    """Follows one cluster and reports each change. `arguments`: those that name the cluster, for commands in remedies."""
+    """Follows one cluster and reports each change. `arguments` name the cluster in commands, for remedies."""
 
     sagemaker: Any
     logs: Any
