@@ -219,7 +219,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         max_length: int = 32,
     ) -> Run:
         source = tmp_path / f"source-{name}"
-        source.mkdir()
+        source.mkdir(exist_ok=True)  # the same run with other settings
         # a source is known by its content: every distinct model gets its own directory
         (source / "config.json").write_text(json.dumps((model or tiny_llama()).to_dict(), default=str, sort_keys=True))
         (source / "rows.jsonl").write_text(f'{{"rows": {rows}, "max_length": {max_length}}}\n')

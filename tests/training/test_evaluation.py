@@ -152,6 +152,21 @@ def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
         assert torch.equal(rounded[name].float(), tensor.bfloat16().float())
 
 
+def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:
+    """It resumes from the state that it has saved before."""
+    run = make_evaluated({"training.max_steps": 6, "training.save_every_steps": 3})
+    train_here(run)
+    whole = curve(run)
+    run.record_path("train").unlink()
+    shutil.rmtree(run.checkpoint(6))
+    changed = make_evaluated(
+        {"training.max_steps": 6, "training.save_every_steps": 3, "training.save_only_model": True}
+    )
+    assert changed.directory == run.directory
+    assert train_here(changed).facts["resumed_from"] == [3]
+    assert curve(changed) == whole
+
+
 def test_files_are_hashed_while_they_are_written(make_evaluated: MakeRun) -> None:
     run = make_evaluated({"training.async_save": True})
     train_here(run)

@@ -228,7 +228,7 @@ class TrainingLoop:
         if best:
             self.checkpoints.save_best(self._weights(), progress)
         if due:
-            self.checkpoints.save(self._state(), progress)
+            self.checkpoints.save(self._weights() if config.save_only_model else self._state(), progress)
 
     def _weights(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""
@@ -236,9 +236,7 @@ class TrainingLoop:
         return {"model": {name: tensor.to(dtype) for name, tensor in self.data_parallel.state().items()}}
 
     def _state(self) -> dict[str, Any]:
-        """The tensors of a checkpoint, sharing memory with model and optimizer where it holds what a restart needs."""
-        if self.config.save_only_model:
-            return self._weights()
+        """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
         return {
             "model": self.data_parallel.state(),
             "optimizer": self.optimizer.state(),
@@ -252,8 +250,8 @@ class TrainingLoop:
         progress = checkpoint_directory.newest(self.run, self.processes)
         if progress is None:
             return Progress()
-        if self.config.save_only_model:
-            # it was saved after the last step: nothing is left to train
+        if progress.step == self.steps or progress.stopped_early:
+            # nothing is left to train; it may hold the weights alone
             return progress
         state = self._state()
         checkpoints.load(self.run.checkpoint(progress.step), state)
@@ -261,8 +259,6 @@ class TrainingLoop:
             self.data_parallel.publish(names)
         self.optimizer.steps = progress.step
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
-        if progress.step == self.steps or progress.stopped_early:
-            return progress
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
