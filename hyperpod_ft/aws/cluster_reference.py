@@ -19,7 +19,7 @@ class ClusterReference:
     reference: str  # as the user typed it
 
     @property
-    def words(self) -> str:
+    def arguments(self) -> str:
         """The arguments that name this cluster, for commands in messages."""
         region = f" --region {self.region}" if self.config is None and self.region else ""
         return shlex.quote(self.reference) + region

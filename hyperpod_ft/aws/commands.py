@@ -153,7 +153,7 @@ class Commands:
             self._sagemaker,
             self.session.client("logs"),
             self.target.name,
-            self.target.words,
+            self.target.arguments,
             self.say,
             self.poll_seconds,
         )

@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ft import publish
@@ -87,6 +87,12 @@ def repair(cache: Path, *, alone: bool) -> list[str]:
                 lock.unlink(missing_ok=True)
                 removed.append(_name(cache, lock))
     return removed
+
+
+def print_removed(stage: str, removed: Sequence[str]) -> None:
+    """One line for each entry that was removed, in the log of the stage."""
+    for name in removed:
+        print(f"{stage}: removed a damaged or abandoned entry from the compile cache: {name}", flush=True)
 
 
 def _entries(cache: Path) -> Iterator[Path]:

@@ -25,7 +25,7 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
     """Repair the cache and run the command. Raises UserError when graphs are missing from the cache afterwards."""
     cache = run.neuron_cache
     with neuron_cache.using(cache) as removed:
-        _print_removed(removed)
+        neuron_cache.print_removed("precompile", removed)
         before = neuron_cache.finished(cache)
         facts = _trial(run, command)
         done, missing = neuron_cache.finished(cache), neuron_cache.unfinished(cache)
@@ -58,11 +58,6 @@ def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
         return facts
     finally:
         publish.remove(run.trial)
-
-
-def _print_removed(removed: Sequence[str]) -> None:
-    for name in removed:
-        print(f"precompile: removed a damaged or abandoned entry from the cache: {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -124,8 +124,7 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
         return
     cache = run.neuron_cache
     with neuron_cache.using(cache) as removed:
-        for name in removed:
-            print(f"train: removed a damaged or abandoned entry from the compile cache: {name}", flush=True)
+        neuron_cache.print_removed("train", removed)
         before = neuron_cache.finished(cache)
         yield facts
         facts["graphs_compiled"] = len(neuron_cache.finished(cache) - before)

@@ -20,7 +20,7 @@ def test_one_module_calls_slurm() -> None:
     assert {parts for parts in callers if parts[0] != "localcluster"} == {("launch", "slurm.py")}
 
 
-def test_rooms_stay_small() -> None:
-    """A room with more modules than these needs rooms of its own."""
+def test_packages_stay_small() -> None:
+    """A package with more modules than these needs packages of its own."""
     modules = Counter(file.parent.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
-    assert {str(room): count for room, count in modules.items() if count > 17} == {}
+    assert {str(package): count for package, count in modules.items() if count > 17} == {}

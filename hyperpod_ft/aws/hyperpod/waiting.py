@@ -39,12 +39,12 @@ class Awaited:
 
 @dataclass
 class ClusterWatch:
-    """Follows one cluster and reports each change. `words`: the cluster as an argument of commands, for remedies."""
+    """Follows one cluster and reports each change. `arguments` name the cluster in commands, for remedies."""
 
     sagemaker: Any
     logs: Any
     name: str
-    words: str
+    arguments: str
     say: Say
     poll_seconds: float = POLL_SECONDS
     _reported: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,8 @@ class ClusterWatch:
                 self._explain(cluster, nodes)
                 raise UserError(
                     f"cluster {self.name}: failed: {cluster.failure or _NO_REASON}",
-                    f"fix the cause, run `hyperpod-ft cluster delete {self.words}` (keeps /fsx), then create it again",
+                    f"fix the cause, run `hyperpod-ft cluster delete {self.arguments}` (keeps /fsx), then create it"
+                    " again",
                 )
             if changing and cluster.status == api.IN_SERVICE and not awaited.targets_set(cluster):
                 self._explain(cluster, nodes)
@@ -89,8 +90,8 @@ class ClusterWatch:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"cluster {self.name}: after {_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
-                    f"HyperPod keeps requesting capacity; check: hyperpod-ft cluster status {self.words}; or give up:"
-                    f" hyperpod-ft cluster scale {self.words} GROUP COUNT",
+                    f"HyperPod keeps requesting capacity; check: hyperpod-ft cluster status {self.arguments}; or give"
+                    f" up: hyperpod-ft cluster scale {self.arguments} GROUP COUNT",
                 )
             time.sleep(self.poll_seconds)
 
@@ -133,11 +134,12 @@ class ClusterWatch:
         """A replaced node would fail again in the same scripts; HyperPod does not replace controllers."""
         if cluster.group(node.group).node_type == "Controller":
             return (
-                f"fix it there: hyperpod-ft cluster ssh {self.words} --ssm; or delete the cluster and create it again"
+                f"fix it there: hyperpod-ft cluster ssh {self.arguments} --ssm; or delete the cluster and create it"
+                " again"
             )
         return (
             "if the lifecycle scripts failed, fix the cause and run `hyperpod-ft cluster create` to update them; then"
-            f" hyperpod-ft cluster replace-node {self.words} {node.instance_id}"
+            f" hyperpod-ft cluster replace-node {self.arguments} {node.instance_id}"
         )
 
     def _report_change(self, what: str, state: str) -> None:

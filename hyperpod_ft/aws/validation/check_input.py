@@ -19,7 +19,7 @@ class CheckInput:
 
     config: ClusterConfig
     clients: Mapping[str, Any]
-    number: str  # twelve digits
+    account_id: str  # twelve digits
     caller: str  # the caller's ARN
 
     @property

@@ -28,14 +28,14 @@ class Need:
 def role_needs(given: CheckInput) -> list[Need]:
     """The permissions of AmazonSageMakerClusterInstanceRolePolicy, and those that AWS adds for a customer's VPC ("IAM
     role for SageMaker HyperPod")."""
-    where = f"{given.partition}:{{}}:{given.config.region}:{given.number}"
+    where = f"{given.partition}:{{}}:{given.config.region}:{given.account_id}"
     logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{given.config.name}/0123456789ab"
     bucket = f"arn:{given.partition}:s3:::{given.existing.bucket}"
     interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
     network = [f"arn:{where.format('ec2')}:subnet/{given.existing.subnet_id}"]
     network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in given.existing.security_group_ids]
     # the managed policy's condition on S3: buckets of the same account
-    own = {"aws:ResourceAccount": given.number, "aws:PrincipalAccount": given.number}
+    own = {"aws:ResourceAccount": given.account_id, "aws:PrincipalAccount": given.account_id}
     vpc_id = (given.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
     return [
         Need(("logs:CreateLogGroup",), logs),
@@ -79,14 +79,14 @@ def role_needs(given: CheckInput) -> list[Need]:
 def caller_needs(given: CheckInput) -> list[Need]:
     """The permissions that `cluster create` needs, in order of use."""
     config = given.config
-    where = f"arn:{given.partition}:{{}}:{config.region}:{given.number}"
+    where = f"arn:{given.partition}:{{}}:{config.region}:{given.account_id}"
     cluster = f"{where.format('sagemaker')}:cluster/0123456789ab"
     stack = f"{where.format('cloudformation')}:stack/{config.stack_name}/0"
     bucket = f"arn:{given.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
     role = (
         config.existing.execution_role_arn
         if config.existing
-        else f"arn:{given.partition}:iam::{given.number}:role/{config.stack_name}-ExecutionRole-0123456789AB"
+        else f"arn:{given.partition}:iam::{given.account_id}:role/{config.stack_name}-ExecutionRole-0123456789AB"
     )
     needs = [
         Need(("sagemaker:CreateCluster", "sagemaker:DescribeCluster", "sagemaker:ListClusterNodes"), cluster),
@@ -110,14 +110,16 @@ def caller_needs(given: CheckInput) -> list[Need]:
 def role(given: CheckInput) -> list[Finding]:
     """It exists, is in this account, and SageMaker may assume it."""
     iam, arn = given.clients["iam"], given.existing.execution_role_arn
-    if (of := arn.split(":")[4]) != given.number:
+    if (of := arn.split(":")[4]) != given.account_id:
         return [
-            error(ROLE, f"{arn} is in account {of}, your credentials in {given.number}", "name a role of your account")
+            error(
+                ROLE, f"{arn} is in account {of}, your credentials in {given.account_id}", "name a role of your account"
+            )
         ]
     try:
         found = iam.get_role(RoleName=_name(arn))["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return [error(ROLE, f"no role {_name(arn)} in account {given.number}", "correct the ARN")]
+        return [error(ROLE, f"no role {_name(arn)} in account {given.account_id}", "correct the ARN")]
     if found["Arn"] != arn:
         return [error(ROLE, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
     if any(_trusts_sagemaker(statement) for statement in _statements(found["AssumeRolePolicyDocument"])):

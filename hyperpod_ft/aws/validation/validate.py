@@ -151,7 +151,7 @@ def validate_account(
         answers = list(pool.map(lambda check: _run(check, given), sensible))
     done = tuple(check.name for check, (_, made) in zip(sensible, answers, strict=True) if made)
     findings = tuple(dict.fromkeys(finding for found, _ in answers for finding in found))
-    return ValidationResult(findings, done, skipped, time.monotonic() - began, given.number, given.caller)
+    return ValidationResult(findings, done, skipped, time.monotonic() - began, given.account_id, given.caller)
 
 
 def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[CheckInput | None, tuple[Finding, ...]]:

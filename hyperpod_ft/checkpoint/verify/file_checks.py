@@ -39,12 +39,12 @@ def read_contents(directory: Path) -> Contents:
     """Raises UserError when `directory` has neither a model nor an adapter."""
     is_adapter = _is_adapter(directory)
     findings: list[str] = []
-    index = None if is_adapter else attempt(findings, partial(read_index, directory))
+    index = None if is_adapter else collect_error(findings, partial(read_index, directory))
     if index is not None:
         names = index.files
     else:
         names = [] if findings else [lora.WEIGHTS if is_adapter else SINGLE]
-    read = ((name, attempt(findings, partial(read_file, directory / name))) for name in names)
+    read = ((name, collect_error(findings, partial(read_file, directory / name))) for name in names)
     files = {name: tensors for name, tensors in read if tensors is not None}
     is_whole = not findings
     contents = Contents(is_adapter, files, is_whole, ())
@@ -54,11 +54,11 @@ def read_contents(directory: Path) -> Contents:
         findings.append(f"{directory}: has no tensors")
     elif is_whole:
         faults = config_checks.adapter_faults if is_adapter else config_checks.model_faults
-        findings += attempt(findings, lambda: list(faults(directory, contents.tensors))) or ()
+        findings += collect_error(findings, lambda: list(faults(directory, contents.tensors))) or ()
     return Contents(is_adapter, files, is_whole, tuple(findings))
 
 
-def attempt(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
+def collect_error(findings: list[str], work: Callable[[], _Result]) -> _Result | None:
     """The result of `work`; None if it raises UserError, which becomes one more finding."""
     try:
         return work()

@@ -16,7 +16,7 @@ from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
-from hyperpod_ft.checkpoint.verify.file_checks import Contents, attempt, read_contents, read_tensors
+from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress, activity
@@ -97,7 +97,7 @@ def verify(
     expected = read_tensors(against) if against else {}
 
     findings = list(contents.findings)
-    digests = attempt(findings, partial(recorded, directory)) or {}
+    digests = collect_error(findings, partial(recorded, directory)) or {}
     values = ValueChecks(_of_same_shape(contents.tensors, expected), tolerance)
     unequal = list(_scan(directory, contents, digests, values))
     findings += unequal
@@ -110,7 +110,7 @@ def verify(
         findings += _shortened(f"{directory}, against {against}", dtypes or differences)
     seconds = time.monotonic() - clock
     if compare and adapter and base and contents.is_whole:
-        logits = attempt(findings, partial(compare, directory, adapter, base))
+        logits = collect_error(findings, partial(compare, directory, adapter, base))
         findings += logits.findings(directory) if logits else ()
     return Verification(
         directory=str(directory),
@@ -140,7 +140,7 @@ def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], value
         for name in present:
             failed: list[str] = []
             scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)
-            digest = attempt(failed, scan)
+            digest = collect_error(failed, scan)
             yield from failed
             if digests and name not in digests:
                 yield f"{directory / CHECKSUMS}: has no checksum of {name}"

@@ -48,7 +48,7 @@ class Heads:
     def queries_per_rank(self) -> int:
         return self.queries // self.tensor_parallel
 
-    def divide(self) -> bool:
+    def are_divisible(self) -> bool:
         """Whether ranks divide the heads evenly, as the formulas assume."""
         return (
             min(self.queries, self.keys, self.multiplier, self.tensor_parallel) > 0
@@ -59,7 +59,7 @@ class Heads:
         )
 
 
-def whole(tensor_parallel: int, size: int) -> list[Span]:
+def even(tensor_parallel: int, size: int) -> list[Span]:
     """Ranks have equal parts of `size`, in order."""
     return [Span(rank, 0, size, rank * size) for rank in range(tensor_parallel)]
 
@@ -73,7 +73,7 @@ def fused(tensor_parallel: int, sizes: Sequence[int], index: int) -> list[Span]:
     return [Span(rank, begin, sizes[index], rank * sizes[index]) for rank in range(tensor_parallel)]
 
 
-def queries(heads: Heads, rows: int) -> list[Span]:
+def query_spans(heads: Heads, rows: int) -> list[Span]:
     """`rows` of the query projection, or columns of the output projection, on each rank."""
     size = rows // heads.queries_per_rank
     per_slot = heads.queries // (heads.keys * heads.multiplier)
@@ -86,7 +86,7 @@ def queries(heads: Heads, rows: int) -> list[Span]:
     return _joined(spans)
 
 
-def keys(heads: Heads, rows: int) -> tuple[list[Span], list[Span]]:
+def key_spans(heads: Heads, rows: int) -> tuple[list[Span], list[Span]]:
     """The first copy of the key (or value) heads, and the others. `rows` of the projection on each rank."""
     size = rows // heads.slots
     spans: tuple[list[Span], list[Span]] = ([], [])

@@ -121,7 +121,7 @@ class _GroupedQueriesSpec(_Spec):
     def transformations(self, file: Path, module: str) -> dict[str, Transformation]:
         heads = Heads(self.num_attention_heads, self.num_key_value_heads, self.kv_size_multiplier, self.tp_size)
         rows = self.q_output_size_per_partition, self.kv_output_size_per_partition
-        if not heads.divide() or rows[0] % heads.queries_per_rank or rows[1] % heads.slots:
+        if not heads.are_divisible() or rows[0] % heads.queries_per_rank or rows[1] % heads.slots:
             raise UserError(
                 f"{file}: {module}: {heads.queries} query heads and {heads.keys} key heads x {heads.multiplier} do not"
                 f" divide over tensor parallel {heads.tensor_parallel} with {rows[0]} and {rows[1]} rows per rank",

@@ -51,12 +51,12 @@ def logical(
         columns = shards[0].tensor.shape[-1]
         if len(shards[0].tensor.shape) != 2 or columns % transformation.heads.queries_per_rank:
             check_size(where, name, shards, 1, transformation.heads.queries_per_rank)
-        return [assemble(name, shards, 1, cuts.queries(transformation.heads, columns))]
+        return [assemble(name, shards, 1, cuts.query_spans(transformation.heads, columns))]
     if dim is None:
         return [replicated(name, shards)]
     if len(shards[0].tensor.shape) <= dim:
         raise UserError(f"{where}: {name} has no dimension {dim} to shard", _DAMAGED)
-    return [assemble(name, shards, dim, cuts.whole(len(shards), shards[0].tensor.shape[dim]))]
+    return [assemble(name, shards, dim, cuts.even(len(shards), shards[0].tensor.shape[dim]))]
 
 
 def _grouped(
@@ -66,8 +66,8 @@ def _grouped(
     if match is None:
         raise UserError(f"{where}: {name} is not part of fused queries, keys and values", _DAMAGED)
     query_rows, key_rows = grouped.query_rows, grouped.key_rows
-    queries: tuple[list[Span], list[Span]] = (cuts.queries(grouped.heads, query_rows), [])
-    keys = cuts.keys(grouped.heads, key_rows)
+    queries: tuple[list[Span], list[Span]] = (cuts.query_spans(grouped.heads, query_rows), [])
+    keys = cuts.key_spans(grouped.heads, key_rows)
     # linear, its spans and their copies, rows before it on each rank, its rows
     held = {
         "q": [(grouped.query, queries, 0, query_rows)],
