@@ -84,7 +84,7 @@ def test_rows_refuses_what_cannot_be_trained_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="different shapes"):
         PackedSplit(tmp_path)
     write_rows(tmp_path, 0, 16)
-    with pytest.raises(UserError, match="no training rows"):
+    with pytest.raises(UserError, match="has no rows"):
         PackedSplit(tmp_path)
 
 
