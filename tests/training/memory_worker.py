@@ -9,6 +9,7 @@ step. Tensors that an accelerator would have in host memory do not count.
 import gc
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,11 +37,16 @@ def live_bytes() -> int:
 
 
 def peak_bytes(loop: TrainingLoop, step: int) -> int:
-    before = live_bytes()
     # what only the collector of cycles would free is freed at once, as most of it is in longer runs
     gc.set_threshold(50)
+    return peak_during(lambda: loop.step(step, []))
+
+
+def peak_during(work: Callable[[], object]) -> int:
+    """Bytes of all tensors at the peak of `work`, those from before included."""
+    before = live_bytes()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        loop.step(step, [])
+        work()
     results = profile.profiler.kineto_results
     events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
     now = peak = before

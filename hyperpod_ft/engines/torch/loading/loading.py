@@ -76,14 +76,19 @@ def materialize(module: nn.Module, device: torch.device, parameters_on: torch.de
                 submodule._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-@torch.no_grad()
 def fill(module: nn.Module, weights: Mapping[str, LogicalTensor]) -> None:
     """Read this rank's part of `weights` into the parameters and persistent buffers of `module` with these names.
 
     These are plain tensors or DTensors of any sharding, on any device. Raises UserError when a file cannot be read.
     """
+    fill_tensors(dict(_stored(module)), weights)
+
+
+@torch.no_grad()
+def fill_tensors(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, LogicalTensor]) -> None:
+    """Read this rank's part of `weights` into the tensors with these names; as `fill`."""
     with SliceReader() as reader:
-        for name, tensor in _stored(module):
+        for name, tensor in tensors.items():
             if name in weights:
                 start, part = local_part(tensor)
                 reader.copy(weights[name], start, part)

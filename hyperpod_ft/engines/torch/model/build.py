@@ -50,7 +50,10 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     matches no module.
     """
     config = run.config
-    model = _skeleton(run)
+    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+    # FSDP2 computes in bf16 with the fp32 weights that it updates; the other modes keep both
+    trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
+    model = _skeleton(run, trained)
     weights = locate(model, run.base_model)
     tensor_parallel_degree = mesh["tp"].size()
     if tensor_parallel_degree > 1:
@@ -73,7 +76,6 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
     _change_forward(layers, run, mesh)
     parts = trained_parts(model, mesh)
-    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     if sharding.by_layer:
         shard_by_layer(model, layers, mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
@@ -85,10 +87,11 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     if sharding.by_layer:
         data_parallel = ShardedWeights(model, parts, partial, mesh, sharding)
     else:
-        # adapters stay fp32, which their modules cast
-        trained = dtype if config.training.method == "full" else torch.float32
-        offload = sharding.offload == "optimizer"
-        data_parallel = ReplicatedWeights(model, parts, partial, mesh, trained, offload=offload)
+        data_parallel = ReplicatedWeights(model, parts, partial, mesh, offload=sharding.offload == "optimizer")
+        rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
+        masters = {name: master for name, master in data_parallel.state().items() if name in rounded}
+        # from the files, which may hold more digits than the weights that compute
+        loading.fill_tensors(masters, weights)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
 
 
@@ -125,10 +128,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
-def _skeleton(run: Run) -> PreTrainedModel:
-    training = run.config.training
-    frozen_in_bf16 = training.precision == "bf16" and training.method == "lora"
-    dtype = torch.bfloat16 if frozen_in_bf16 else torch.float32
+def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     # other families keep their own attention, one document a row
     separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
     return loading.build_skeleton(run.base_model, dtype, attention.NAME if separates else None)

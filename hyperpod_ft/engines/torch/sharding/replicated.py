@@ -107,7 +107,10 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 class ReplicatedWeights(DataParallel):
-    """Trained parameters are whole on each data-parallel rank, in the dtype in which they compute."""
+    """Trained parameters are whole on each data-parallel rank, in the dtype in which they compute.
+
+    Those in fp32 are their own masters, unless the masters are in host memory.
+    """
 
     def __init__(
         self,
@@ -115,25 +118,21 @@ class ReplicatedWeights(DataParallel):
         parts: dict[str, Part],
         partial: set[str],
         mesh: DeviceMesh,
-        dtype: torch.dtype,
         offload: bool,
     ) -> None:
-        """`dtype`: of the trained parameters from now on. They must be fp32 and on the device before."""
+        """The trained parameters must be on the device. Masters begin with their values."""
         super().__init__(module, parts, partial, mesh)
         own = {name: parts[name].of(local(p.detach())) for name, p in self.parameters.items()}
         if offload:
             self._host = HostMemory(own)
             self._masters = self._host.masters
-        elif dtype != torch.float32:
-            # a part that is not the whole must not keep the whole in memory
-            self._masters = {name: t.clone() if mesh["dp_shard"].size() > 1 else t for name, t in own.items()}
         else:
-            self._masters = own
-        if dtype != torch.float32:
-            _convert(self.parameters, dtype)
+            self._masters = {name: tensor.float() for name, tensor in own.items()}
+        self._separate = {name for name, p in self.parameters.items() if offload or p.dtype != torch.float32}
+        for parameter in self.parameters.values():
+            parameter.grad_dtype = torch.float32
         self._buckets = _buckets(self.parameters, parts, partial)
         self.groups = [list(bucket.parameters) for bucket in self._buckets]
-        self._separate = offload or dtype != torch.float32
         self._last = False
         self._reduced = 0  # buckets of this step
         self._stream: torch.Stream | None = None
@@ -163,8 +162,8 @@ class ReplicatedWeights(DataParallel):
 
     @torch.no_grad()
     def publish(self, names: list[str]) -> None:
-        if self._separate:
-            for name in names:
+        for name in names:
+            if name in self._separate:
                 own = self.parts[name].of(local(self.parameters[name].detach()))
                 own.copy_(self._masters[name], non_blocking=True)
         for bucket in self._buckets:
@@ -206,15 +205,16 @@ def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partia
     """In the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
-    them in the forward pass.
+    them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
+    in one dtype.
     """
     made: list[dict[str, nn.Parameter]] = []
-    room: dict[tuple[bool, bool], int] = {}
-    current: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
+    room: dict[tuple[bool, bool, torch.dtype], int] = {}
+    current: dict[tuple[bool, bool, torch.dtype], dict[str, nn.Parameter]] = {}
     position = {name: index for index, name in enumerate(reversed(parameters))}
     for name in position:
         parameter = parameters[name]
-        kind = name in partial, parameter.ndim == 1
+        kind = name in partial, parameter.ndim == 1, parameter.dtype
         size = local(parameter).numel() * torch.float32.itemsize
         if size > room.get(kind, 0):
             current[kind], room[kind] = {}, BUCKET_BYTES
@@ -230,11 +230,3 @@ def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partia
         )
         for bucket in made
     ]
-
-
-def _convert(parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
-    """Change the dtype of parameters in place; their gradients stay fp32."""
-    for parameter in parameters.values():
-        # swapped, not assigned to .data, which DTensors do not support; parameters stay tied
-        torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to(dtype)))
-        parameter.grad_dtype = torch.float32

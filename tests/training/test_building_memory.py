@@ -1,0 +1,109 @@
+"""Building a model for bf16 training needs no more memory than training, and masters keep the files' values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from memory_worker import live_bytes, peak_during
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import LlamaForCausalLM
+
+from hyperpod_ft.engines.torch.loading.loading import local_part
+from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
+from hyperpod_ft.engines.torch.model.build import ShardedModel, build
+from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.memory import stage_shares
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.sharding import Sharding
+from tests.training.conftest import MakeRun, tiny_llama
+
+pytestmark = pytest.mark.training
+
+FULL_BF16 = {"training.method": "full", "training.precision": "bf16"}
+
+
+@contextmanager
+def mesh_of(rank: int, sharding: Sharding, tensor_parallel: int = 1) -> Iterator[DeviceMesh]:
+    """The mesh of this process as one of several, which need not exist: building communicates nothing."""
+    _clear_sharding_prop_cache()
+    world_size = sharding.shard_ranks * tensor_parallel
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        shape = (1, sharding.shard_ranks, tensor_parallel)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+        mesh["dp_replicate", "dp_shard"]._flatten("dp")
+        yield mesh
+    finally:
+        dist.destroy_process_group()
+
+
+# with fewer shard ranks, the state of training is larger than any copy that loading could make
+@pytest.mark.parametrize(
+    "sharding", [Sharding("replicated", 1, "none"), Sharding("zero1", 8, "none"), Sharding("zero1", 8, "optimizer")]
+)
+def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Sharding) -> None:
+    model = tiny_llama(vocab_size=2000, hidden_size=512, intermediate_size=1536, num_hidden_layers=6)
+    run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": sharding.shard_ranks}}, model=model)
+    degrees, shape = run.plan.degrees, model_shape(model.to_dict())
+    assert shape is not None
+    (share,) = stage_shares(run.config, degrees, shape)
+    memory = torch_memory.on_rank(run.config, degrees, shape, share, sharding)
+    built: list[tuple[ShardedModel, AdamW]] = []
+    with mesh_of(1 % sharding.shard_ranks, sharding) as mesh:
+
+        def work() -> None:
+            module = build(run, mesh, sharding)
+            built.append((module, AdamW(module.data_parallel, run.config.training, lambda _: 1.0)))
+
+        before = live_bytes()
+        peak = peak_during(work) - before
+        on_host = 0
+        if sharding.offload == "optimizer":
+            data_parallel = built[0][0].data_parallel
+            # masters, gradients and both moments
+            on_host = 4 * sum(data_parallel.master(name).nbytes for name in data_parallel.parameters)
+        expected = memory.weights + memory.optimizer
+        print(f"{sharding}: {(peak - on_host) / 1e6:.1f} MB, {(peak - on_host) / expected:.3f} of the estimate")
+        # beside them, the buffer that files are read through
+        assert 0.95 * expected < peak - on_host < 1.01 * expected + BLOCK_BYTES
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize(("shard_ranks", "tensor_parallel"), [(1, 1), (3, 1), (2, 2)])
+def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tensor_parallel: int, offload: str) -> None:
+    """The base model is fp32: bf16 weights have lost half of its digits."""
+    sharding = Sharding("zero1" if shard_ranks > 1 else "replicated", shard_ranks, offload)
+    ranks = {"ranks_per_node": shard_ranks * tensor_parallel, "tensor_parallel": tensor_parallel}
+    run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
+    files = load_file(Path(run.base_model) / "model.safetensors")
+    with mesh_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as mesh:
+        data_parallel = build(run, mesh, sharding).data_parallel
+        for name, master in data_parallel.state().items():
+            start, values = local_part(master)
+            expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
+            assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
+            start, weight = local_part(data_parallel.parameters[name].detach())
+            expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, weight.shape, strict=True))]
+            assert torch.equal(weight, expected.bfloat16()), name
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_what_a_class_keeps_in_fp32_is_not_rounded(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, offload: str
+) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"norm"})
+    sharding = Sharding("zero1", 2, offload)
+    run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
+    with mesh_of(1, sharding) as mesh:
+        data_parallel = build(run, mesh, sharding).data_parallel
+    dtypes = {name: parameter.dtype for name, parameter in data_parallel.parameters.items()}
+    assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}
+    # what a group of parameters gathers is of one dtype
+    assert all(len({dtypes[name] for name in names}) == 1 for names in data_parallel.groups)
