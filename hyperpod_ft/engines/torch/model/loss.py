@@ -37,7 +37,11 @@ def summed_cross_entropy(
     Shapes do not depend on how many count. The result has one backward pass.
     """
     if type(head) is nn.Linear:
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, head.weight, head.bias, targets, rule)
+        weight, bias = head.weight, head.bias
+        if not torch.is_grad_enabled():
+            # autograd.Function asks for gradients of whatever requires them, also under no_grad
+            hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rule)
         return loss
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)

@@ -1,5 +1,7 @@
 """The loss in blocks against the loss of whole logits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -93,3 +95,20 @@ def test_compiles_without_a_break() -> None:
     found = compiled(hidden, head, targets, LogitsRule())
     torch.testing.assert_close(found, summed_cross_entropy(hidden, head, targets, LogitsRule()))
     found.backward()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_evaluation_computes_no_gradients(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, head, targets = example(nn.Linear, bias, torch.float32)
+    trained = summed_cross_entropy(hidden, head, targets, LogitsRule())
+    wanted: list[tuple[bool, ...]] = []
+    forward = loss._LinearCrossEntropy.forward
+
+    def spy(ctx: Any, *arguments: Any) -> torch.Tensor:
+        wanted.append(ctx.needs_input_grad)
+        return forward(ctx, *arguments)
+
+    monkeypatch.setattr(loss._LinearCrossEntropy, "forward", staticmethod(spy))
+    with torch.no_grad():
+        assert torch.equal(summed_cross_entropy(hidden, head, targets, LogitsRule()), trained)
+    assert [any(each) for each in wanted] == [False]
