@@ -5,6 +5,8 @@ kept in fp32, and each quotient is replaced by the nearest of 16 levels, the nor
 distribution. Two 4-bit codes share a byte, the first in its upper half: 4.5 bits a value.
 """
 
+import functools
+
 import torch
 
 BLOCK = 64
@@ -52,8 +54,25 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """The weight that `quantize` encoded, rounded once to `dtype`."""
-    levels = torch.tensor(LEVELS, device=codes.device)
+    weight: torch.Tensor = _dequantize(codes, scales, *shape, dtype)
+    return weight
+
+
+# one operation, so that tracing, which has no values, never fills the table
+@torch.library.custom_op("hyperpod_ft::nf4_dequantize", mutates_args=())
+def _dequantize(codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     # one look-up gives both values of a byte
-    pairs = torch.stack((levels.repeat_interleave(16), levels.repeat(16)), 1)
-    values = pairs.index_select(0, codes.int()).view(-1, BLOCK).mul_(scales[:, None])
-    return values.flatten()[: shape[0] * shape[1]].view(shape).to(dtype)
+    values = _pairs(codes.device).index_select(0, codes.int()).view(-1, BLOCK).mul_(scales[:, None])
+    return values.flatten()[: rows * columns].view(rows, columns).to(dtype)
+
+
+@_dequantize.register_fake
+def _(codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return codes.new_empty(rows, columns, dtype=dtype)
+
+
+@functools.cache
+def _pairs(device: torch.device) -> torch.Tensor:
+    """Both values of each byte, [256, 2]. Kept: an accelerator waits for a copy from the host."""
+    levels = torch.tensor(LEVELS, device=device)
+    return torch.stack((levels.repeat_interleave(16), levels.repeat(16)), 1)
