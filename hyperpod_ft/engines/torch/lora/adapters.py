@@ -146,7 +146,17 @@ class LoraLinear(nn.Linear):
             return local(self.weight.detach())
         return nf4.dequantize(self.codes, self.scales, (self.out_features, self.in_features), dtype)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def ratio(self, plain: torch.Tensor) -> torch.Tensor:
+        """DoRA's magnitude over norm of each row, fp32 [out]; `plain`: the base weight."""
+        a, b = local(self.lora_A.weight), local(self.lora_B.weight)
+        squares = squared_row_norms(plain, a, b, self.scale)
+        if self._row_group is not None:
+            dist.all_reduce(squares, group=self._row_group)
+        assert self.lora_magnitude_vector is not None
+        return local(self.lora_magnitude_vector) / squares.sqrt()
+
+    def forward(self, input: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+        """`ratio`: what the method of this name returns, for a caller that calls this more than once."""
         a, b = local(self.lora_A.weight), local(self.lora_B.weight)
         weight = local(self.weight) if self.codes is None else self.codes
         bias = local(self.bias) if self._row_group is None and self.bias is not None else None
@@ -154,10 +164,7 @@ class LoraLinear(nn.Linear):
         if self.lora_magnitude_vector is None:
             return product(input, dropped, weight, self.scales, bias, a, b, self.scale)
         plain = self.base_weight(input.dtype)
-        squares = squared_row_norms(plain, a, b, self.scale)
-        if self._row_group is not None:
-            dist.all_reduce(squares, group=self._row_group)
-        ratio = (local(self.lora_magnitude_vector) / squares.sqrt()).to(input.dtype)
+        ratio = (self.ratio(plain) if ratio is None else ratio).to(input.dtype)
         adapted = input if dropped is None else dropped
         unscaled = product(adapted, None, weight, self.scales, None, a, b, self.scale)
         result = unscaled * ratio if bias is None else torch.addcmul(bias, unscaled, ratio)

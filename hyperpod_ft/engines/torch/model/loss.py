@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
 from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
 
 
@@ -45,12 +46,17 @@ def summed_cross_entropy(
         return loss
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)
-    parts = [checkpoint(_block_loss, x, head, target, rule, use_reentrant=False) for x, target in blocks]
+    # all blocks share DoRA's norms, for which the whole matrix is read
+    has_dora = isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None
+    shared = (head.ratio(head.base_weight(hidden.dtype)),) if has_dora else ()
+    parts = [checkpoint(_block_loss, x, head, target, rule, *shared, use_reentrant=False) for x, target in blocks]
     return torch.stack(parts).sum()
 
 
-def _block_loss(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule) -> torch.Tensor:
-    logits = rule(head(hidden).float())
+def _block_loss(
+    hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule, *shared: torch.Tensor
+) -> torch.Tensor:
+    logits = rule(head(hidden, *shared).float())
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import loss
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from tests.unit.engines.torch.test_attention import Largest
@@ -112,3 +114,23 @@ def test_evaluation_computes_no_gradients(bias: bool, monkeypatch: pytest.Monkey
     with torch.no_grad():
         assert torch.equal(summed_cross_entropy(hidden, head, targets, LogitsRule()), trained)
     assert [any(each) for each in wanted] == [False]
+
+
+def test_blocks_share_doras_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the whole matrix, which takes longer to read than a block's product."""
+    hidden, base, targets = example(nn.Linear, False, torch.float32)
+    head = adapters.LoraLinear(base.requires_grad_(False), Lora(r=2, dora=True))
+    with torch.no_grad():
+        for parameter in (head.lora_A.weight, head.lora_B.weight, head.lora_magnitude_vector):
+            parameter.normal_()
+    wanted = [hidden, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    expected = cross_entropy(head(hidden), targets, ignore_index=IGNORED, reduction="sum")
+    expected_gradients = torch.autograd.grad(expected, wanted)
+    norms, calls = adapters.squared_row_norms, []
+    monkeypatch.setattr(adapters, "squared_row_norms", lambda *args: calls.append(args) or norms(*args))
+    found = summed_cross_entropy(hidden, head, targets, LogitsRule())
+    gradients = torch.autograd.grad(found, wanted)
+    assert len(calls) == 1 and len(wanted) == 4
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
