@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines import sanity
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
@@ -186,3 +191,28 @@ def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: M
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert run.record("train") is None and not list(run.checkpoints.iterdir())
+
+
+def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
+    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+    write, check = Checkpoints._write_files, sanity.check
+
+    def write_late(self: Checkpoints, state: dict[str, Any], directory: Path) -> dict[str, str]:
+        assert stopped.wait(60)
+        return write(self, state, directory)
+
+    def stop_at_step_3(training: Training, progress: Progress, *more: Any) -> None:
+        if progress.step == 3:
+            stopped.set()
+            raise UserError("step 3: ruined")
+        check(training, progress, *more)
+
+    monkeypatch.setattr(Checkpoints, "_write_files", write_late)
+    monkeypatch.setattr(sanity, "check", stop_at_step_3)
+    run = make_evaluated({"training.async_save": True, "training.save_every_steps": 2})
+    with pytest.raises(UserError, match="ruined"):
+        train_here(run)
+    monkeypatch.undo()
+    assert train_here(run).facts["resumed_from"] == [2]

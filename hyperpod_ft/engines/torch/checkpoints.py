@@ -84,15 +84,18 @@ class Checkpoints:
             self._error = error
 
     def _write(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+        occasion = f"checkpoint/{final.name}/{progress.step}"
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
-            gathered = self._processes.gather(f"checkpoint/{final.name}/{progress.step}/digests", digests)
+            gathered = self._processes.gather(f"{occasion}/digests", digests)
             if self._processes.leads:
                 digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
                 write_description(self._run, progress, partial, digests)
         if self._processes.leads and final != self._run.best_checkpoint:
             delete_old(self._run, final)
+        # the others wait here, where the timeout is ours, and end with an error only when rank 0 has published
+        self._processes.gather(f"{occasion}/published", None)
 
     def _write_files(self, state: dict[str, Any], directory: Path) -> dict[str, str]:
         """Write this rank's file; return the SHA-256, by name, of the files that this rank wrote."""

@@ -5,6 +5,7 @@ all-reduce of a few numbers over all ranks (loss, squared gradient norm, whether
 never change, so a compiler sees one graph.
 """
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
@@ -98,8 +99,17 @@ class TrainingLoop:
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
 
-        Raises Interrupted after a signal, UserError when training cannot continue from the loss.
+        Raises Interrupted after a signal, UserError when training cannot continue from the loss. Even then the
+        checkpoint that a thread writes is finished.
         """
+        try:
+            return self._run_to_end()
+        except UserError:
+            with contextlib.suppress(UserError):  # the first error counts
+                self.checkpoints.finish()
+            raise
+
+    def _run_to_end(self) -> Trained:
         progress = self._resume()
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(

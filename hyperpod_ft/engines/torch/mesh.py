@@ -38,6 +38,7 @@ def device_mesh(
 ) -> Iterator[DeviceMesh]:
     """Join the process group for the block; the mesh has axes `dp_replicate`, `dp_shard` and `tp`.
 
+    The group is left only when the block succeeds: after an error, the process is expected to end.
     `dp`, the two data-parallel axes as one, orders the data. tp is innermost: its ranks communicate several times per
     layer, so they are neighbours on one node; then come those that share a copy of the state.
     """
@@ -48,10 +49,10 @@ def device_mesh(
         world_size=processes.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    try:
-        shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
-        mesh["dp_replicate", "dp_shard"]._flatten("dp")
-        yield mesh
-    finally:
-        dist.destroy_process_group()
+    shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    mesh["dp_replicate", "dp_shard"]._flatten("dp")
+    yield mesh
+    # Not after an error: with NCCL it could wait for collectives that other ranks never join, before the error is
+    # printed.
+    dist.destroy_process_group()
