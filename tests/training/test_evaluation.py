@@ -1,8 +1,10 @@
 """Validation losses during training, the best weights, early stopping, and checkpoints written by a thread."""
 
 import json
+import os
 import resource
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines import sanity
+from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
+from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
-from tests.training.conftest import MakeRun, curve, metrics, train_here, write_rows
+from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train_here, write_rows
 
 pytestmark = pytest.mark.training
 
@@ -155,6 +161,46 @@ def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
     rounded, exact = (load_file(each.adapter / "adapter_model.safetensors") for each in (run, full))
     for name, tensor in exact.items():
         assert torch.equal(rounded[name].float(), tensor.bfloat16().float())
+
+
+def test_a_stopped_run_that_saves_no_state_says_so(
+    make_evaluated: MakeRun, train_program: TrainProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_evaluated(EVERY_2 | {"training.save_only_model": True})
+    check = sanity.check
+
+    def stop_after_step_3(training: Training, progress: Progress, *more: Any) -> None:
+        if progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        check(training, progress, *more)
+
+    monkeypatch.setattr(sanity, "check", stop_after_step_3)
+    status, said = train_program(run)
+    assert status == 128 + signal.SIGTERM and not run.checkpoints.exists()
+    assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
+
+
+def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though their sums differ in the last bit, as they may on accelerators."""
+    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+    sums = (torch.tensor(300.0), torch.nextafter(torch.tensor(300.0), torch.tensor(301.0)))
+    losses = []
+    for rank in range(2):
+
+        def add_the_other(tensor: torch.Tensor, group: object = None, other: torch.Tensor = sums[1 - rank]) -> None:
+            tensor += other if group is None else 0
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+            monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other)
+            evaluation = Evaluation(directory, 5, torch.device("cpu"), mesh)
+            losses.append(evaluation.loss(torch.nn.Identity(), lambda _, own=sums[rank]: own))  # type: ignore[misc]
+        finally:
+            torch.distributed.destroy_process_group()
+    assert losses[0] == losses[1]
+    labels = np.load(directory / "labels.npy")
+    assert losses[0] == pytest.approx(300 / PackedSplit(directory).label_tokens(np.arange(len(labels))), rel=1e-6)
 
 
 def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:

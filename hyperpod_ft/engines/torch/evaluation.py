@@ -43,9 +43,10 @@ class Evaluation:
         for rows in self._micro_batches:
             total += summed_loss(self._batch(rows)).double().cpu()
         module.train()
+        # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
         total = total.float().to(self._device)
-        dist.all_reduce(total, group=self._mesh.get_group("dp"))
-        return float(total) / self._tokens
+        dist.all_reduce(total)
+        return float(total) / self._mesh["tp"].size() / self._tokens
 
     def _batch(self, rows: np.ndarray) -> Batch:
         batch = self._rows.batch(np.maximum(rows, 0))

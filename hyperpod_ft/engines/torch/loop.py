@@ -140,7 +140,7 @@ class TrainingLoop:
                 self._save(progress, last, wanted=last or bool(step.stop_signal))
                 if step.stop_signal and not last:
                     self.checkpoints.finish()
-                    raise Interrupted(step.number, step.stop_signal)
+                    raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
         self.checkpoints.finish()
         if progress.stopped_early and self.processes.leads:
             print(
