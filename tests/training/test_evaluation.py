@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
@@ -112,6 +113,36 @@ def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) 
     shutil.rmtree(run.best_checkpoint)
     with pytest.raises(UserError, match="best"):
         consolidate.work(run)
+
+
+def test_best_weights_of_an_abandoned_attempt_are_not_used(
+    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained again, on accelerators with other bits, another step may be the best."""
+    settings = EVERY_2 | {"training.keep_best": True, "training.keep_checkpoints": 9}
+    run = make_evaluated(settings)
+    losses = iter([9.0, 5.0, 6.0, 3.0])
+    monkeypatch.setattr(Evaluation, "loss", lambda *_: next(losses))
+    train_here(run)
+    assert description.read(run.best_checkpoint).step == 6
+    # as if killed after the best weights of step 6, before its checkpoint
+    shutil.rmtree(run.checkpoint(6))
+    run.record_path("train").unlink()
+    losses = iter([7.0])
+    with pytest.raises(UserError, match=r"best: not a complete checkpoint of this run"):
+        train_here(run)
+    assert run.record("train") is None
+    # killed earlier, the best step is trained again
+    for step in (2, 4, 6):
+        shutil.rmtree(run.checkpoint(step))
+    losses = iter([9.0, 8.0, 4.0, 7.0])
+    assert train_here(run).facts["best_step"] == description.read(run.best_checkpoint).step == 4
+    # of another step than recorded
+    run.record_path("train").unlink()
+    described = run.best_checkpoint / "checkpoint.json"
+    publish.write_json(described, json.loads(described.read_text()) | {"step": 2})
+    with pytest.raises(UserError, match=r"best: is of step 2, but the best step was 4"):
+        train_here(run)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -149,6 +149,8 @@ class TrainingLoop:
                 flush=True,
             )
         best = self.config.keep_best
+        if best and self.processes.leads:
+            checkpoint_directory.check_best(self.run, progress.best_step)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
@@ -258,6 +260,8 @@ class TrainingLoop:
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
         progress = checkpoint_directory.newest(self.run, self.processes)
+        if self.processes.leads:
+            checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
         if progress is None:
             return Progress()
         if progress.step == self.steps or progress.stopped_early:
