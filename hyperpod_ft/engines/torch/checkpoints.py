@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -28,13 +28,13 @@ class Checkpoints:
     With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
 
-    def __init__(self, run: Run, processes: Processes) -> None:
-        self._run, self._processes = run, processes
+    def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
+        self._run, self._processes, self._device = run, processes, device
         # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager: DefaultStager | None = None
         if run.config.training.async_save:
-            pinned = torch.accelerator.is_available()
+            pinned = device.type != "cpu"
             self._stager = DefaultStager(
                 StagingOptions(
                     use_pinned_memory=pinned,
@@ -79,6 +79,9 @@ class Checkpoints:
 
     def _write_in_thread(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
         try:
+            if self._device.index is not None:
+                # a thread begins with device 0, where torch's writer would open a context for every rank
+                torch.accelerator.set_device_index(self._device.index)
             self._write(final, state, progress)
         except BaseException as error:  # `finish` raises it
             self._error = error

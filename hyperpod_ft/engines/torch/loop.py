@@ -92,7 +92,7 @@ class TrainingLoop:
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
-        self.checkpoints = checkpoints.Checkpoints(run, processes)
+        self.checkpoints = checkpoints.Checkpoints(run, processes, device)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
