@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
@@ -232,6 +234,18 @@ def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: 
     assert losses[0] == losses[1]
     labels = np.load(directory / "labels.npy")
     assert losses[0] == pytest.approx(300 / PackedSplit(directory).label_tokens(np.arange(len(labels))), rel=1e-6)
+
+
+def test_evaluation_leaves_no_layer_gathered(make_evaluated: MakeRun) -> None:
+    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        module = fully_shard(torch.nn.Linear(2, 2), mesh=mesh["dp"], reshard_after_forward=False)
+        Evaluation(directory, 5, torch.device("cpu"), mesh).loss(module, lambda _: module(torch.ones(2)).sum())
+        assert isinstance(module.weight, DTensor)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:
