@@ -27,6 +27,7 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,8 @@ from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
 
 if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
     from hyperpod_ft.engines.processes import Processes
+
+TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,26 @@ def _why_unreadable(directory: Path) -> str:
 def remove_leftovers(run: Run) -> None:
     """Remove the partial checkpoints of attempts that were killed while saving. Rank 0 only, before training."""
     publish.remove_leftovers(run.checkpoints)
+
+
+def discard_later_best(run: Run, step: int) -> None:
+    """Discard the best weights when they are of a step after `step`, from which training resumes. Rank 0 only.
+
+    Their attempt is abandoned: the steps are trained again, on accelerators with other bits, and another may be best.
+    """
+    with contextlib.suppress(UserError):  # unusable ones are replaced, or found by `check_best`
+        if description.read(run.best_checkpoint).step > step:
+            publish.discard(run.best_checkpoint)
+
+
+def check_best(run: Run, step: int | None) -> None:
+    """Raise UserError when the best weights cannot be used, or are not those of `step`, the best one if known."""
+    directory = run.best_checkpoint
+    if reason := why_unusable(directory, run.plan["train"].fingerprint):
+        raise UserError(f"{directory}: not a complete checkpoint of this run: {reason}", TRAIN_AGAIN)
+    found = description.read(directory).step
+    if step is not None and found != step:
+        raise UserError(f"{directory}: is of step {found}, but the best step was {step}", TRAIN_AGAIN)
 
 
 def _newest_first(run: Run) -> list[Path]:

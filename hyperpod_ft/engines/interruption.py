@@ -11,15 +11,21 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
-    """Training stopped at a step boundary because of a signal; a checkpoint of that step was saved."""
+    """Training stopped at a step boundary because of a signal; as a rule, a checkpoint of that step was saved."""
 
-    def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(step, signal_number)
+    def __init__(self, step: int, signal_number: int, saved: bool = True) -> None:
+        super().__init__(step, signal_number, saved)
         self.step = step
         self.signal_number = signal_number
+        self.saved = saved
 
     def __str__(self) -> str:
         name = signal.Signals(self.signal_number).name
+        if not self.saved:
+            return (
+                f"{name}: stopped after step {self.step}, without saving it (training.save_only_model):"
+                " the next attempt starts again"
+            )
         return f"{name}: stopped after step {self.step}, which is saved; run again to resume"
 
     @property

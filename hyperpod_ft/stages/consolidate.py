@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
-from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
@@ -16,7 +15,6 @@ from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
 
 _REMEDY = "restore it, or remove it and run stage train again, which resumes from an earlier checkpoint"
-_TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
 
 def work(run: Run) -> Result:
@@ -40,29 +38,24 @@ def work(run: Run) -> Result:
 
 def _best(run: Run) -> Path:
     """The checkpoint with the lowest validation loss. Raises UserError when it is unusable or not the training's."""
-    directory, fingerprint = run.best_checkpoint, run.plan["train"].fingerprint
-    if reason := checkpoint_directory.why_unusable(directory, fingerprint):
-        raise UserError(f"{directory}: not a complete checkpoint of this run: {reason}", _TRAIN_AGAIN)
-    trained, step = run.record("train"), description.read(directory).step
-    if trained is not None and step != trained.facts["best_step"]:
-        raise UserError(
-            f"{directory}: is of step {step}, but the best step was {trained.facts['best_step']}", _TRAIN_AGAIN
-        )
-    return directory
+    trained = run.record("train")
+    checkpoint_directory.check_best(run, trained.facts["best_step"] if trained else None)
+    return run.best_checkpoint
 
 
 def _last(run: Run) -> Path:
     """The last checkpoint of the training. Raises UserError when it is unusable: an older one is a different model."""
     found = run.checkpoints_by_step()
     if not found:
-        raise UserError(f"{run.checkpoints}: no checkpoint", _TRAIN_AGAIN)
+        raise UserError(f"{run.checkpoints}: no checkpoint", checkpoint_directory.TRAIN_AGAIN)
     step = max(found)
     if reason := checkpoint_directory.why_unusable(found[step], run.plan["train"].fingerprint):
         raise UserError(f"{found[step]}: not a complete checkpoint of this run: {reason}", _REMEDY)
     trained = run.record("train")
     if trained is not None and step != trained.facts["steps"]:
         raise UserError(
-            f"{found[step]}: not the last checkpoint: training ended at step {trained.facts['steps']}", _TRAIN_AGAIN
+            f"{found[step]}: not the last checkpoint: training ended at step {trained.facts['steps']}",
+            checkpoint_directory.TRAIN_AGAIN,
         )
     return found[step]
 

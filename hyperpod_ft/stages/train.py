@@ -28,6 +28,7 @@ if __name__ == "__main__":
     gc.disable()  # until the engine is imported, see _engine
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -185,10 +186,26 @@ def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     sys.exit(EXIT_USER_ERROR)
 
 
+def _end_of_main() -> NoReturn:
+    """Run `main`, and end the process with its status, or with 1 and a traceback, without Python's own exit.
+
+    All is written by then. Python's exit would tear down the threads of gloo and NCCL, which sometimes aborts the
+    process ("terminate called without an active exception") or waits for ranks that are gone: the supervisor would see
+    another status, and retry a user's error or count a finished training as failed.
+    """
+    status: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    with contextlib.suppress(OSError):  # whoever read the output may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 1)
+
+
 if __name__ == "__main__":
-    main()
-    # All is written. Python's own exit would tear down gloo's threads, which sometimes aborts the process
-    # ("terminate called without an active exception"); torchrun would then report the finished training as failed.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    _end_of_main()

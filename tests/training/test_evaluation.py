@@ -1,8 +1,11 @@
 """Validation losses during training, the best weights, early stopping, and checkpoints written by a thread."""
 
 import json
+import os
 import resource
 import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines import sanity
+from hyperpod_ft.engines.batches import PackedSplit
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.torch.checkpoints import Checkpoints
+from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
-from tests.training.conftest import MakeRun, curve, metrics, train_here, write_rows
+from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train_here, write_rows
 
 pytestmark = pytest.mark.training
 
@@ -103,6 +117,36 @@ def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) 
         consolidate.work(run)
 
 
+def test_best_weights_of_an_abandoned_attempt_are_not_used(
+    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained again, on accelerators with other bits, another step may be the best."""
+    settings = EVERY_2 | {"training.keep_best": True, "training.keep_checkpoints": 9}
+    run = make_evaluated(settings)
+    losses = iter([9.0, 5.0, 6.0, 3.0])
+    monkeypatch.setattr(Evaluation, "loss", lambda *_: next(losses))
+    train_here(run)
+    assert description.read(run.best_checkpoint).step == 6
+    # as if killed after the best weights of step 6, before its checkpoint
+    shutil.rmtree(run.checkpoint(6))
+    run.record_path("train").unlink()
+    losses = iter([7.0])
+    with pytest.raises(UserError, match=r"best: not a complete checkpoint of this run"):
+        train_here(run)
+    assert run.record("train") is None
+    # killed earlier, the best step is trained again
+    for step in (2, 4, 6):
+        shutil.rmtree(run.checkpoint(step))
+    losses = iter([9.0, 8.0, 4.0, 7.0])
+    assert train_here(run).facts["best_step"] == description.read(run.best_checkpoint).step == 4
+    # of another step than recorded
+    run.record_path("train").unlink()
+    described = run.best_checkpoint / "checkpoint.json"
+    publish.write_json(described, json.loads(described.read_text()) | {"step": 2})
+    with pytest.raises(UserError, match=r"best: is of step 2, but the best step was 4"):
+        train_here(run)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_interrupted_is_uninterrupted(make_evaluated: MakeRun, asynchronous: bool) -> None:
     settings = EVERY_2 | OVERFITS | {"training.keep_best": True, "training.async_save": asynchronous}
@@ -152,6 +196,58 @@ def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
         assert torch.equal(rounded[name].float(), tensor.bfloat16().float())
 
 
+def test_a_stopped_run_that_saves_no_state_says_so(
+    make_evaluated: MakeRun, train_program: TrainProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_evaluated(EVERY_2 | {"training.save_only_model": True})
+    check = sanity.check
+
+    def stop_after_step_3(training: Training, progress: Progress, *more: Any) -> None:
+        if progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        check(training, progress, *more)
+
+    monkeypatch.setattr(sanity, "check", stop_after_step_3)
+    status, said = train_program(run)
+    assert status == 128 + signal.SIGTERM and not run.checkpoints.exists()
+    assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
+
+
+def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though their sums differ in the last bit, as they may on accelerators."""
+    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+    sums = (torch.tensor(300.0), torch.nextafter(torch.tensor(300.0), torch.tensor(301.0)))
+    losses = []
+    for rank in range(2):
+
+        def add_the_other(tensor: torch.Tensor, group: object = None, other: torch.Tensor = sums[1 - rank]) -> None:
+            tensor += other if group is None else 0
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+            monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other)
+            evaluation = Evaluation(directory, 5, torch.device("cpu"), mesh)
+            losses.append(evaluation.loss(torch.nn.Identity(), lambda _, own=sums[rank]: own))  # type: ignore[misc]
+        finally:
+            torch.distributed.destroy_process_group()
+    assert losses[0] == losses[1]
+    labels = np.load(directory / "labels.npy")
+    assert losses[0] == pytest.approx(300 / PackedSplit(directory).label_tokens(np.arange(len(labels))), rel=1e-6)
+
+
+def test_evaluation_leaves_no_layer_gathered(make_evaluated: MakeRun) -> None:
+    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        module = fully_shard(torch.nn.Linear(2, 2), mesh=mesh["dp"], reshard_after_forward=False)
+        Evaluation(directory, 5, torch.device("cpu"), mesh).loss(module, lambda _: module(torch.ones(2)).sum())
+        assert isinstance(module.weight, DTensor)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:
     """It resumes from the state that it has saved before."""
     run = make_evaluated({"training.max_steps": 6, "training.save_every_steps": 3})
@@ -186,3 +282,28 @@ def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: M
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert run.record("train") is None and not list(run.checkpoints.iterdir())
+
+
+def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
+    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+    write, check = Checkpoints._write_files, sanity.check
+
+    def write_late(self: Checkpoints, state: dict[str, Any], directory: Path) -> dict[str, str]:
+        assert stopped.wait(60)
+        return write(self, state, directory)
+
+    def stop_at_step_3(training: Training, progress: Progress, *more: Any) -> None:
+        if progress.step == 3:
+            stopped.set()
+            raise UserError("step 3: ruined")
+        check(training, progress, *more)
+
+    monkeypatch.setattr(Checkpoints, "_write_files", write_late)
+    monkeypatch.setattr(sanity, "check", stop_at_step_3)
+    run = make_evaluated({"training.async_save": True, "training.save_every_steps": 2})
+    with pytest.raises(UserError, match="ruined"):
+        train_here(run)
+    monkeypatch.undo()
+    assert train_here(run).facts["resumed_from"] == [2]

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -28,13 +28,13 @@ class Checkpoints:
     With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
 
-    def __init__(self, run: Run, processes: Processes) -> None:
-        self._run, self._processes = run, processes
+    def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
+        self._run, self._processes, self._device = run, processes, device
         # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager: DefaultStager | None = None
         if run.config.training.async_save:
-            pinned = torch.accelerator.is_available()
+            pinned = device.type != "cpu"
             self._stager = DefaultStager(
                 StagingOptions(
                     use_pinned_memory=pinned,
@@ -79,20 +79,26 @@ class Checkpoints:
 
     def _write_in_thread(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
         try:
+            if self._device.index is not None:
+                # a thread begins with device 0, where torch's writer would open a context for every rank
+                torch.accelerator.set_device_index(self._device.index)
             self._write(final, state, progress)
         except BaseException as error:  # `finish` raises it
             self._error = error
 
     def _write(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+        occasion = f"checkpoint/{final.name}/{progress.step}"
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
-            gathered = self._processes.gather(f"checkpoint/{final.name}/{progress.step}/digests", digests)
+            gathered = self._processes.gather(f"{occasion}/digests", digests)
             if self._processes.leads:
                 digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
                 write_description(self._run, progress, partial, digests)
         if self._processes.leads and final != self._run.best_checkpoint:
             delete_old(self._run, final)
+        # the others wait here, where the timeout is ours, and end with an error only when rank 0 has published
+        self._processes.gather(f"{occasion}/published", None)
 
     def _write_files(self, state: dict[str, Any], directory: Path) -> dict[str, str]:
         """Write this rank's file; return the SHA-256, by name, of the files that this rank wrote."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch, PackedSplit
@@ -43,9 +44,13 @@ class Evaluation:
         for rows in self._micro_batches:
             total += summed_loss(self._batch(rows)).double().cpu()
         module.train()
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # zero2 keeps layers gathered until a backward pass, which does not come here
+        # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
         total = total.float().to(self._device)
-        dist.all_reduce(total, group=self._mesh.get_group("dp"))
-        return float(total) / self._tokens
+        dist.all_reduce(total)
+        return float(total) / self._mesh["tp"].size() / self._tokens
 
     def _batch(self, rows: np.ndarray) -> Batch:
         batch = self._rows.batch(np.maximum(rows, 0))

@@ -5,6 +5,7 @@ all-reduce of a few numbers over all ranks (loss, squared gradient norm, whether
 never change, so a compiler sees one graph.
 """
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
@@ -91,15 +92,24 @@ class TrainingLoop:
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
-        self.checkpoints = checkpoints.Checkpoints(run, processes)
+        self.checkpoints = checkpoints.Checkpoints(run, processes, device)
         # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
         torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
 
-        Raises Interrupted after a signal, UserError when training cannot continue from the loss.
+        Raises Interrupted after a signal, UserError when training cannot continue from the loss. Even then the
+        checkpoint that a thread writes is finished.
         """
+        try:
+            return self._run_to_end()
+        except UserError:
+            with contextlib.suppress(UserError):  # the first error counts
+                self.checkpoints.finish()
+            raise
+
+    def _run_to_end(self) -> Trained:
         progress = self._resume()
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
@@ -130,7 +140,7 @@ class TrainingLoop:
                 self._save(progress, last, wanted=last or bool(step.stop_signal))
                 if step.stop_signal and not last:
                     self.checkpoints.finish()
-                    raise Interrupted(step.number, step.stop_signal)
+                    raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
         self.checkpoints.finish()
         if progress.stopped_early and self.processes.leads:
             print(
@@ -139,6 +149,8 @@ class TrainingLoop:
                 flush=True,
             )
         best = self.config.keep_best
+        if best and self.processes.leads:
+            checkpoint_directory.check_best(self.run, progress.best_step)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
@@ -248,6 +260,8 @@ class TrainingLoop:
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)
         progress = checkpoint_directory.newest(self.run, self.processes)
+        if self.processes.leads:
+            checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
         if progress is None:
             return Progress()
         if progress.step == self.steps or progress.stopped_early:

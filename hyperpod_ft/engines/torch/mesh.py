@@ -6,11 +6,14 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
+
+AXES = ("dp_replicate", "dp_shard", "tp")
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:
@@ -32,26 +35,36 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
     return torch.device(kind, local_rank)
 
 
+def backend(device: torch.device) -> str:
+    """The process group's backends: the device's own, and gloo for tensors in host memory (`offload: parameters`)."""
+    own: str = dist.get_default_backend_for_device(device)
+    return own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+
+
 @contextlib.contextmanager
 def device_mesh(
     device: torch.device, processes: Processes, degrees: Degrees, shard_ranks: int = 1
 ) -> Iterator[DeviceMesh]:
     """Join the process group for the block; the mesh has axes `dp_replicate`, `dp_shard` and `tp`.
 
+    The group is left only when the block succeeds: after an error, the process is expected to end.
     `dp`, the two data-parallel axes as one, orders the data. tp is innermost: its ranks communicate several times per
     layer, so they are neighbours on one node; then come those that share a copy of the state.
     """
     dist.init_process_group(
-        dist.get_default_backend_for_device(device),
+        backend(device),
         store=processes.store,
         rank=processes.rank,
         world_size=processes.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    try:
-        shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
-        mesh["dp_replicate", "dp_shard"]._flatten("dp")
-        yield mesh
-    finally:
-        dist.destroy_process_group()
+    shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+    mesh["dp_replicate", "dp_shard"]._flatten("dp")
+    for axis in (*AXES, "dp"):
+        # groups do not inherit the timeout, and torch's public functions can set it only for groups that they make
+        _set_pg_timeout(COLLECTIVE_TIMEOUT, mesh.get_group(axis))
+    yield mesh
+    # Not after an error: with NCCL it could wait for collectives that other ranks never join, before the error is
+    # printed.
+    dist.destroy_process_group()
