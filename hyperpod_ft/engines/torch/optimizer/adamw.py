@@ -17,8 +17,8 @@ class AdamW:
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, have no weight decay.
 
     The update is elementwise, so each rank computes it on plain tensors, wherever they are: on the device, or with
-    fused CPU kernels in host memory. It goes group by group, so that one group's weights are gathered, or uploaded
-    from the host, while the next is computed.
+    fused CPU kernels in host memory. It goes group by group, so that one group's weights are uploaded from the host
+    while the next is computed.
     """
 
     def __init__(self, data_parallel: DataParallel, training: Training, rate_factor: Callable[[str], float]) -> None:
