@@ -42,7 +42,7 @@ class AdamW:
                 torch._foreach_mul_(gradients, scale)
             for (factor, decay), alike in self._alike(names).items():
                 self._update(alike, [gradients[names.index(name)] for name in alike], learning_rate * factor, decay)
-            self._data_parallel.publish(names)
+            self._data_parallel.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
         """Parameters by their factor of the learning rate and their weight decay."""

@@ -162,7 +162,7 @@ class ReplicatedWeights(DataParallel):
         return self._squared_norm()
 
     @torch.no_grad()
-    def publish(self, names: list[str]) -> None:
+    def use_masters(self, names: list[str]) -> None:
         if self._separate:
             for name in names:
                 own = self.parts[name].of(local(self.parameters[name].detach()))
