@@ -18,18 +18,18 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.engines import pretrained
-from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model.build import decoder_layers
 
 
 def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
     """The engine's way: shard shapes, then read this rank's slices."""
-    model = loading.build_skeleton(directory, dtype, "sdpa")
+    model = skeleton.build(directory, dtype, "sdpa")
     weights = locate(model, directory)
     _shard(model, mesh)
-    loading.materialize(model, torch.device("cpu"))
-    loading.fill(model, weights)
+    skeleton.materialize(model, torch.device("cpu"))
+    skeleton.fill(model, weights)
     return model
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         "wall": time.perf_counter() - start,
         "cpu": time.process_time() - cpu,
         "peak": _status("VmHWM") - before,
-        "held": sum(loading.local_part(parameter.detach())[1].nbytes for parameter in model.parameters()),
+        "held": sum(skeleton.local_part(parameter.detach())[1].nbytes for parameter in model.parameters()),
         "whole": sum(parameter.nbytes for parameter in model.parameters()),
     }
     (output / f"{dist.get_rank()}.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
-from hyperpod_ft.engines.torch.loading.loading import local_part
+from hyperpod_ft.engines.torch.loading.skeleton import local_part
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW

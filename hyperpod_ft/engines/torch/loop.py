@@ -270,7 +270,7 @@ class TrainingLoop:
         state = self._state()
         checkpoints.load(self.run.checkpoint(progress.step), state)
         for names in self.data_parallel.groups:
-            self.data_parallel.publish(names)
+            self.data_parallel.use_masters(names)
         self.optimizer.steps = progress.step
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))

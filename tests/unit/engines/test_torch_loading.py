@@ -29,7 +29,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.engines.torch.model.build import decoder_layers
@@ -100,7 +100,7 @@ def rank_of(rank: int, world_size: int) -> Iterator[None]:
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int = 1, tensor_parallel_degree: int = 1):
     """What engines/torch/model/build.py does, without adapters."""
-    model = loading.build_skeleton(directory, dtype, "eager")
+    model = skeleton.build(directory, dtype, "eager")
     assert all(parameter.is_meta for parameter in model.parameters())
     weights = locate(model, directory)
     if data_parallel * tensor_parallel_degree > 1:
@@ -111,8 +111,8 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int
             for layer in decoder_layers(model):
                 fully_shard(layer, mesh=mesh["dp"])
             fully_shard(model, mesh=mesh["dp"])
-    loading.materialize(model, torch.device("cpu"))
-    loading.fill(model, weights)
+    skeleton.materialize(model, torch.device("cpu"))
+    skeleton.fill(model, weights)
     return model
 
 
@@ -143,7 +143,7 @@ def check(directory: Path, layout: tuple[int, int], dtype: torch.dtype) -> None:
     for rank in range(layout[0] * layout[1]):
         with rank_of(rank, layout[0] * layout[1]):
             loaded = load(directory, dtype, *layout)
-            found = {name: loading.local_part(p.detach())[1] for name, p in loaded.named_parameters()}
+            found = {name: skeleton.local_part(p.detach())[1] for name, p in loaded.named_parameters()}
             wanted = {name: share(name, p.detach(), layout, rank) for name, p in expected.named_parameters()}
             assert found.keys() == wanted.keys()
             for name, part in found.items():
@@ -304,8 +304,8 @@ def test_a_conversion_without_byte_ranges_is_refused(model: Path, monkeypatch: p
 
 
 def test_what_a_class_keeps_in_fp32_stays_in_fp32(model: Path) -> None:
-    skeleton = loading.build_skeleton(model, torch.bfloat16, "eager")
-    skeleton._keep_in_fp32_modules_strict = {"norm"}
-    loading._keep_in_fp32(skeleton, torch.bfloat16)
-    assert {parameter.dtype for parameter in skeleton.parameters()} == {torch.float32, torch.bfloat16}
-    assert all(("norm" in name) == (p.dtype == torch.float32) for name, p in skeleton.named_parameters())
+    built = skeleton.build(model, torch.bfloat16, "eager")
+    built._keep_in_fp32_modules_strict = {"norm"}
+    skeleton._keep_in_fp32(built, torch.bfloat16)
+    assert {parameter.dtype for parameter in built.parameters()} == {torch.float32, torch.bfloat16}
+    assert all(("norm" in name) == (p.dtype == torch.float32) for name, p in built.named_parameters())

@@ -60,11 +60,11 @@ def forward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of `product`, and s d A^T."""
-    adapted, number = x if dropped is None else dropped, _arithmetic(x)
-    narrow = nn.functional.linear(adapted.to(number), a.to(number)) * scale
-    matrix = _decoded(weight, scales, a, b, number)
-    output = nn.functional.linear(x.to(number), matrix, None if bias is None else bias.to(number))
-    flat(output).addmm_(flat(narrow), b.to(number).T)
+    adapted, dtype = x if dropped is None else dropped, _arithmetic(x)
+    narrow = nn.functional.linear(adapted.to(dtype), a.to(dtype)) * scale
+    matrix = _decoded(weight, scales, a, b, dtype)
+    output = nn.functional.linear(x.to(dtype), matrix, None if bias is None else bias.to(dtype))
+    flat(output).addmm_(flat(narrow), b.to(dtype).T)
     return output.to(x.dtype), narrow
 
 
@@ -90,19 +90,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     adapted, narrow, weight, scales, a, b = ctx.saved_tensors
-    number = narrow.dtype
-    wide = flat(gradient).to(number)
-    through_b = (wide @ b.to(number)) * ctx.scale
-    of_a = (through_b.T @ flat(adapted).to(number)).to(a.dtype)
+    dtype = narrow.dtype
+    wide = flat(gradient).to(dtype)
+    through_b = (wide @ b.to(dtype)) * ctx.scale
+    of_a = (through_b.T @ flat(adapted).to(dtype)).to(a.dtype)
     of_b = (wide.T @ flat(narrow)).to(b.dtype)
     of_x = of_dropped = None
     if ctx.needs_input_grad[0]:
-        of_x = wide @ _decoded(weight, scales, a, b, number)
+        of_x = wide @ _decoded(weight, scales, a, b, dtype)
         if not ctx.has_dropout:
-            of_x.addmm_(through_b, a.to(number))
+            of_x.addmm_(through_b, a.to(dtype))
         of_x = of_x.view(adapted.shape).to(adapted.dtype)
     if ctx.needs_input_grad[1]:
-        of_dropped = (through_b @ a.to(number)).view(adapted.shape).to(adapted.dtype)
+        of_dropped = (through_b @ a.to(dtype)).view(adapted.shape).to(adapted.dtype)
     return of_x, of_dropped, None, None, None, of_a, of_b, None
 
 

@@ -73,7 +73,7 @@ def offload_layers(layers: Sequence[nn.Module], device: torch.device, at_least: 
     Copies overlap with computation: a layer's tensors leave while the next layer computes, and return while the layer
     after it is in its backward pass. Parameters stay, and so does what layers share: the arguments after the first.
     """
-    host = _HostMemory(device)
+    host = _ActivationStore(device)
     for layer in layers:
         layer.forward = _Offloaded(layer, layer.forward, host, at_least)
 
@@ -81,7 +81,7 @@ def offload_layers(layers: Sequence[nn.Module], device: torch.device, at_least: 
 class _Offloaded:
     """A layer's forward pass whose kept tensors move to host memory."""
 
-    def __init__(self, layer: nn.Module, forward: Callable[..., Any], host: "_HostMemory", at_least: int) -> None:
+    def __init__(self, layer: nn.Module, forward: Callable[..., Any], host: "_ActivationStore", at_least: int) -> None:
         self._layer, self._forward, self._host, self._at_least = layer, forward, host, at_least
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ class _Storage:
 class _Call:
     """What autograd keeps of one call of a layer."""
 
-    def __init__(self, host: "_HostMemory", staying: set[int], at_least: int) -> None:
+    def __init__(self, host: "_ActivationStore", staying: set[int], at_least: int) -> None:
         self._host, self._staying, self._at_least = host, staying, at_least
         self._storages: dict[int, _Storage] = {}
         # weak: autograd frees each as soon as it has used it, and all of them if there is no backward pass
@@ -150,7 +150,7 @@ class _Call:
         return [storage for reference in self._moved if (storage := reference()) is not None]
 
 
-class _HostMemory:
+class _ActivationStore:
     """Copies to host memory and back, on a stream of their own where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:

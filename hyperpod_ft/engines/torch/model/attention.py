@@ -26,6 +26,7 @@ NAME = "documents"
 _BLOCK = 256
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256  # the largest
+_FLASH_HEAD_STEP = 8  # sizes are multiples of this; flash attention itself pads nothing
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -106,10 +107,14 @@ def _refuse(module: torch.nn.Module, attention_mask: torch.Tensor | None, others
 def _flash(tokens: list[torch.Tensor]) -> bool:
     sizes = {tensor.shape[-1] for tensor in tokens}
     return (
-        {tensor.dtype for tensor in tokens} <= {*_FLASH_DTYPES} and len(sizes) == 1 and max(sizes) <= _FLASH_HEAD_SIZE
+        {tensor.dtype for tensor in tokens} <= {*_FLASH_DTYPES}
+        and len(sizes) == 1
+        and max(sizes) <= _FLASH_HEAD_SIZE
+        and max(sizes) % _FLASH_HEAD_STEP == 0
     )
 
 
+@torch.compiler.disable
 def _each_document(
     tokens: list[torch.Tensor],
     bounds: torch.Tensor,
@@ -118,7 +123,10 @@ def _each_document(
     softcap: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Query, key, value [tokens, heads, size] to [tokens, heads, size], one document after the other."""
+    """Query, key, value [tokens, heads, size] to [tokens, heads, size], one document after the other.
+
+    It is never compiled: that would be done again for each length of a document.
+    """
     lengths = [length for length in bounds.diff().tolist() if length]
     # split, not sliced: the gradients of slices would each be as long as the batch
     documents = zip(*(tensor.split(lengths) for tensor in tokens), strict=True)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
-from hyperpod_ft.engines.torch.loading import loading
+from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.lora import adapters
@@ -79,8 +79,8 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     if sharding.by_layer:
         shard_by_layer(model, layers, mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
-    loading.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
-    loading.fill(model, weights)
+    skeleton.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
+    skeleton.fill(model, weights)
     if config.training.method == "lora":
         _initialize_adapters(model, weights, config.seed)
     data_parallel: DataParallel
@@ -91,7 +91,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
         masters = {name: master for name, master in data_parallel.state().items() if name in rounded}
         # from the files, which may hold more digits than the weights that compute
-        loading.fill_tensors(masters, weights)
+        skeleton.fill_tensors(masters, weights)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
 
 
@@ -118,7 +118,7 @@ def _initialize_adapters(model: PreTrainedModel, weights: Mapping[str, LogicalTe
             value = adapters.initial_value(name, parameter.shape, seed)
             if value is None:
                 value = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
-            start, part = loading.local_part(parameter)
+            start, part = skeleton.local_part(parameter)
             part.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, part.shape, strict=True))])
 
 
@@ -131,4 +131,4 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     # other families keep their own attention, one document a row
     separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    return loading.build_skeleton(run.base_model, dtype, attention.NAME if separates else None)
+    return skeleton.build(run.base_model, dtype, attention.NAME if separates else None)

@@ -30,7 +30,7 @@ def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[s
     if device.type in _ANY_SHAPE:
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
-    # a call of attention for each document, as on CPUs, would be compiled again for each length
+    # a graph would break where attention, as on CPUs, is called for each document
     by_bounds = device.type in _ANY_SHAPE and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)

@@ -12,7 +12,7 @@ row-parallel linear need an all-reduce of one number per row.
 
 Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
 shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units
-(replicated LoRA factors, norms over head_dim) get partial gradients, which sharding.py sums over tp once a step.
+(replicated LoRA factors, norms over head_dim) get partial gradients, which DataParallel sums over tp once a step.
 
 Embedding, output matrix and layer norms are replicated on every tp rank: each holds them in full (sharded over dp
 only) and computes the full logits.

@@ -17,8 +17,8 @@ class AdamW:
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101). Biases and norms, the 1-D parameters, have no weight decay.
 
     The update is elementwise, so each rank computes it on plain tensors, wherever they are: on the device, or with
-    fused CPU kernels in host memory. It goes group by group, so that one group's weights are gathered, or uploaded
-    from the host, while the next is computed.
+    fused CPU kernels in host memory. It goes group by group, so that one group's weights are uploaded from the host
+    while the next is computed.
     """
 
     def __init__(self, data_parallel: DataParallel, training: Training, rate_factor: Callable[[str], float]) -> None:
@@ -42,7 +42,7 @@ class AdamW:
                 torch._foreach_mul_(gradients, scale)
             for (factor, decay), alike in self._alike(names).items():
                 self._update(alike, [gradients[names.index(name)] for name in alike], learning_rate * factor, decay)
-            self._data_parallel.publish(names)
+            self._data_parallel.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
         """Parameters by their factor of the learning rate and their weight decay."""

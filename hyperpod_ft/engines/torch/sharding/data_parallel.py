@@ -52,7 +52,7 @@ class DataParallel(ABC):
         """This rank's part of a trained parameter, fp32, plain; the optimizer updates it in place."""
 
     @abstractmethod
-    def publish(self, names: list[str]) -> None:
+    def use_masters(self, names: list[str]) -> None:
         """Let the module compute with the masters of these parameters, after they changed."""
 
     @abstractmethod

@@ -83,7 +83,7 @@ class ShardedWeights(DataParallel):
         return torch.zeros_like(self._shard(name)) if gradient is None else local(gradient)
 
     @torch.no_grad()
-    def publish(self, names: list[str]) -> None:
+    def use_masters(self, names: list[str]) -> None:
         if self._host:
             for name in names:
                 self._shard(name).copy_(self._host.masters[name], non_blocking=True)

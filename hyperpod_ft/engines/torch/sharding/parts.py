@@ -121,7 +121,7 @@ def check_replicas(
 
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
-    # exact in int64, and any changed bit changes it
+    # exact in int64: a single changed bit changes it; several may cancel
     sums = {name: tensor.contiguous().view(torch.int16).sum(dtype=torch.int64) for name, tensor in tensors.items()}
     for axis in mesh.mesh_dim_names or ():
         names = [name for name in tensors if axis in copies[name]]

@@ -161,7 +161,7 @@ class ReplicatedWeights(DataParallel):
         return self._squared_norm()
 
     @torch.no_grad()
-    def publish(self, names: list[str]) -> None:
+    def use_masters(self, names: list[str]) -> None:
         for name in names:
             if name in self._separate:
                 own = self.parts[name].of(local(self.parameters[name].detach()))

@@ -137,13 +137,13 @@ def test_a_recomputed_layer_keeps_only_its_input() -> None:
 def test_offloaded_tensors_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the forward pass only the last layer's are on the device; each layer's return one layer ahead."""
     made: list[activations._Storage] = []
-    original = activations._HostMemory.take
+    original = activations._ActivationStore.take
 
     def take(self: Any, source: torch.Tensor) -> activations._Storage:
         made.append(original(self, source))
         return made[-1]
 
-    monkeypatch.setattr(activations._HostMemory, "take", take)
+    monkeypatch.setattr(activations._ActivationStore, "take", take)
     model = changed("full", offload=ROWS * LENGTH * WIDTH * 4)
     present: dict[int, list[bool]] = {}
 
@@ -163,6 +163,6 @@ def test_offloaded_tensors_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_evaluation_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations._HostMemory, "take", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr(activations._ActivationStore, "take", lambda *_: pytest.fail("moved"))
     with torch.no_grad():
         loss_of(changed("none", offload=1))

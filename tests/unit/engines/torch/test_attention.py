@@ -99,6 +99,12 @@ def test_what_flash_attention_is_given(settings: dict[str, Any], monkeypatch: py
     torch.testing.assert_close(found, textbook(*inputs, **settings))
 
 
+@pytest.mark.parametrize(("size", "serves"), [(8, True), (96, True), (256, True), (60, False), (264, False)])
+def test_head_sizes_of_flash_attention(size: int, serves: bool) -> None:
+    tokens = [torch.empty(1, 1, size, dtype=torch.bfloat16)] * 3
+    assert attention._flash(tokens) == serves
+
+
 def test_bounds_and_numbers() -> None:
     # the second row begins within a document that the first row cut
     ids = torch.tensor([[0, 1, 0, 0], [2, 3, 4, 0]])

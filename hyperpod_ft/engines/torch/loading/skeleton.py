@@ -24,7 +24,7 @@ from hyperpod_ft.errors import UserError
 _REMEDY = "make or download the model again"
 
 
-def build_skeleton(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     """The causal language model of `directory`, its parameters on the meta device; buffers not in files are real.
 
     Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.

@@ -1,0 +1,37 @@
+"""Compiled layers on two ranks: training and validation losses are those without."""
+
+from typing import Any
+
+import pytest
+
+from tests.training.conftest import Jobs, MakeRun, metrics, write_rows
+
+pytestmark = pytest.mark.training
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "method"), [({"sharding": "zero3"}, "full"), ({"tensor_parallel": 2}, "lora")], ids=["zero3", "tp"]
+)
+def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: dict[str, Any], method: str) -> None:
+    runs = [
+        make_run(
+            f"compiled-{compiled}",
+            {
+                "parallelism": {"ranks_per_node": 2} | parallelism,
+                "training.method": method,
+                "training.compile": compiled,
+                "training.max_steps": 2,
+                "training.evaluate_every_steps": 1,
+                "training.gradient_accumulation_steps": 2,
+            },
+        )
+        for compiled in (False, True)
+    ]
+    for run in runs:
+        write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
+    job = jobs.start(2, ["compiled_worker", *(str(run.directory) for run in runs)])
+    assert job.wait(150) == 0, job.text()
+    expected, found = (metrics(run) for run in runs)
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=0, abs=1e-5)
+    assert len(found) == 2 and all(row["validation_loss"] for row in found)
