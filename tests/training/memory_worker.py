@@ -18,7 +18,7 @@ from sharding_worker import Worker
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.torch.loop import TrainingLoop
-from hyperpod_ft.engines.torch.sharding import fully_sharded, replicated
+from hyperpod_ft.engines.torch.sharding import data_parallel
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -65,7 +65,7 @@ def measure(worker: Worker, run: Run, sharding: Sharding) -> int:
 
 def main() -> None:
     out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
-    fully_sharded.BUCKET_BYTES = replicated.BUCKET_BYTES = BUCKET_BYTES
+    data_parallel.BUCKET_BYTES = BUCKET_BYTES
     worker = Worker(runs[0].plan.degrees.world_size)
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):

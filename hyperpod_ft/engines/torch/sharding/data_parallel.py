@@ -8,18 +8,36 @@ memory where that is fp32 and on the device, and copies otherwise.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch.sharding.parts import Part, part, squared_norm
+from hyperpod_ft.planning.sharding import BUCKET_BYTES
+
+_Item = TypeVar("_Item")
 
 
 def trained_parts(module: nn.Module, mesh: DeviceMesh) -> dict[str, Part]:
     """This rank's part of each trained parameter, by FQN; before FSDP2 shards the module, on any device."""
     return {name: part(parameter, mesh) for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[list[_Item]]:
+    """Consecutive items, so that a group has at most BUCKET_BYTES or is one larger item; `size_of` one is in bytes."""
+    groups: list[list[_Item]] = []
+    room = 0
+    for item in items:
+        size = size_of(item)
+        if not groups or size > room:
+            groups.append([])
+            room = BUCKET_BYTES
+        groups[-1].append(item)
+        room -= size
+    return groups
 
 
 class DataParallel(ABC):

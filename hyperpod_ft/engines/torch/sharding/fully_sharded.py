@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
 from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local, sum_over
-from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding
+from hyperpod_ft.planning.sharding import Sharding
 
 
 def shard_by_layer(
@@ -32,7 +32,8 @@ def shard_by_layer(
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
     }
-    for bucket in _buckets(layers):
+    # for small layers a collective costs nothing but latency
+    for bucket in grouped(layers, lambda layer: sum(local(p).nbytes for p in layer.parameters())):
         fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
     for part in module.modules():
@@ -52,7 +53,8 @@ class ShardedWeights(DataParallel):
         assert isinstance(module, FSDPModule)
         self._module = module
         self._gather_once = sharding.mode == "zero2"
-        self.groups = _groups(self.parameters)
+        # 0 bytes on a rank without rows of it
+        self.groups = grouped(self.parameters, lambda name: local(self.parameters[name]).nbytes)
         if sharding.offload == "optimizer":
             self._host = HostMemory({name: self._shard(name) for name in self.parameters})
 
@@ -91,30 +93,3 @@ class ShardedWeights(DataParallel):
     def check_replicas(self, step: int) -> None:
         shards = {name: self._shard(name) for name in self.parameters}
         check_replicas(shards, {name: part.copies for name, part in self.parts.items()}, self.mesh, step)
-
-
-def _buckets(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Consecutive layers gathered and reduced together: for small layers a collective costs nothing but latency."""
-    buckets: list[list[nn.Module]] = []
-    room = 0
-    for layer in layers:
-        size = sum(local(p).nbytes for p in layer.parameters())
-        if size > room:
-            buckets.append([])
-            room = BUCKET_BYTES
-        buckets[-1].append(layer)
-        room -= size
-    return buckets
-
-
-def _groups(parameters: dict[str, nn.Parameter]) -> list[list[str]]:
-    groups: list[list[str]] = []
-    room = 0
-    for name, parameter in parameters.items():
-        size = local(parameter).nbytes  # 0 on a rank without rows of it
-        if not groups or size > room:
-            groups.append([])
-            room = BUCKET_BYTES
-        groups[-1].append(name)
-        room -= size
-    return groups

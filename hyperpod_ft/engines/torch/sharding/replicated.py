@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
 from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
-from hyperpod_ft.planning.sharding import BUCKET_BYTES
 
 
 class Bucket:
@@ -208,25 +207,21 @@ def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partia
     them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
     in one dtype.
     """
-    made: list[dict[str, nn.Parameter]] = []
-    room: dict[tuple[bool, bool, torch.dtype], int] = {}
-    current: dict[tuple[bool, bool, torch.dtype], dict[str, nn.Parameter]] = {}
     position = {name: index for index, name in enumerate(reversed(parameters))}
+    by_kind: dict[tuple[bool, bool, torch.dtype], list[str]] = {}
     for name in position:
-        parameter = parameters[name]
-        kind = name in partial, parameter.ndim == 1, parameter.dtype
-        size = local(parameter).numel() * torch.float32.itemsize
-        if size > room.get(kind, 0):
-            current[kind], room[kind] = {}, BUCKET_BYTES
-            made.append(current[kind])
-        current[kind][name] = parameter
-        room[kind] -= size
-    made.sort(key=lambda bucket: max(position[name] for name in bucket))
+        by_kind.setdefault((name in partial, parameters[name].ndim == 1, parameters[name].dtype), []).append(name)
+    made = [
+        names
+        for alike in by_kind.values()
+        for names in grouped(alike, lambda name: local(parameters[name]).numel() * torch.float32.itemsize)
+    ]
+    made.sort(key=lambda names: position[names[-1]])
     return [
         Bucket(
-            bucket,
-            {name: parts[name] for name in bucket},
-            ["dp_replicate", "tp"] if next(iter(bucket)) in partial else ["dp_replicate"],
+            {name: parameters[name] for name in names},
+            {name: parts[name] for name in names},
+            ["dp_replicate", "tp"] if names[0] in partial else ["dp_replicate"],
         )
-        for bucket in made
+        for names in made
     ]
