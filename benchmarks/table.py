@@ -79,7 +79,9 @@ def _goal_table(results: Results) -> Iterator[str]:
     yield "|---|---|---|---|"
     for goal in GOALS:
         must, aim = ("" if bound is None else goal.form.format(bound) for bound in (goal.must, goal.aim))
-        yield _row(goal.what, must, aim, _figure(goal, results, reached[goal]) if goal in reached else _MISSING)
+        figure = _figure(goal, results, reached[goal]) if goal in reached else _MISSING
+        missed = goal in reached and not goal.met(reached[goal])
+        yield _row(goal.what, must, aim, f"{figure}, missed" if missed else figure)
 
 
 def _figure(goal: Goal, results: Results, value: float) -> str:
