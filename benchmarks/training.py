@@ -30,7 +30,7 @@ PEERS = {
     "trl 1.16": Peer("current", "train_with_trl.py", PACKAGES),
     "trl 1.16, whole logits": Peer("current", "train_with_trl.py", PACKAGES),
 }
-# what each peer's driver is told beyond the case
+# further settings of each peer's driver
 SETTINGS: dict[str, dict[str, Any]] = {
     "trl 1.16": {"fused_head": True},
     "trl 1.16, whole logits": {"fused_head": False},

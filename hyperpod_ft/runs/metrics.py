@@ -20,7 +20,7 @@ def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The newest intact row; None when there is none, or the file cannot be read.
+    """The newest intact row; None if the file has none or cannot be read.
 
     Reads from the end, in blocks that double until one holds a row: the file of a long run is read at every poll.
     """

@@ -58,7 +58,7 @@ def part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tenso
 def check(
     results: dict[tuple[str, Case], dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]
 ) -> None:
-    """Each is near what is expected of its run, has its own bits after a restart, and goes on from another's state."""
+    """Each is near what is expected of its run, has its own bits after a restart, and resumes from another's state."""
     for (name, case), tensors in results.items():
         assert tensors["other_bits"].item() == 0, (name, case)
         for start in ("straight", "switched"):

@@ -68,16 +68,8 @@ def forward(
     return output.to(x.dtype), narrow
 
 
-def _shapes(
-    x: torch.Tensor,
-    dropped: torch.Tensor | None,
-    weight: torch.Tensor,
-    scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    x, _, _, _, _, a, b, _ = given
     output = x.new_empty(*x.shape[:-1], b.shape[0])
     return output, x.new_empty(*x.shape[:-1], a.shape[0], dtype=_arithmetic(x))
 

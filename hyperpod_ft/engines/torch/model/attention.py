@@ -1,8 +1,8 @@
 """Attention within documents: the tokens of a packed row see the earlier tokens of their own document, nothing else.
 
 One function, registered with transformers as the implementation `documents`, serves every family whose attention goes
-through transformers' AttentionInterface. Where the documents are is told by an int32 tensor that takes the place of the
-attention mask: transformers hands a mask of four dimensions to every layer as it is (masking_utils.py,
+through transformers' AttentionInterface. An int32 tensor in place of the attention mask says where documents begin:
+transformers hands a mask of four dimensions to every layer as it is (masking_utils.py,
 _preprocess_mask_arguments), through recomputation, sharding and compilation. It has one of two forms:
 
 - bounds [1, 1, 1, K]: where each document of the batch begins, its rows laid end to end, then where the last one ends.

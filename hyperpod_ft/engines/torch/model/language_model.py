@@ -41,7 +41,7 @@ def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[s
 
 
 def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the CPU on `device`, copied while the program goes on: accelerators read pinned memory themselves."""
+    """Copy a CPU tensor to `device`; an accelerator reads it from pinned memory while the program continues."""
     if device.type != "cpu" and torch.accelerator.is_available():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -71,7 +71,6 @@ class _LossForward:
         attention_mask: torch.Tensor,
         targets: torch.Tensor,
         predicted_at: torch.Tensor | None = None,
-        **_: None,  # PEFT passes on all that transformers' own forward passes take
     ) -> torch.Tensor:
         decoded = self._model.base_model(
             input_ids=input_ids,
