@@ -15,7 +15,7 @@ import torch
 
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.engines.torch import loop
-from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
 
 
@@ -26,8 +26,8 @@ def main() -> None:
     processes = join_processes(1)
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     sharding = loop.sharding_of(run)
-    with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
-        training = loop.TrainingLoop(run, processes, device, mesh, sharding)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(run, processes, device, meshes, sharding)
         cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
         for number in range(1, training.steps + 1):
             losses.append(training.step(number, []).loss)

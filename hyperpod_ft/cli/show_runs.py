@@ -42,7 +42,7 @@ def plan(known: Preview) -> None:
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
-        f" x data {degrees.data_parallel}"
+        f" x context {degrees.context_parallel} x data {degrees.data_parallel}"
     )
     if known.fit:
         print(f"sharding  {known.fit.sharding}")

@@ -53,6 +53,8 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
     if config.parallelism.pipeline_parallel > 1:
         raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
+    if config.parallelism.context_parallel > 1:
+        raise ValueError("parallelism.context_parallel: engine torch has no context parallelism; set it to 1")
     given = config.parallelism
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
@@ -73,6 +75,8 @@ def _check_torch(config: RunConfig) -> None:
 def _check_neuron(config: RunConfig) -> None:
     if CATALOGUE[config.cluster.instance_type].device != "neuron":
         raise ValueError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
+    if config.parallelism.context_parallel > 1:
+        raise ValueError("parallelism.context_parallel: engine neuron has no context parallelism; set it to 1")
     _check_compilation(config)
     _check_torch_only(config)
     if config.neuron.flash_attention and config.dataset.max_length % FLASH_ATTENTION_LENGTH:

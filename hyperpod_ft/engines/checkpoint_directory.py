@@ -228,6 +228,7 @@ def write_description(run: Run, progress: Progress, directory: Path, digests: Ma
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,
             pipeline_parallel=degrees.pipeline_parallel,
+            context_parallel=degrees.context_parallel,
             tensor_parallel=degrees.tensor_parallel,
         ),
         progress=asdict(progress),

@@ -171,6 +171,7 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress, train
         "world_size": degrees.world_size,
         "data_parallel": degrees.data_parallel,
         "pipeline_parallel": degrees.pipeline_parallel,
+        "context_parallel": degrees.context_parallel,
         "tensor_parallel": degrees.tensor_parallel,
     }
 

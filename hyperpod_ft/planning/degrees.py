@@ -8,25 +8,37 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Degrees:
-    """How `nodes * ranks_per_node` processes divide into data-, tensor- and pipeline-parallel groups."""
+    """How `nodes * ranks_per_node` processes divide into groups of each kind of parallelism."""
 
     nodes: int
     ranks_per_node: int
     tensor_parallel: int
     pipeline_parallel: int
+    context_parallel: int = 1
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
     @property
+    def model_ranks(self) -> int:
+        """Ranks that train on the same rows together."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
     def data_parallel(self) -> int:
-        return self.world_size // (self.tensor_parallel * self.pipeline_parallel)
+        return self.world_size // self.model_ranks
+
+    @property
+    def weight_replicas(self) -> int:
+        """Ranks that compute with the same weights, and so sum their gradients and can shard their state."""
+        return self.data_parallel * self.context_parallel
 
     def __str__(self) -> str:
         """For example `dp 4 x tp 8`, and `dp 2 x pp 4 x tp 8` with a pipeline."""
+        context = f" x cp {self.context_parallel}" if self.context_parallel > 1 else ""
         pipeline = f" x pp {self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
-        return f"dp {self.data_parallel}{pipeline} x tp {self.tensor_parallel}"
+        return f"dp {self.data_parallel}{context}{pipeline} x tp {self.tensor_parallel}"
 
 
 def divisors(number: int) -> str:

@@ -27,12 +27,13 @@ def degrees_of(config: RunConfig) -> Degrees:
             f"set it to {instance.ranks} or leave it out",
         )
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
-    result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel)
-    model_ranks = result.tensor_parallel * result.pipeline_parallel
-    if result.world_size % model_ranks:
+    result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel, given.context_parallel)
+    if result.world_size % result.model_ranks:
+        context = f" x context_parallel {result.context_parallel}" if result.context_parallel > 1 else ""
         raise UserError(
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
-            f" = {model_ranks} does not divide {result.nodes} nodes x {ranks} ranks = {result.world_size}",
+            f"{context} = {result.model_ranks} does not divide {result.nodes} nodes x {ranks} ranks"
+            f" = {result.world_size}",
             f"choose degrees whose product is {divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:

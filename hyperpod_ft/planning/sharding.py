@@ -54,7 +54,7 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
     replicated ranks do and updates less on each. The others communicate more: gradients after every micro batch
     (zero2), weights in every forward and backward pass (zero3, within a node before across nodes).
     """
-    given, ranks = config.parallelism, degrees.data_parallel
+    given, ranks = config.parallelism, degrees.weight_replicas
     _check_shard_ranks(given.shard_ranks, ranks)
     in_node = max(1, degrees.ranks_per_node // degrees.tensor_parallel)
     for mode in _order(config):
@@ -84,9 +84,9 @@ def _order(config: RunConfig) -> tuple[Mode, ...]:
     return _MODES if config.training.method == "lora" else _MODES[1:]
 
 
-def _check_shard_ranks(given: int | None, data_parallel: int) -> None:
-    if given and data_parallel % given:
+def _check_shard_ranks(given: int | None, replicas: int) -> None:
+    if given and replicas % given:
         raise UserError(
-            f"parallelism.shard_ranks: {given} does not divide the {data_parallel} data-parallel ranks",
-            f"set it to {divisors(data_parallel)}, or leave it out",
+            f"parallelism.shard_ranks: {given} does not divide the {replicas} data-parallel ranks",
+            f"set it to {divisors(replicas)}, or leave it out",
         )

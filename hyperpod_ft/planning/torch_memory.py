@@ -117,7 +117,7 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
     if not sharding.by_layer:
-        if degrees.data_parallel == 1 and not on_host:
+        if degrees.weight_replicas == 1 and not on_host:
             return whole
         # the embedding may be larger than a bucket
         largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
@@ -131,7 +131,7 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
     in_bucket = _layers_in_bucket(config, share) / share.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
     # partial sums, which are exchanged between the groups of shard ranks once a step
-    partial = whole / ranks if accumulated and ranks < degrees.data_parallel else 0.0
+    partial = whole / ranks if accumulated and ranks < degrees.weight_replicas else 0.0
     sent = element_bytes(config) + FP32
     # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
     # the layers

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.runs.run import Run
 
@@ -40,12 +40,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     sharding = sharding_of(run)
-    with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
-        attempt = TrainingLoop(run, processes, device, mesh, sharding)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        attempt = TrainingLoop(run, processes, device, meshes, sharding)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.data_parallel.check_replicas(steps)
         loss, _ = attempt.forward_backward(steps + 1)
-        loss /= mesh["tp"].size()
+        loss /= run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
         for names in attempt.data_parallel.groups:

@@ -23,7 +23,7 @@ from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -45,8 +45,8 @@ class Worker:
         store = dist.PrefixStore(str(self.attempts), self.processes.store)
         processes = Processes(self.processes.rank, self.processes.world_size, self.processes.local_rank, store)
         device = device_of("local", processes.local_rank)
-        with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
-            yield TrainingLoop(run, processes, device, mesh, sharding)
+        with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+            yield TrainingLoop(run, processes, device, meshes, sharding)
 
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last steps, from the checkpoint on disk."""

@@ -10,16 +10,17 @@ import torch
 import torch.distributed as dist
 from memory_worker import live_bytes, peak_during
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
 from hyperpod_ft.engines.torch.loading.skeleton import local_part
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
+from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import stage_shares
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.sharding import Sharding
@@ -31,16 +32,13 @@ FULL_BF16 = {"training.method": "full", "training.precision": "bf16"}
 
 
 @contextmanager
-def mesh_of(rank: int, sharding: Sharding, tensor_parallel: int = 1) -> Iterator[DeviceMesh]:
-    """The mesh of this process as one of several, which need not exist: building communicates nothing."""
+def meshes_of(rank: int, sharding: Sharding, tensor_parallel: int = 1) -> Iterator[Meshes]:
+    """The meshes of this process as one of several, which need not exist: building communicates nothing."""
     _clear_sharding_prop_cache()
     world_size = sharding.shard_ranks * tensor_parallel
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        shape = (1, sharding.shard_ranks, tensor_parallel)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
-        mesh["dp_replicate", "dp_shard"]._flatten("dp")
-        yield mesh
+        yield make_meshes("cpu", Degrees(1, world_size, tensor_parallel, 1), sharding.shard_ranks)
     finally:
         dist.destroy_process_group()
 
@@ -57,10 +55,10 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     (share,) = stage_shares(run.config, degrees, shape)
     memory = torch_memory.on_rank(run.config, degrees, shape, share, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
-    with mesh_of(1 % sharding.shard_ranks, sharding) as mesh:
+    with meshes_of(1 % sharding.shard_ranks, sharding) as meshes:
 
         def work() -> None:
-            module = build(run, mesh, sharding)
+            module = build(run, meshes, sharding)
             built.append((module, AdamW(module.data_parallel, run.config.training, lambda _: 1.0)))
 
         gc.collect()  # what earlier tests left must not go away in between
@@ -85,8 +83,8 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
     ranks = {"ranks_per_node": shard_ranks * tensor_parallel, "tensor_parallel": tensor_parallel}
     run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
     files = load_file(Path(run.base_model) / "model.safetensors")
-    with mesh_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as mesh:
-        data_parallel = build(run, mesh, sharding).data_parallel
+    with meshes_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as meshes:
+        data_parallel = build(run, meshes, sharding).data_parallel
         for name, master in data_parallel.state().items():
             start, values = local_part(master)
             expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
@@ -103,8 +101,8 @@ def test_what_a_class_keeps_in_fp32_is_not_rounded(
     monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"norm"})
     sharding = Sharding("zero1", 2, offload)
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
-    with mesh_of(1, sharding) as mesh:
-        data_parallel = build(run, mesh, sharding).data_parallel
+    with meshes_of(1, sharding) as meshes:
+        data_parallel = build(run, meshes, sharding).data_parallel
     dtypes = {name: parameter.dtype for name, parameter in data_parallel.parameters.items()}
     assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}
     # what a group of parameters gathers is of one dtype

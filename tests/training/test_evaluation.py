@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -27,7 +26,9 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
+from hyperpod_ft.engines.torch.mesh import make_meshes
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train_here, write_rows
@@ -225,9 +226,9 @@ def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: 
 
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
         try:
-            mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+            meshes = make_meshes("cpu", Degrees(1, 2, 2, 1), 1)
             monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other)
-            evaluation = Evaluation(directory, 5, torch.device("cpu"), mesh)
+            evaluation = Evaluation(directory, 5, torch.device("cpu"), meshes)
             losses.append(evaluation.loss(torch.nn.Identity(), lambda _, own=sums[rank]: own))  # type: ignore[misc]
         finally:
             torch.distributed.destroy_process_group()
@@ -240,9 +241,9 @@ def test_evaluation_leaves_no_layer_gathered(make_evaluated: MakeRun) -> None:
     directory = make_evaluated(EVERY_2).dataset_path / "validation"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
-        module = fully_shard(torch.nn.Linear(2, 2), mesh=mesh["dp"], reshard_after_forward=False)
-        Evaluation(directory, 5, torch.device("cpu"), mesh).loss(module, lambda _: module(torch.ones(2)).sum())
+        meshes = make_meshes("cpu", Degrees(1, 1, 1, 1), 1)
+        module = fully_shard(torch.nn.Linear(2, 2), mesh=meshes.weights["dp_shard"], reshard_after_forward=False)
+        Evaluation(directory, 5, torch.device("cpu"), meshes).loss(module, lambda _: module(torch.ones(2)).sum())
         assert isinstance(module.weight, DTensor)
     finally:
         torch.distributed.destroy_process_group()

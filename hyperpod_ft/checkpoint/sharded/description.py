@@ -42,6 +42,7 @@ class RankDegrees(_Part):
     world_size: int
     data_parallel: int
     pipeline_parallel: int
+    context_parallel: int = 1
     tensor_parallel: int
 
 

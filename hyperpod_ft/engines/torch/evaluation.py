@@ -7,21 +7,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.errors import UserError
 
 
 class Evaluation:
     """The validation rows of a run, divided over the data-parallel ranks."""
 
-    def __init__(self, directory: Path, micro_batch_size: int, device: torch.device, mesh: DeviceMesh) -> None:
+    def __init__(self, directory: Path, micro_batch_size: int, device: torch.device, meshes: Meshes) -> None:
         """Raises UserError when the rows are damaged, or none of their tokens counts in the loss."""
-        self._rows, self._device, self._mesh = PackedSplit(directory), device, mesh
-        count, ranks = len(self._rows), mesh["dp"].size()
+        self._rows, self._device, self._meshes = PackedSplit(directory), device, meshes
+        count, ranks = len(self._rows), meshes.tokens["dp"].size()
         self._tokens = self._rows.label_tokens(np.arange(count))
         if not self._tokens:
             raise UserError(
@@ -31,7 +31,7 @@ class Evaluation:
         passes = -(-count // (micro_batch_size * ranks))
         padded = np.full(passes * micro_batch_size * ranks, -1)
         padded[:count] = np.arange(count)
-        self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, mesh.get_local_rank("dp")]
+        self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]
 
     @torch.no_grad()
     def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
@@ -50,7 +50,7 @@ class Evaluation:
         # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
         total = total.float().to(self._device)
         dist.all_reduce(total)
-        return float(total) / self._mesh["tp"].size() / self._tokens
+        return float(total) / self._meshes.weights["tp"].size() / self._tokens
 
     def _batch(self, rows: np.ndarray) -> Batch:
         batch = self._rows.batch(np.maximum(rows, 0))

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
@@ -27,7 +26,7 @@ from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_mesh, device_of
+from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import compiling, language_model
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
@@ -43,8 +42,8 @@ def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     sharding = sharding_of(run)
-    with device_mesh(device, processes, run.plan.degrees, sharding.shard_ranks) as mesh:
-        return TrainingLoop(run, processes, device, mesh, sharding).run_to_end()
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        return TrainingLoop(run, processes, device, meshes, sharding).run_to_end()
 
 
 def sharding_of(run: Run) -> Sharding:
@@ -67,23 +66,23 @@ class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
     def __init__(
-        self, run: Run, processes: Processes, device: torch.device, mesh: DeviceMesh, sharding: Sharding
+        self, run: Run, processes: Processes, device: torch.device, meshes: Meshes, sharding: Sharding
     ) -> None:
-        self.run, self.processes, self.device, self.mesh, self.sharding = run, processes, device, mesh, sharding
+        self.run, self.processes, self.device, self.meshes, self.sharding = run, processes, device, meshes, sharding
         self.config = run.config.training
-        self.tensor_parallel = mesh["tp"].size()
-        self.data_parallel_rank = mesh.get_local_rank("dp")
+        self.tensor_parallel = meshes.weights["tp"].size()
+        self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
         self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
             micro_batch_size=self.config.micro_batch_size,
             gradient_accumulation_steps=self.config.gradient_accumulation_steps,
-            data_parallel=mesh["dp"].size(),
+            data_parallel=meshes.tokens["dp"].size(),
         )
         self.batches = Ahead(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
-        self.model: ShardedModel = build(run, mesh, sharding)
+        self.model: ShardedModel = build(run, meshes, sharding)
         self.data_parallel = self.model.data_parallel
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
@@ -158,7 +157,7 @@ class TrainingLoop:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
         directory = self.run.dataset_path / "validation"
         if directory.is_dir():
-            return Evaluation(directory, self.config.micro_batch_size, self.device, self.mesh)
+            return Evaluation(directory, self.config.micro_batch_size, self.device, self.meshes)
         if self.config.evaluate_every_steps:
             raise UserError(
                 f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",

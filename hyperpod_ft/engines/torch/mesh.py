@@ -1,7 +1,8 @@
-"""This rank's device, the process group, and the device mesh, for any device type in the catalogue."""
+"""This rank's device, the process group, and the device meshes, for any device type in the catalogue."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,19 @@ from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 
-AXES = ("dp_replicate", "dp_shard", "tp")
+
+@dataclass(frozen=True)
+class Meshes:
+    """Two views of the ranks: by the weights that they hold, and by the tokens that they train on."""
+
+    weights: DeviceMesh
+    """Axes `pp`, `dp_replicate`, `dp_shard` and `tp`. Ranks along the two dp axes have the same stage and tp slice."""
+
+    tokens: DeviceMesh
+    """Axes `dp` and `cp`: each dp rank has rows of its own, and its cp ranks share their tokens.
+
+    It has the ranks of `dp_replicate` x `dp_shard` with this rank's stage and tp slice.
+    """
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:
@@ -42,14 +55,14 @@ def backend(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def device_mesh(
+def device_meshes(
     device: torch.device, processes: Processes, degrees: Degrees, shard_ranks: int = 1
-) -> Iterator[DeviceMesh]:
-    """Join the process group for the block; the mesh has axes `dp_replicate`, `dp_shard` and `tp`.
+) -> Iterator[Meshes]:
+    """Join the process group for the block. `shard_ranks` share one copy of the training state.
 
-    The group is left only when the block succeeds: after an error, the process is expected to end.
-    `dp`, the two data-parallel axes as one, orders the data. tp is innermost: its ranks communicate several times per
-    layer, so they are neighbours on one node; then come those that share a copy of the state.
+    The group is left only when the block succeeds: after an error, the process is expected to end. tp is innermost:
+    its ranks communicate several times per layer, so they are neighbors on one node; then come those that share a row's
+    tokens or a copy of the state; pipeline stages exchange least.
     """
     dist.init_process_group(
         backend(device),
@@ -58,13 +71,22 @@ def device_mesh(
         world_size=processes.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    shape = (degrees.data_parallel // shard_ranks, shard_ranks, degrees.tensor_parallel)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
-    mesh["dp_replicate", "dp_shard"]._flatten("dp")
-    for axis in (*AXES, "dp"):
-        # groups do not inherit the timeout, and torch's public functions can set it only for groups that they make
-        _set_pg_timeout(COLLECTIVE_TIMEOUT, mesh.get_group(axis))
-    yield mesh
+    meshes = make_meshes(device.type, degrees, shard_ranks)
+    for mesh in (meshes.weights, meshes.tokens):
+        for group in mesh.get_all_groups():
+            # groups do not inherit the timeout, and torch's public functions can set it only for groups that they make
+            _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    yield meshes
     # Not after an error: with NCCL it could wait for collectives that other ranks never join, before the error is
     # printed.
     dist.destroy_process_group()
+
+
+def make_meshes(device_type: str, degrees: Degrees, shard_ranks: int) -> Meshes:
+    """The meshes of a process group of `degrees.world_size` ranks."""
+    replicas = degrees.weight_replicas
+    shape = (degrees.pipeline_parallel, replicas // shard_ranks, shard_ranks, degrees.tensor_parallel)
+    weights = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
+    sharing = weights["dp_replicate", "dp_shard"]._flatten("dp_cp")
+    tokens = sharing._unflatten(0, (degrees.data_parallel, degrees.context_parallel), ("dp", "cp"))
+    return Meshes(weights, tokens)

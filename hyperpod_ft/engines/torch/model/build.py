@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
@@ -14,6 +13,7 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
@@ -41,15 +41,15 @@ class ShardedModel:
     total_parameters: int
 
 
-def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
-    """The base model of `run.base_model` with its adapters, divided over `mesh` (axes dp_replicate, dp_shard, tp).
+def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
+    """The base model of `run.base_model` with its adapters, divided over the ranks.
 
     It is built without memory, divided, and then each rank reads or draws its part. Precision fp32 computes in fp32.
     bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have fp32 masters; gradients are summed
     in fp32. Raises UserError when the model cannot be loaded or split, its logits are not known, or a LoRA target
     matches no module.
     """
-    config = run.config
+    config, mesh = run.config, meshes.weights
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
     # FSDP2 computes in bf16 with the fp32 weights that it updates; the other modes keep both
     trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
@@ -74,7 +74,7 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         tensor_parallel.parallelize(layers, mesh["tp"])
         summed = {id(parameter) for parameter in tensor_parallel.partial_gradient_parameters(layers)}
         partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
-    _change_forward(layers, run, mesh)
+    _change_forward(layers, run, torch.device(mesh.device_type))
     parts = trained_parts(model, mesh)
     if sharding.by_layer:
         shard_by_layer(model, layers, mesh, sharding, dtype)
@@ -95,9 +95,9 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
 
 
-def _change_forward(layers: list[nn.Module], run: Run, mesh: DeviceMesh) -> None:
+def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
     """What is recomputed is compiled too, and host memory takes what is left."""
-    training, device = run.config.training, torch.device(mesh.device_type)
+    training = run.config.training
     activations.checkpoint_layers(layers, training)
     compiling.compile_layers(layers, training, device, run.root)
     if training.activation_offload:

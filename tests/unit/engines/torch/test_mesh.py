@@ -4,10 +4,12 @@ import multiprocessing
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
-from hyperpod_ft.engines.torch.mesh import backend, device_mesh
+from hyperpod_ft.engines.torch.mesh import backend, device_meshes, make_meshes
 from hyperpod_ft.planning.degrees import Degrees
 
 
@@ -18,8 +20,8 @@ def test_tensors_in_host_memory_have_a_backend() -> None:
 
 def timeouts(rank: int, store: Path) -> set[float]:
     degrees = Degrees(nodes=1, ranks_per_node=2, tensor_parallel=2, pipeline_parallel=1)
-    with device_mesh(torch.device("cpu"), Processes(rank, 2, rank, FileStore(str(store), 2)), degrees) as mesh:
-        groups = [mesh.get_group(axis) for axis in ("dp_replicate", "dp_shard", "tp", "dp")]
+    with device_meshes(torch.device("cpu"), Processes(rank, 2, rank, FileStore(str(store), 2)), degrees) as meshes:
+        groups = [*meshes.weights.get_all_groups(), *meshes.tokens.get_all_groups()]
         return {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
 
 
@@ -27,3 +29,28 @@ def test_every_group_waits_as_long(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         found = pool.starmap_async(timeouts, [(rank, tmp_path / "store") for rank in range(2)], chunksize=1).get(60)
     assert found == [{COLLECTIVE_TIMEOUT.total_seconds()}] * 2
+
+
+def ranks_of(rank: int, degrees: Degrees, shard_ranks: int) -> dict[str, list[int]]:
+    """The ranks that this rank meets along each axis."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degrees.world_size)
+    try:
+        meshes = make_meshes("cpu", degrees, shard_ranks)
+        both = (meshes.weights, meshes.tokens)
+        return {axis: mesh[axis].mesh.tolist() for mesh in both for axis in mesh.mesh_dim_names or ()}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_neighbors_share_layers_then_rows_then_state() -> None:
+    degrees = Degrees(nodes=2, ranks_per_node=16, tensor_parallel=2, pipeline_parallel=2, context_parallel=2)
+    assert (degrees.data_parallel, degrees.weight_replicas) == (4, 8)
+    assert ranks_of(0, degrees, shard_ranks=4) == {
+        "tp": [0, 1],
+        "cp": [0, 2],
+        "dp": [0, 4, 8, 12],
+        "dp_shard": [0, 2, 4, 6],
+        "dp_replicate": [0, 8],
+        "pp": [0, 16],
+    }
+    assert ranks_of(31, degrees, shard_ranks=4)["cp"] == [29, 31]
