@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from hyperpod_ft import publish
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -34,7 +35,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager: DefaultStager | None = None
         if run.config.training.async_save:
-            pinned = device.type != "cpu"
+            pinned = devices.pins(device)
             self._stager = DefaultStager(
                 StagingOptions(
                     use_pinned_memory=pinned,
@@ -57,6 +58,10 @@ class Checkpoints:
     def save_best(self, state: dict[str, Any], progress: Progress) -> None:
         """Write `state` as the best checkpoint, in place of the one before; as `save`."""
         self._start(self._run.best_checkpoint, state, progress)
+
+    def load(self, directory: Path, state: dict[str, Any]) -> None:
+        """Fill the tensors of `state` in place, each rank with its part."""
+        dcp.load(state, storage_reader=dcp.FileSystemReader(directory), process_group=self._group)
 
     def finish(self) -> None:
         """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
@@ -195,11 +200,6 @@ class _HashingStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
-
-
-def load(directory: Path, state: dict[str, Any]) -> None:
-    """Fill the tensors of `state` in place, each rank with its part. Collective."""
-    dcp.load(state, storage_reader=dcp.FileSystemReader(directory))
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Any]:

@@ -34,23 +34,23 @@ class Evaluation:
         self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]
 
     @torch.no_grad()
-    def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
+    def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor], passes: int | None = None) -> float:
         """The mean loss, equal on all ranks; `summed_loss` sums that of a batch, on the CPU, over its label tokens.
 
-        Leaves generators as they are: nothing is dropped out.
+        Leaves generators as they are: nothing is dropped out. `passes`: only the first batches, of a trial.
         """
         module.eval()
-        total = torch.zeros((), dtype=torch.float64)
-        for rows in self._micro_batches:
-            total += summed_loss(self._batch(rows)).double().cpu()
+        summed = 0.0
+        for rows in self._micro_batches[:passes]:
+            summed += summed_loss(self._batch(rows)).tolist()
         module.train()
         for part in module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()  # zero2 keeps layers gathered until a backward pass, which does not come here
         # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
-        total = total.float().to(self._device)
+        total = torch.tensor(summed, dtype=torch.float32, device=self._device)
         dist.all_reduce(total)
-        return float(total) / self._meshes.weights["tp"].size() / self._tokens
+        return total.tolist() / self._meshes.weights["tp"].size() / self._tokens
 
     def _batch(self, rows: np.ndarray) -> Batch:
         batch = self._rows.batch(np.maximum(rows, 0))

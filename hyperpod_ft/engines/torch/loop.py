@@ -46,6 +46,18 @@ def train(run: Run, processes: Processes) -> Trained:
         return TrainingLoop(run, processes, device, meshes, sharding).run_to_end()
 
 
+def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+    """Run a step and a batch of the evaluation; see `hyperpod_ft.engines.interface.Engine`.
+
+    Shapes do not change, and neither does what a step computes, so that the first one compiles all.
+    """
+    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    sharding = sharding_of(run)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        TrainingLoop(run, processes, device, meshes, sharding).trial()
+    return {"trial_steps": 1}
+
+
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
     return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
@@ -165,10 +177,19 @@ class TrainingLoop:
             )
         return None
 
+    def trial(self) -> None:
+        """The operations of training, once."""
+        if self.evaluation:
+            self.evaluation.loss(self.model.module, self._summed_loss_of, passes=1)
+        self.step(1, [])
+
+    def _summed_loss_of(self, batch: Batch) -> torch.Tensor:
+        return self._summed_loss(self._inputs(batch))
+
     def _validation_loss(self, log: metrics.MetricsLog) -> float:
         assert self.evaluation is not None
         begun = time.monotonic()
-        loss = self.evaluation.loss(self.model.module, lambda batch: self._summed_loss(self._inputs(batch)))
+        loss = self.evaluation.loss(self.model.module, self._summed_loss_of)
         log.leave_out(time.monotonic() - begun)
         return loss
 
@@ -267,7 +288,7 @@ class TrainingLoop:
             # nothing is left to train; it may hold the weights alone
             return progress
         state = self._state()
-        checkpoints.load(self.run.checkpoint(progress.step), state)
+        self.checkpoints.load(self.run.checkpoint(progress.step), state)
         for names in self.data_parallel.groups:
             self.data_parallel.use_masters(names)
         self.optimizer.steps = progress.step

@@ -18,6 +18,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.errors import UserError
 
@@ -91,7 +92,13 @@ def fill_tensors(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Logi
         for name, tensor in tensors.items():
             if name in weights:
                 start, part = local_part(tensor)
-                reader.copy(weights[name], start, part)
+                if devices.fixed_shapes(part.device):
+                    # one copy for a tensor: a copy to each place in it would be compiled
+                    whole = torch.empty(part.shape, dtype=part.dtype, device="cpu")
+                    reader.copy(weights[name], start, whole)
+                    part.copy_(whole)
+                else:
+                    reader.copy(weights[name], start, part)
 
 
 def local_part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:

@@ -10,12 +10,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention, compiling
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
-
-# Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
-_ANY_SHAPE = ("cpu", "cuda")
 
 
 def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
@@ -27,11 +25,11 @@ def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[s
     # the token after each; none follows the last
     targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
     tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
-    if device.type in _ANY_SHAPE:
+    if not devices.fixed_shapes(device):
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     # a graph would break where attention, as on CPUs, is called for each document
-    by_bounds = device.type in _ANY_SHAPE and not (compiled and device.type == "cpu")
+    by_bounds = not devices.fixed_shapes(device) and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
     moved = {name: _on(device, tensor) for name, tensor in tensors.items()}
@@ -41,10 +39,10 @@ def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[s
 
 
 def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a CPU tensor to `device`; an accelerator reads it from pinned memory while the program continues."""
-    if device.type != "cpu" and torch.accelerator.is_available():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    """Copy a CPU tensor to `device`; a GPU reads it from pinned memory while the program continues."""
+    if devices.pins(device) and torch.accelerator.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def return_loss(model: PreTrainedModel) -> None:

@@ -38,7 +38,8 @@ class AdamW:
         scale = clipping(gradient_norm, self._training.max_grad_norm)
         for names in self._data_parallel.groups:
             gradients = self._data_parallel.take_gradients(names)
-            if scale < 1:
+            if self._training.max_grad_norm:
+                # by 1 too: the first step to clip must run no operation that is new to a compiler
                 torch._foreach_mul_(gradients, scale)
             for (factor, decay), alike in self._alike(names).items():
                 self._update(alike, [gradients[names.index(name)] for name in alike], learning_rate * factor, decay)

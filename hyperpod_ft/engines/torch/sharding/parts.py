@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from hyperpod_ft.engines.torch import devices
+
 
 @dataclass(frozen=True)
 class Part:
@@ -121,17 +123,25 @@ def check_replicas(
 
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
-    # exact in int64: a single changed bit changes it; several may cancel
-    sums = {name: tensor.contiguous().view(torch.int16).sum(dtype=torch.int64) for name, tensor in tensors.items()}
+    sums = {name: _sum_of_bits(tensor) for name, tensor in tensors.items()}
     for axis in mesh.mesh_dim_names or ():
         names = [name for name in tensors if axis in copies[name]]
         if not names or mesh[axis].size() == 1:
             continue
-        one = torch.stack([sums[name] for name in names]).to(mesh.device_type)
-        both = torch.stack([one, -one])
+        one = torch.stack([sums[name] for name in names])
+        # quarters of 16 bits, which any device exchanges exactly
+        quarters = (one[:, None] >> torch.arange(0, 64, 16, device=one.device) & 0xFFFF).float().to(mesh.device_type)
+        both = torch.stack([quarters, -quarters])
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
-        if different := [name for name, low_high in zip(names, both.sum(0).tolist(), strict=True) if low_high]:
+        if different := [name for name, spread in zip(names, both.sum((0, 2)).tolist(), strict=True) if spread]:
             raise RuntimeError(f"step {step}: {len(different)} parameters differ between {axis} ranks: {different[:3]}")
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """An int64 [] that a single changed bit changes; the changes of several may cancel."""
+    if devices.fixed_shapes(tensor.device):
+        tensor = tensor.cpu()  # the device would add with 32 bits
+    return tensor.contiguous().view(torch.int16).sum(dtype=torch.int64)
 
 
 def _mesh(mesh: DeviceMesh, axes: tuple[str, ...], device_type: str) -> DeviceMesh:
