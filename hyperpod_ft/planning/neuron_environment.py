@@ -1,4 +1,4 @@
-"""Environment variables of the jobs that compile and train on Neuron devices: a pure function of the run file.
+"""Environment variables of engine neuron's jobs that compile and train: a pure function of the run file.
 
 The values are those of Hugging Face's and AWS's fine-tuning scripts for optimum-neuron, unless a comment says why not.
 """
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
+
+NEURON_TOOLS = Path("/opt/aws/neuron/bin")
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -51,7 +53,6 @@ def _grouping(config: RunConfig) -> list[str]:
 
 
 def _defaults(config: RunConfig) -> dict[str, str]:
-    instance = CATALOGUE[config.cluster.instance_type]
     rounding = config.neuron.stochastic_rounding and config.training.precision == "bf16"
     found = {
         "NEURON_FUSE_SOFTMAX": "1",
@@ -59,9 +60,15 @@ def _defaults(config: RunConfig) -> dict[str, str]:
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(rounding)),
         # the same on all ranks, so that copies of a value are rounded alike
         "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
-        # with an arena for each of many threads, glibc would use tens of GB of host memory
-        "MALLOC_ARENA_MAX": "64",
     }
+    return found | node_settings(config)
+
+
+def node_settings(config: RunConfig) -> dict[str, str]:
+    """The variables that depend on the nodes alone, for both engines."""
+    instance = CATALOGUE[config.cluster.instance_type]
+    # with an arena for each of many threads, glibc would use tens of GB of host memory
+    found = {"MALLOC_ARENA_MAX": "64"}
     if instance.cores_per_rank > 1:
         # must agree with the compiler's --lnc
         found["NEURON_LOGICAL_NC_CONFIG"] = str(instance.cores_per_rank)

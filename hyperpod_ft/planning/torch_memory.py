@@ -2,6 +2,7 @@
 
 import itertools
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
@@ -65,10 +66,11 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     and after that; and the hidden states' gradient.
     """
     element, count = element_bytes(config), tokens(config, degrees)
-    # query, key, value; and the output, as computed and as o_proj's input
-    attention = element * (3 * shape.queries + 2 * shape.keys)
     kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+        outside_share=1.0,
+        attention=_attention(config, shape),
+        activated=False,
+        normalized=config.training.method == "full",
     )
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
@@ -79,6 +81,19 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         activations=activations(config, degrees, shape, share, kept, logits),
         logits=logits,
     )
+
+
+def _attention(config: RunConfig, shape: ModelShape) -> float:
+    """Bytes per token: query, key and value, and the output, as computed and as o_proj's input.
+
+    On Trainium the documents of a row are told apart by a dense mask, and the softmax may be kept: in fp32 and in the
+    model's dtype. It is not known whether the compiler avoids that.
+    """
+    element = element_bytes(config)
+    kept = element * (3 * shape.queries + 2 * shape.keys)
+    if CATALOGUE[config.cluster.instance_type].device != "neuron":
+        return kept
+    return kept + shape.heads * config.dataset.max_length * (FP32 + (element if element < FP32 else 0))
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
