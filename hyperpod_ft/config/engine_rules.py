@@ -53,8 +53,6 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
     if config.parallelism.pipeline_parallel > 1:
         raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
-    if config.parallelism.context_parallel > 1:
-        raise ValueError("parallelism.context_parallel: engine torch has no context parallelism; set it to 1")
     given = config.parallelism
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(

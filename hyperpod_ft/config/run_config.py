@@ -356,7 +356,9 @@ class Parallelism(Section):
         " on trn1 and 4 on trn2, otherwise 1.",
     )
     pipeline_parallel: PositiveInt = Field(1, description="Number of pipeline stages (engine neuron).")
-    context_parallel: PositiveInt = Field(1, description="Number of ranks that share each row's tokens.")
+    context_parallel: PositiveInt = Field(
+        1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
+    )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )

@@ -18,6 +18,7 @@ from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
+    context_parallel,
     gated_mlp,
     language_model,
     tensor_parallel,
@@ -61,6 +62,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         heads = model.config.num_attention_heads
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
+    context_parallel.divide_attention(meshes.tokens["cp"])
     language_model.return_loss(model)
     gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
