@@ -23,8 +23,8 @@ from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
-from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
