@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, Trained
 from hyperpod_ft.engines.interruption import Interrupted
@@ -147,7 +148,7 @@ def _check_data(run: Run) -> None:
     record = run.record("dataset")
     outputs = record.outputs if record else ()
     with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(publish.sha256, (run.root / output.path for output in outputs)))
+        digests = list(pool.map(file_sha256, (run.root / output.path for output in outputs)))
     for output, digest in zip(outputs, digests, strict=True):
         if digest != output.sha256:
             raise UserError(

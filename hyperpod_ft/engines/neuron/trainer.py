@@ -14,7 +14,7 @@ from optimum.neuron.models.training.transformations_utils import GQAQKVColumnPar
 from peft import LoraConfig
 from torch import nn
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
@@ -125,7 +125,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         parts, dimension = _division(parameter)
         shape = list(parameter.shape)
         shape[dimension] *= parts
-        generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
+        generator = torch.Generator().manual_seed(int(digests.text_sha256(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         repeated = kv_size_multiplier(heads[1], parts)
