@@ -3,11 +3,12 @@
 python -m hyperpod_ft.stages.generate RUN_DIR
 """
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported
+    garbage.pause_collection()
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,5 @@ def _device(run: Run) -> torch.device:
 
 
 if __name__ == "__main__":
-    # The imports made a million objects and hardly any garbage: searching them, also at exit, would take a second.
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     main("generate", work)

@@ -22,10 +22,10 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platfo
     # take seconds.
     die_with_parent(os.getppid(), signal.SIGKILL)
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until the engine is imported, see _engine
+    garbage.pause_collection()  # until the engine is imported, see _engine
 
 import contextlib
 import traceback
@@ -77,14 +77,9 @@ def _join() -> tuple[Run, Processes]:
 
 
 def _engine(run: Run) -> Engine:
-    """The engine of the run.
-
-    Its imports make a million objects and hardly any garbage: searching them for some would be a sixth of the work,
-    then and again in every full collection while it trains.
-    """
+    """The engine of the run, with the packages that it imports."""
     chosen = engine(run.config.engine)
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     return chosen
 
 
