@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.config.engine_rules import FLASH_ATTENTION_LENGTH, check_engine
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,6 +30,7 @@ from hyperpod_ft.config.fields import (
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
@@ -455,8 +455,8 @@ class RunConfig(Section):
     generate: Generate = Field(default_factory=Generate)
 
     @model_validator(mode="after")
-    def _suits_its_engine(self) -> "RunConfig":
-        check_engine(self)
+    def _settings_go_together(self) -> "RunConfig":
+        check_combinations(self)
         return self
 
     @property

@@ -16,7 +16,7 @@ import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
@@ -154,7 +154,7 @@ class TrainingLoop:
         The ranks of one model use the same seed: masks of replicated activations must be the same.
         """
         text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
-        seed = int(publish.text_digest(text)[:12], 16)
+        seed = int(digests.text_sha256(text)[:12], 16)
         torch.manual_seed(seed)
         xm.set_rng_state(seed)
 

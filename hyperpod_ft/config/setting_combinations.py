@@ -18,8 +18,8 @@ FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 
 
-def check_engine(config: RunConfig) -> None:
-    """Raises ValueError for settings that the engine does not support."""
+def check_combinations(config: RunConfig) -> None:
+    """Raises ValueError for settings that contradict each other, or that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     _check_evaluation(config)
