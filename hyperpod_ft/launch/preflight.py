@@ -45,6 +45,7 @@ class Preview:
         return {
             "run_directory": str(self.run.directory),
             **values,
+            "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
@@ -82,7 +83,5 @@ def check(run: Run) -> Fit | None:
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python and not Path(run.config.env.python).exists():
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
-    for directory in (run.base_model, Path(run.config.model.source)):
-        if directory.is_absolute() and directory.is_dir():
-            return check_model_directory(run.config, run.plan.degrees, directory)
-    return None
+    directory = run.model_directory
+    return check_model_directory(run.config, run.plan.degrees, directory) if directory else None
