@@ -10,6 +10,7 @@ from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.runs.base_model import config_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import Steps, steps
@@ -83,5 +84,5 @@ def check(run: Run) -> Fit | None:
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python and not Path(run.config.env.python).exists():
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
-    directory = run.model_directory
+    directory = config_directory(run.config)
     return check_model_directory(run.config, run.plan.degrees, directory) if directory else None

@@ -4,12 +4,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
@@ -17,6 +15,7 @@ from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
+from hyperpod_ft.runs import base_model
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 
@@ -48,7 +47,7 @@ class Run:
         """
         if config.parallelism.degrees == "manual":
             return cls(config, plan(config))
-        proposal = propose(config, _model_config(config))
+        proposal = propose(config, base_model.model_config(config))
         return cls(proposal.chosen.config, plan(proposal.chosen.config), proposal)
 
     @classmethod
@@ -202,7 +201,7 @@ class Run:
 
     @property
     def model_asset(self) -> Asset:
-        return _model_asset(self.config)
+        return base_model.model_asset(self.config)
 
     @property
     def dataset_asset(self) -> Asset:
@@ -210,12 +209,7 @@ class Run:
 
     @property
     def base_model(self) -> Path:
-        return _base_model(self.config)
-
-    @property
-    def model_directory(self) -> Path | None:
-        """A directory with the base model's files; None when they are not on this machine."""
-        return _model_directory(self.config)
+        return base_model.base_model(self.config)
 
     @property
     def raw_dataset(self) -> Path:
@@ -316,28 +310,3 @@ class Run:
     def yaml(self) -> str:
         """The resolved run file."""
         return yaml_text.dump(self.config)
-
-
-def _model_asset(config: RunConfig) -> Asset:
-    return Asset(config.model.source, config.model.revision or "")
-
-
-def _base_model(config: RunConfig) -> Path:
-    return config.root / "models" / _model_asset(config).slug
-
-
-def _model_directory(config: RunConfig) -> Path | None:
-    for directory in (_base_model(config), Path(config.model.source)):
-        if directory.is_absolute() and directory.is_dir():
-            return directory
-    return None
-
-
-def _model_config(config: RunConfig) -> dict[str, Any]:
-    directory = _model_directory(config)
-    if directory is None:
-        raise UserError(
-            f"parallelism.degrees: auto needs the config.json of {config.model.source}, which is not on this volume",
-            "submit with --only download and --set parallelism.degrees=manual first",
-        )
-    return read_config(directory, "set model.source to the directory of a Hugging Face model")

@@ -187,6 +187,6 @@ def test_the_choice_is_frozen(make_run: MakeRun, tmp_path: Path) -> None:
     assert make_run(**common, parallelism={"context_parallel": 2}).plan == run.plan
 
 
-def test_an_unknown_model_is_fetched_first(make_run: MakeRun) -> None:
-    with pytest.raises(UserError, match=r"auto needs the config.json of some/model, .* --only download"):
+def test_config_json_must_be_there(make_run: MakeRun) -> None:
+    with pytest.raises(UserError, match=r"auto needs the config.json of some/model, .* hyperpod-ft plan"):
         make_run(model={"source": "some/model"}, parallelism={"degrees": "auto", "ranks_per_node": 2})
