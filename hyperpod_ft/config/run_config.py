@@ -354,6 +354,11 @@ class Training(Section):
 class Parallelism(Section):
     """How the model is split over the ranks; the remaining ranks are data-parallel."""
 
+    degrees: Literal["manual", "auto"] = Field(
+        "manual",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: those that fit and, by an"
+        " estimate, train most tokens a second (engine torch). `hyperpod-ft plan` shows the choice.",
+    )
     tensor_parallel: PositiveInt | None = Field(
         None,
         description="Number of ranks, on one node, that share each layer's matrices. If not set: with engine neuron 8"
