@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.tied import OUTPUT, is_tied
+from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines.flops import flops_per_token
 from hyperpod_ft.runs.run import Run
@@ -75,7 +75,11 @@ def base_parameters(directory: Path) -> tuple[int, bool]:
     A tied output matrix counts once.
     """
     tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
-    tied = is_tied(read_config(directory), tensors)
-    if tied:
-        tensors.pop(OUTPUT, None)
+    config = read_config(directory)
+    tied = is_tied(config, tensors)
+    copies = [OUTPUT] if tied else []
+    if is_encoder_decoder(config):
+        copies += SHARED_ALIASES
+    for name in copies:
+        tensors.pop(name, None)
     return sum(tensors.values()), tied

@@ -12,6 +12,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import encoder_decoder
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
@@ -41,6 +42,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     family = str(model_config.get("model_type", ""))
     rules = rules_of(config.engine)
+    encoder_decoder.check(config, model_config)
     rules.check_family(config, family, degrees)
     rules.check_model_config(model_config)
     shape = model_shape(model_config)

@@ -7,7 +7,7 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning import encoder_decoder, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.memory import Memory, stage_shares
 from hyperpod_ft.planning.model_shape import ModelShape
@@ -50,7 +50,8 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
-    check_packing(config, family)
+    if family not in encoder_decoder.FAMILIES:  # of those, the engine computes all attention
+        check_packing(config, family)
 
 
 def check_model_config(model_config: Mapping[str, Any]) -> None:
