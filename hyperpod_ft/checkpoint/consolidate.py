@@ -160,6 +160,8 @@ def _match(
     if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
         # one parameter under two names: the checkpoint and the base may each have either
         trained = {**trained, **{name: either.renamed(name) for name in both if name in base or name in trained}}
+    if shared := trained.get(tied.SHARED):
+        trained = {**trained, **{name: shared.renamed(name) for name in tied.SHARED_ALIASES if name in base}}
     sources = {}
     for name, tensor in base.items():
         # a buffer in old checkpoints, which every model recomputes

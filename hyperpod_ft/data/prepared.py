@@ -115,9 +115,7 @@ class Prepared:
         return dict(json.loads((self.directory / _REPORT).read_text(encoding="utf-8")))
 
 
-def write_split(
-    directory: Path, name: SplitName, blocks: Iterable[PackedRows | PairedRows], row_count: int
-) -> None:
+def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | PairedRows], row_count: int) -> None:
     """Write a split's arrays block by block, with one block in memory; nothing if there are no rows."""
     if not row_count:
         return

@@ -127,9 +127,7 @@ def _write_pairs(
     """As `_write`, for an encoder-decoder."""
     assert dataset.max_target_length is not None and dataset.packing != "wrapped"
     widths = dataset.max_length, dataset.max_target_length
-    layout = pack_pairs(
-        dataset.packing, examples.starts, examples.lengths, examples.label_tokens, chosen, widths, seed
-    )
+    layout = pack_pairs(dataset.packing, examples.starts, examples.lengths, examples.label_tokens, chosen, widths, seed)
 
     def blocks() -> Iterator[PairedRows]:
         for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // sum(widths))):

@@ -10,15 +10,15 @@ from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 
 OUTPUT = "lm_head.weight"
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
-_SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def embedding(names: Collection[str]) -> str | None:
     """The name of the embedding among a model's tensors; None unless there is exactly one."""
-    if _SHARED in names:
-        return _SHARED
+    if SHARED in names:
+        return SHARED
     found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
     return found[0] if len(found) == 1 else None
 

@@ -67,9 +67,7 @@ class _LossForward:
         bounds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         model = self._model
-        masks = (
-            t5_attention.masks(documents, decoder_documents) if bounds is None else t5_attention.by_bounds(bounds)
-        )
+        masks = t5_attention.masks(documents, decoder_documents) if bounds is None else t5_attention.by_bounds(bounds)
         encoded = model.encoder(input_ids=input_ids, attention_mask=masks.encoder)[0]
         decoded = model.decoder(
             input_ids=decoder_input_ids,
