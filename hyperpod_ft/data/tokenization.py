@@ -147,8 +147,10 @@ def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
     targets = tokens.label_tokens
     longest = dataset.max_length, dataset.max_target_length
     kept = kept_tokens(tokens.trained, lengths, targets, longest)
-    parts = np.minimum(lengths - targets, longest[0]), np.minimum(targets, longest[1])
-    return tokens if kept.all() else Tokens(tokens.ids[kept], tokens.trained[kept], sum(parts))
+    if kept.all():
+        return tokens
+    shortened = np.minimum(lengths - targets, longest[0]) + np.minimum(targets, longest[1])
+    return Tokens(tokens.ids[kept], tokens.trained[kept], shortened)
 
 
 def _too_long(tokens: Tokens, index: int, dataset: Dataset) -> str:

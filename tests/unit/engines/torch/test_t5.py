@@ -1,7 +1,5 @@
 """T5: packed pairs train as they do alone, padded, in transformers' own forward pass; each rank reads its own head."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
