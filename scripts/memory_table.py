@@ -1,4 +1,4 @@
-"""The table of docs/parallelism.md: memory of a training step per core, by model, method, instances and degrees.
+"""The table of docs/memory.md: memory of a training step per core, by model, method, instances and degrees.
 
 `python scripts/reference.py` writes it between the page's markers.
 """

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from hyperpod_ft.checkpoint.tensors.layout import (
     TORCH_NAME_OF_DTYPE,
     LogicalTensor,
 )
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
@@ -149,7 +149,7 @@ def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
     files = {piece.file for tensor in tensors for piece in tensor.stored}
     states = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     description = repr((states, sorted(tensors, key=lambda tensor: tensor.name)))
-    return {"kit": __version__, "tensors": sha256(description.encode()).hexdigest()}
+    return {"kit": __version__, "tensors": text_sha256(description)}
 
 
 def _match(

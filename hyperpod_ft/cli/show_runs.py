@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import clock, console, printable, shown, table
+from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
@@ -21,6 +21,7 @@ from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.terminal import printable
 
 _LINE_EVERY_SECONDS = 10.0
 _ANSWERS_SHOWN = 8

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.config.engine_rules import FLASH_ATTENTION_LENGTH, check_engine
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,6 +30,7 @@ from hyperpod_ft.config.fields import (
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
@@ -384,7 +384,9 @@ class Parallelism(Section):
         " on trn1 and 4 on trn2, otherwise 1.",
     )
     pipeline_parallel: PositiveInt = Field(1, description="Number of pipeline stages (engine neuron).")
-    context_parallel: PositiveInt = Field(1, description="Number of ranks that share each row's tokens.")
+    context_parallel: PositiveInt = Field(
+        1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
+    )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )
@@ -493,8 +495,8 @@ class RunConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _suits_its_engine(self) -> "RunConfig":
-        check_engine(self)
+    def _settings_go_together(self) -> "RunConfig":
+        check_combinations(self)
         return self
 
     @property

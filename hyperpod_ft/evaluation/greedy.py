@@ -28,7 +28,7 @@ def answers(
     """The model's greedy answer to each prompt (token ids), in order.
 
     Batches hold prompts of similar length, padded on the left and masked, so that every answer of a causal model begins
-    where its prompt ends; an encoder-decoder's answers are apart from them. Sampling settings of the model's own generation_config.json are ignored.
+    where its prompt ends. Sampling settings of the model's own generation_config.json are ignored.
     """
     padding = pad_id(tokenizer)
     stops = _stops(model, tokenizer)

@@ -22,7 +22,7 @@ from hyperpod_ft.planning.parallelism import check_model, degrees_of
 # keys of the run file and their new values
 Change = dict[str, Any]
 
-_FACTORS = (2, 4, 8)  # of nodes and pipeline stages
+_FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     rules = rules_of(config.engine)
     encoder_decoder.check(config, model_config)
     rules.check_family(config, family, degrees)
-    rules.check_model_config(model_config)
+    rules.check_model_config(model_config, degrees)
     shape = model_shape(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
@@ -128,6 +128,7 @@ def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
     for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):
         if degrees.ranks_per_node % degree == 0:
             yield {"parallelism.tensor_parallel": degree}
+    yield from ({"parallelism.context_parallel": degrees.context_parallel * more} for more in _FACTORS)
     yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
     if training.method == "full":
         yield {"training.method": "lora"}

@@ -1,6 +1,7 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
+import math
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
@@ -66,9 +67,13 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
-    attention = element * (3 * shape.queries + 2 * shape.keys)
+    keys = shape.keys * key_value_copies(degrees, shape)
     kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+        outside_share=1.0,
+        attention=element * (3 * shape.queries + 2 * keys),
+        activated=False,
+        normalized=config.training.method == "full",
+        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
     )
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
@@ -79,6 +84,12 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         activations=activations(config, degrees, shape, share, kept, logits),
         logits=logits,
     )
+
+
+def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
+    """How many of the ranks that share a row hold each key/value head in attention."""
+    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
+    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

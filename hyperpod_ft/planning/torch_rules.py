@@ -11,7 +11,7 @@ from hyperpod_ft.planning import encoder_decoder, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.memory import Memory, stage_shares
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.packing_rules import check_packing
+from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 
 PRECOMPILES = False
 GENERATES_ON_ACCELERATORS = True
@@ -22,6 +22,8 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("parallelism.offload", "optimizer"),
     ("parallelism.offload", "parameters"),
 )
+# keys of config.json for the number of query heads
+_HEADS = ("num_attention_heads", "n_head")
 
 
 def environment_name(config: RunConfig) -> str:
@@ -45,17 +47,59 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
-    """All that divide the ranks can be trained."""
+    """All that divide the ranks can be trained, on rows that they divide."""
+    length, ranks = config.dataset.max_length, degrees.context_parallel
+    if length % ranks:
+        raise UserError(
+            f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
+            f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
+        )
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
-    if family not in encoder_decoder.FAMILIES:  # of those, the engine computes all attention
-        check_packing(config, family)
+    if family in encoder_decoder.FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
+        return
+    check_packing(config, family)
+    if degrees.context_parallel > 1 and family not in SEPARATING_FAMILIES:
+        raise UserError(
+            f"parallelism.context_parallel: engine torch does not compute the attention of models of type"
+            f" {family or '(none)'} itself, so that their rows cannot be divided",
+            "set it to 1",
+        )
 
 
-def check_model_config(model_config: Mapping[str, Any]) -> None:
-    """transformers 5 reads every spelling of config.json."""
+def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> None:
+    """transformers 5 reads every spelling of config.json; divided rows need positions that count alike everywhere."""
+    if degrees.context_parallel == 1:
+        return
+    if found := _rope_types(model_config) & {"dynamic", "longrope"}:
+        raise UserError(
+            f"parallelism.context_parallel: the model's rope_type {found.pop()} depends on the longest document of a"
+            " batch, which a rank that has part of each row does not see",
+            "set it to 1",
+        )
+    heads = next((model_config[key] for key in _HEADS if isinstance(model_config.get(key), int)), None)
+    if heads is not None:
+        _check_heads_over_ranks(degrees, heads)
+
+
+def _rope_types(model_config: Mapping[str, Any]) -> set[str]:
+    """The kinds of rotary embeddings; some families have one for each kind of layer."""
+    given = [model_config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    nested = [value for item in given if isinstance(item, Mapping) for value in (item, *item.values())]
+    return {str(item.get("rope_type") or item.get("type")) for item in nested if isinstance(item, Mapping)}
+
+
+def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
+    """In attention, each rank that shares a row has whole heads of its own. Key/value heads are copied as needed."""
+    tensor, context = degrees.tensor_parallel, degrees.context_parallel
+    if heads % (tensor * context):
+        raise UserError(
+            f"parallelism.context_parallel: tensor_parallel {tensor} x context_parallel {context} = {tensor * context}"
+            f" does not divide the model's {heads} attention heads",
+            f"choose degrees whose product is {divisors(heads)}",
+        )
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
@@ -70,6 +114,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Heads and MLP are all that is divided."""
+    _check_heads_over_ranks(degrees, shape.heads)
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

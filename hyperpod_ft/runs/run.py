@@ -11,6 +11,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.jobs import Job
@@ -160,7 +161,7 @@ class Run:
         A digest, since Slurm's listings leave no path with spaces whole. `root` was made absolute when the run file
         was loaded.
         """
-        return f"{JOB_COMMENT}{self.plan.run_id}@{publish.text_digest(str(self.directory))[:12]}"
+        return f"{JOB_COMMENT}{self.plan.run_id}@{text_sha256(str(self.directory))[:12]}"
 
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
@@ -204,7 +205,7 @@ class Run:
     @property
     def raw_dataset(self) -> Path:
         """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
-        wanted = publish.text_digest("\n".join(self.config.dataset.files))[:6]
+        wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
         return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
 
     @property
@@ -282,9 +283,13 @@ class Run:
 
     def outputs_of(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
-        files = [file for path in paths for file in publish.files_below(path)]
+        files = [file for path in paths for file in files_below(path)]
         return tuple(
-            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file) if digests else "")
+            Output(
+                file.relative_to(self.root).as_posix(),
+                file.stat().st_size,
+                file_sha256(file) if digests else "",
+            )
             for file in files
         )
 

@@ -3,11 +3,12 @@
 python -m hyperpod_ft.stages.generate RUN_DIR
 """
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported
+    garbage.pause_collection()
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
-from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
@@ -144,7 +145,5 @@ def _device(run: Run) -> torch.device:
 
 
 if __name__ == "__main__":
-    # The imports made a million objects and hardly any garbage: searching them, also at exit, would take a second.
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     main("generate", work)

@@ -184,5 +184,5 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, m
         found = measured["peak"].item()
         print(f"{name} {case}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")
         ratios[name, case] = found / expected
-    # gloo keeps buffers that it has sent, which is much of so small a model; docs/parallelism.md has a larger one
+    # gloo keeps buffers that it has sent, which is much of so small a model; docs/memory.md has a larger one
     assert {case: ratio for case, ratio in ratios.items() if not 0.9 < ratio < 1.25} == {}

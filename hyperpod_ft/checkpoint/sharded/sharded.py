@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.adapters import peft_names
 from hyperpod_ft.checkpoint.adapters.lora import PREFIX
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
@@ -107,7 +107,7 @@ def _own(directory: Path) -> Sharded:
     """What engine torch wrote."""
     tensors = tuple(dcp.read(directory, _PARAMETERS))
     described = description.read(directory)
-    if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
+    if digests.file_sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
         raise UserError(
             f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",

@@ -33,7 +33,8 @@ Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
-    """The language model that config.json describes, causal or an encoder-decoder; its parameters are on the meta device, buffers are real.
+    """The language model that config.json describes, causal or an encoder-decoder; its parameters are on the meta
+    device, buffers are real.
 
     Raises UserError when transformers cannot build it, or its weights are quantized.
     """

@@ -27,7 +27,7 @@ from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, language_model, t5
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model, t5
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
@@ -72,6 +72,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
+        self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
@@ -92,8 +93,9 @@ class TrainingLoop:
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
-        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
+        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens have their own
+        tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
+        torch.manual_seed(run.config.seed + 1 + tokens_of)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -194,7 +196,8 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns this dp rank's share of the loss, and this rank's share of the squared gradient norm, both fp32 [].
+        Returns the part of the loss that is of this rank's tokens, and its share of the squared gradient norm, both
+        fp32 [].
         """
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
@@ -222,7 +225,7 @@ class TrainingLoop:
         compiled = compiling.compiles(self.config, self.device)
         if isinstance(batch, PairedBatch):
             return t5.inputs(batch, self.device, compiled)
-        return language_model.inputs(batch, self.device, compiled)
+        return language_model.inputs(batch, self.device, compiled, self.chunk)
 
     def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""

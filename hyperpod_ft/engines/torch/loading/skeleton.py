@@ -25,7 +25,8 @@ _REMEDY = "make or download the model again"
 
 
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """The language model of `directory`, causal or an encoder-decoder, its parameters on the meta device; buffers not in files are real.
+    """The language model of `directory`, causal or an encoder-decoder, its parameters
+    on the meta device; buffers not in files are real.
 
     Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
     Raises UserError when config.json describes no model that can be built, or a quantized one.

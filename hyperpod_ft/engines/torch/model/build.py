@@ -20,6 +20,7 @@ from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
+    context_parallel,
     gated_mlp,
     language_model,
     t5,
@@ -64,6 +65,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         heads = model.config.num_attention_heads
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
+    context_parallel.divide_attention(meshes.tokens["cp"])
     (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
@@ -126,7 +128,7 @@ def _initialize_adapters(model: PreTrainedModel, weights: Mapping[str, LogicalTe
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The repeated blocks of a language model, an encoder's before its decoder's, by the class names that transformers lists for it."""
+    """The repeated blocks of a language model, by the class names that transformers lists; an encoder's come first."""
     classes = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in classes]
 

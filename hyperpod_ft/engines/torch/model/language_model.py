@@ -12,22 +12,29 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model.context_parallel import Chunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 # Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
 ANY_SHAPE = ("cpu", "cuda")
+_WHOLE_ROWS = Chunk()
 
 
-def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+def inputs(
+    batch: Batch, device: torch.device, compiled: bool = False, chunk: Chunk = _WHOLE_ROWS
+) -> dict[str, torch.Tensor]:
     """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
-    input_ids, position_ids [rows, length]; attention_mask as in attention.py; targets int64 [positions], the tokens to
-    predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
+    input_ids, position_ids [rows, length of the chunk]; attention_mask as in attention.py, of whole rows; targets int64
+    [positions], the tokens to predict; predicted_at int64 [positions], where in the chunks of the batch's rows laid end
+    to end, unless it is everywhere.
     """
-    # the token after each; none follows the last
-    targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
+    # the token after each, which may be in the next chunk; none follows the last of a row
+    following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
+    targets = chunk.of(following).flatten()
+    own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | {"targets": targets}
     if device.type in ANY_SHAPE:
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]

@@ -21,8 +21,8 @@ _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 _SHARED_MODULES = {"shared", "embed_tokens", "lm_head", "relative_attention_bias"}
 
 
-def check_engine(config: RunConfig) -> None:
-    """Raises ValueError for settings that the engine does not support."""
+def check_combinations(config: RunConfig) -> None:
+    """Raises ValueError for settings that contradict each other, or that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     _check_evaluation(config)
@@ -72,8 +72,6 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
     if config.parallelism.pipeline_parallel > 1:
         raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
-    if config.parallelism.context_parallel > 1:
-        raise ValueError("parallelism.context_parallel: engine torch has no context parallelism; set it to 1")
     given = config.parallelism
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(

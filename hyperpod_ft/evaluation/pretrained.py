@@ -14,7 +14,8 @@ _REMEDY = "make or download the model again"
 
 
 def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None) -> PreTrainedModel:
-    """The language model in `directory`, causal or an encoder-decoder, on the CPU; `dtype` "auto" is that of config.json.
+    """The language model in `directory`, causal or an encoder-decoder, on the CPU; `dtype` "auto" is that of
+    config.json.
 
     `attention` is transformers' name of an implementation; without, SDPA if the family has it, otherwise its own.
     Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
