@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -16,27 +17,26 @@ def save(directory: Path, text: list[str], *, gated: bool = True, layers: int = 
     settings = {"tokenizer_class": "T5Tokenizer", "pad_token": PAD, "eos_token": EOS, "unk_token": UNK, "extra_ids": 0}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     torch.manual_seed(0)
+    save_model(directory, config(gated=gated, num_layers=layers))
+    return directory
+
+
+def config(*, gated: bool = True, **changes: Any) -> T5Config:
     version = {"feed_forward_proj": "gated-gelu" if gated else "relu", "tie_word_embeddings": not gated}
-    config = T5Config(
-        vocab_size=128,
-        d_model=64,
-        d_kv=16,
-        d_ff=128,
-        num_layers=layers,
-        num_heads=4,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-        **version,
-    )
+    sizes = {"vocab_size": 128, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    return T5Config(**sizes | version | {"dropout_rate": 0.0, "decoder_start_token_id": 0} | changes)
+
+
+def save_model(directory: Path, config: T5Config) -> None:
+    """Random weights."""
     model = T5ForConditionalGeneration(config)
-    if gated:
+    if not config.scale_decoder_outputs:
         model.lm_head.weight = torch.nn.Parameter(0.1 * torch.randn_like(model.lm_head.weight))
     model.save_pretrained(directory)
-    # transformers 5 writes true, and its own key; the published files have this
-    published = json.loads((directory / "config.json").read_text()) | version
-    published.pop("scale_decoder_outputs", None)
+    # transformers 5 always writes true, and a key of its own; the published files have this
+    published = json.loads((directory / "config.json").read_text())
+    published["tie_word_embeddings"] = published.pop("scale_decoder_outputs", True)
     (directory / "config.json").write_text(json.dumps(published))
-    return directory
 
 
 def tokenizer(text: list[str]) -> Tokenizer:
