@@ -7,7 +7,9 @@ from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, r
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.engines import t5_flops
 from hyperpod_ft.engines.flops import flops_per_token
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.runs.run import Run
 
 
@@ -59,12 +61,19 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
         total, trained = total + trainable_parameters, trainable_parameters
     else:
         trained = total
+    model_config = read_config(run.base_model)
+    if shape := t5_shape(model_config):
+        lora = run.config.lora
+        rank = lora.r if run.config.training.method == "lora" else None
+        flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, lora.target_names, rank)
+    else:
+        flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
     rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,
         documents_per_row=examples / rows if examples and rows else None,
-        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length, tied=tied),
+        flops_per_token=flops,
         peak_flops=rank_flops * run.plan.degrees.world_size,
     )
 

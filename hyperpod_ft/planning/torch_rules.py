@@ -7,9 +7,10 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import encoder_decoder, torch_memory
+from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.memory import Memory, stage_shares
+from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
+from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 
@@ -58,7 +59,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
-    if family in encoder_decoder.FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
+    if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
         return
     check_packing(config, family)
     if degrees.context_parallel > 1 and family not in SEPARATING_FAMILIES:
@@ -123,5 +124,5 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = torch_memory.choose(config, degrees, shape)
-    for share in stage_shares(config, degrees, shape):
+    for share in torch_memory.shares(config, degrees, shape):
         yield torch_memory.on_rank(config, degrees, shape, share, chosen)

@@ -37,7 +37,7 @@ from hyperpod_ft.data.report import DatasetReport, RowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
 from hyperpod_ft.data.seq2seq.packing import PairedLayout, PairedRows, fill_pairs, pack_pairs
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
-from hyperpod_ft.planning import encoder_decoder
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder, decoder_start
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -143,8 +143,8 @@ def _decoder_start(run: Run) -> int | None:
     Raises UserError when the run file is for the other kind of model.
     """
     config = read_config(run.base_model)
-    encoder_decoder.check(run.config, config)
-    return encoder_decoder.decoder_start(config) if run.config.dataset.max_target_length else None
+    check_encoder_decoder(run.config, config)
+    return decoder_start(config) if run.config.dataset.max_target_length else None
 
 
 def _report(

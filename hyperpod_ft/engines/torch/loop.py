@@ -32,6 +32,7 @@ from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
@@ -48,7 +49,8 @@ def train(run: Run, processes: Processes) -> Trained:
 
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
+    config = read_config(run.base_model)
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Encoder-decoders: which can be trained, and what a run file needs for them."""
+"""Which encoder-decoders can be trained, and what a run file needs for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from hyperpod_ft.errors import UserError
 FAMILIES = ("t5",)
 
 
-def check(config: RunConfig, model_config: Mapping[str, Any]) -> None:
+def check_encoder_decoder(config: RunConfig, model_config: Mapping[str, Any]) -> None:
     """Raise UserError when a run file is for an encoder-decoder and config.json for another model, or the reverse."""
     family = model_config.get("model_type") or "(none)"
     target_length = config.dataset.max_target_length
