@@ -15,6 +15,7 @@ from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.exact_count import ExactCount
@@ -45,6 +46,9 @@ def plan(known: Preview) -> None:
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x context {degrees.context_parallel} x data {degrees.data_parallel}"
     )
+    if run.proposal:
+        print("degrees   chosen by estimates (docs/parallelism.md):")
+        console().print(_proposal(run.proposal))
     if known.fit:
         print(f"sharding  {known.fit.sharding}")
     if known.fit and known.fit.memory:
@@ -67,6 +71,22 @@ def plan(known: Preview) -> None:
             stage.planned.fingerprint,
         )
     console().print(stages)
+
+
+def _proposal(proposal: Proposal) -> RenderableType:
+    layouts = table("", "degrees", "sharding", "GiB", "rows a step", "tokens/s", "")
+    for layout in (proposal.chosen, *proposal.slower):
+        layouts.add_row(
+            "*" if layout is proposal.chosen else "",
+            str(layout.degrees),
+            str(layout.sharding),
+            f"{layout.memory.total / GIB:.1f}" if layout.memory else "",
+            str(layout.rows),
+            f"{layout.tokens_per_second:,.0f}",
+        )
+    for refused in proposal.refused:
+        layouts.add_row("", str(refused.degrees), "", "", "", "", Text(refused.reason))
+    return layouts
 
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:

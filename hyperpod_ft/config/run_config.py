@@ -35,6 +35,8 @@ from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, chec
 EngineName = Literal["torch", "neuron"]
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
+_EXPERIMENTAL_ON_GPUS = "experimental on GPUs: never run on one."  # the end of a description
+
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
@@ -193,7 +195,8 @@ class Dataset(Section):
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
         description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
-        " rows, `none` pads each example to a row.",
+        " rows, `none` pads each example to a row. Attention within packed documents (engine torch) is"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
@@ -328,11 +331,12 @@ class Training(Section):
     activation_offload: bool = Field(
         False,
         description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
-        " activation_checkpointing the layer's input (engine torch).",
+        f" activation_checkpointing the layer's input (engine torch). It is {_EXPERIMENTAL_ON_GPUS}",
     )
     compile: bool | None = Field(
         None,
-        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch).",
+        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch)."
+        f" It is {_EXPERIMENTAL_ON_GPUS}",
     )
     sanity_steps: NonNegativeInt = Field(
         20,
@@ -347,7 +351,7 @@ class Training(Section):
     async_save: bool = Field(
         False,
         description="Write checkpoints while training continues; needs host memory for a whole checkpoint of the node's"
-        " ranks.",
+        f" ranks. With engine torch it is {_EXPERIMENTAL_ON_GPUS}",
     )
     save_only_model: bool = Field(
         False,
@@ -378,6 +382,11 @@ class Training(Section):
 class Parallelism(Section):
     """How the model is split over the ranks; the remaining ranks are data-parallel."""
 
+    degrees: Literal["manual", "auto"] = Field(
+        "manual",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: those that fit and, by an"
+        " estimate, train most tokens a second (engine torch). `hyperpod-ft plan` shows the choice.",
+    )
     tensor_parallel: PositiveInt | None = Field(
         None,
         description="Number of ranks, on one node, that share each layer's matrices. If not set: with engine neuron 8"
@@ -394,7 +403,8 @@ class Parallelism(Section):
         "auto",
         description="What data-parallel ranks divide instead of each holding all of it (engine torch): nothing"
         " (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`"
-        " chooses the fastest that fits. docs/parallelism.md compares them.",
+        " chooses the fastest that fits. docs/parallelism.md compares them. All are"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
     shard_ranks: PositiveInt | None = Field(
         None,
@@ -404,7 +414,8 @@ class Parallelism(Section):
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",
         description="What is kept in host memory (engine torch): with `optimizer` AdamW's state and fp32 weights,"
-        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer.",
+        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer. It is"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
 
 

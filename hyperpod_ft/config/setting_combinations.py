@@ -70,9 +70,13 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
     if CATALOGUE[instance_type].device == "neuron" and config.env.python is None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
+    given = config.parallelism
+    if given.degrees == "auto":
+        for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
+            if getattr(given, key) != default:
+                raise ValueError(f"parallelism.{key}: parallelism.degrees auto chooses it; remove one of them")
     if config.parallelism.pipeline_parallel > 1:
         raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
-    given = config.parallelism
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
             f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
@@ -116,8 +120,10 @@ def _check_neuron(config: RunConfig) -> None:
 
 def _check_torch_only(config: RunConfig) -> None:
     given = config.parallelism
-    if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
-        raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
+    if given.degrees != "manual" or given.sharding != "auto" or given.shard_ranks or given.offload != "none":
+        raise ValueError(
+            "parallelism: degrees, sharding, shard_ranks and offload are settings of engine torch; leave them out"
+        )
     training = config.training
     for key in ("save_only_model", "evaluate_every_steps", "activation_offload", "compile"):
         if getattr(training, key):

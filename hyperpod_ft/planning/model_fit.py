@@ -110,9 +110,9 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
         changed = RunConfig.model_validate(values)
         degrees = degrees_of(changed)
         check_model(changed, degrees, shape)
+        return estimate(changed, degrees, shape).total
     except (ValidationError, UserError):
         return math.inf
-    return estimate(changed, degrees, shape).total
 
 
 def _on_these_nodes(config: RunConfig) -> Iterator[Change]:

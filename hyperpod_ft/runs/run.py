@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -13,7 +13,9 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
+from hyperpod_ft.runs import base_model
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 
@@ -35,11 +37,18 @@ class Run:
 
     config: RunConfig
     plan: Plan
+    proposal: Proposal | None = field(default=None, compare=False)  # of degrees, if they were just chosen
 
     @classmethod
     def of(cls, config: RunConfig) -> "Run":
-        """The run of a resolved run file. Raises UserError when its degrees do not divide."""
-        return cls(config, plan(config))
+        """The run of a resolved run file; with `parallelism.degrees: auto` its config has the degrees chosen.
+
+        Raises UserError when the degrees do not divide, or cannot be chosen.
+        """
+        if config.parallelism.degrees == "manual":
+            return cls(config, plan(config))
+        proposal = propose(config, base_model.model_config(config))
+        return cls(proposal.chosen.config, plan(proposal.chosen.config), proposal)
 
     @classmethod
     def open(cls, directory: Path) -> "Run":
@@ -192,7 +201,7 @@ class Run:
 
     @property
     def model_asset(self) -> Asset:
-        return Asset(self.config.model.source, self.config.model.revision or "")
+        return base_model.model_asset(self.config)
 
     @property
     def dataset_asset(self) -> Asset:
@@ -200,7 +209,7 @@ class Run:
 
     @property
     def base_model(self) -> Path:
-        return self.root / "models" / self.model_asset.slug
+        return base_model.base_model(self.config)
 
     @property
     def raw_dataset(self) -> Path:
