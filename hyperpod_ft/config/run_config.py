@@ -179,7 +179,13 @@ class Dataset(Section):
         None, description="Jinja template of the row's fields; for format `template`."
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
-        2048, description="Length of every packed row, in tokens."
+        2048,
+        description="Length of every packed row, in tokens; of an encoder-decoder, length of the encoder's part.",
+    )
+    max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
+        None,
+        description="Length of the decoder's part of every packed row, in tokens. Required for an encoder-decoder"
+        " (T5, Flan-T5), and only for one.",
     )
     loss_on: Literal["completion", "all"] = Field(
         "completion",
@@ -193,7 +199,9 @@ class Dataset(Section):
         f" {_EXPERIMENTAL_ON_GPUS}",
     )
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What to do with an example longer than max_length; has no effect with packing `wrapped`."
+        "drop",
+        description="What to do with an example longer than max_length, or max_target_length; has no effect with"
+        " packing `wrapped`.",
     )
     validation_share: Share = Field(
         0.02, description="Fraction of the rows held out for validation, at least 0 and below 1."
@@ -207,6 +215,26 @@ class Dataset(Section):
         0,
         description="Number of tokenizing processes; 0 means one per CPU of the job, with at least 4 MB of text each.",
     )
+
+    @property
+    def row_tokens(self) -> int:
+        """Positions of a packed row, those of the decoder included."""
+        return self.max_length + (self.max_target_length or 0)
+
+    @model_validator(mode="after")
+    def _suits_an_encoder_decoder(self) -> "Dataset":
+        if self.max_target_length is None:
+            return self
+        if self.format in ("chat", "text"):
+            raise ValueError(
+                f"format {self.format}: an encoder-decoder learns to answer a source with a target; use"
+                " prompt-completion, template, dolly or alpaca, or leave max_target_length out"
+            )
+        if self.loss_on == "all":
+            raise ValueError("loss_on all: an encoder-decoder does not predict its prompt; set it to completion")
+        if self.packing == "wrapped":
+            raise ValueError("packing wrapped: would part sources from their targets; set it to bfd or none")
+        return self
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "Dataset":
@@ -240,7 +268,7 @@ class Lora(Section):
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="Names of the linear modules to adapt.",
+        description="Names of the linear modules to adapt. If not set, `q` and `v` of an encoder-decoder.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(
@@ -470,6 +498,18 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _targets_of_an_encoder_decoder(cls, values: Any) -> Any:
+        """Its modules have other names; these two are PEFT's default for T5."""
+        if not isinstance(values, dict):
+            return values
+        dataset, lora = values.get("dataset"), values.get("lora") or {}
+        paired = isinstance(dataset, dict) and dataset.get("max_target_length") is not None
+        if paired and isinstance(lora, dict) and "target_modules" not in lora:
+            return values | {"lora": lora | {"target_modules": ("q", "v")}}
+        return values
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":

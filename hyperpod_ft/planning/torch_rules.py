@@ -9,8 +9,9 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
-from hyperpod_ft.planning.memory import Memory, stage_shares
+from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 
@@ -60,6 +61,8 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
+    if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
+        return
     check_packing(config, family)
     if degrees.context_parallel > 1 and family not in SEPARATING_FAMILIES:
         raise UserError(
@@ -161,5 +164,5 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = torch_memory.choose(config, degrees, shape)
-    for share in stage_shares(config, degrees, shape):
+    for share in torch_memory.shares(config, degrees, shape):
         yield torch_memory.on_rank(config, degrees, shape, share, chosen)

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
@@ -21,6 +23,7 @@ from hyperpod_ft.engines.torch.model import (
     context_parallel,
     gated_mlp,
     language_model,
+    t5,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
@@ -64,7 +67,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
-    language_model.return_loss(model)
+    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
@@ -132,12 +135,18 @@ def _initialize_adapters(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The repeated blocks of a causal language model, by the class names that transformers lists for it."""
+    """The repeated blocks of a language model, by the class names that transformers lists; an encoder's come first."""
     classes = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
+    config = read_config(run.base_model)
     # other families keep their own attention, one document a row
-    separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    return skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    separates = config.get("model_type") in SEPARATING_FAMILIES
+    model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    if model.config.is_encoder_decoder:
+        names = [tensor.name for tensor in read_model(run.base_model)]
+        if not tied.is_tied(config, names):
+            t5.untie_head(model)
+    return model
