@@ -2,7 +2,11 @@
 
 Sources: EC2's DescribeInstanceTypes (GPUs and their memory, EFA interfaces); the Neuron documentation's architecture
 pages (Trainium: 190 TFLOPS in bf16 and 32 GiB for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets
-(dense bf16: A100 312, H100 and H200 989, B200 and B300 2250, A10G 70, L4 121, L40S 362).
+(dense bf16: A100 312, H100 and H200 989, B200 and B300 2250, A10G 70, L4 121, L40S 362). Links: NVIDIA's data sheets
+(NVLink: A100 600 GB/s, H100 and H200 900, B200 and B300 1,800; A10G, L4 and L40S on PCIe Gen4: 64) and the Neuron
+documentation (NeuronLink-v3: 1.28 TB/s a chip) count both directions. AWS's instance pages give a node's network: P4d
+400 Gbit/s, P5 3,200, P6-B200 3,200, P6-B300 6,400, trn2.3xlarge 200, trn2.48xlarge 3,200, trn1 800 and trn1n 1,600; for
+G5, G6 and G6e it is EC2's, the baseline.
 
 HyperPod's API accepts no trn3 type yet. It accepts p6e-gb200.36xlarge, whose hosts have ARM processors, for which the
 kit was never installed.
@@ -23,6 +27,8 @@ class Instance:
     device_gib: int = 0  # memory of one chip, GiB
     device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
     efa: int = 0  # network interfaces
+    network_gbit: float = 0  # of the node, 1e9 bits a second in each direction
+    device_link_gbs: float = 0.0  # of one chip to the others of its node, 1e9 bytes a second in each direction
     tensor_parallel: int = 1  # default of both engines on Trainium
 
     @property
@@ -35,36 +41,50 @@ class Instance:
         return self.device_gib * self.devices / self.ranks if self.ranks else 0.0
 
     @property
+    def rank_link_gbs(self) -> float:
+        """Bandwidth of one rank to others of its node, 1e9 bytes a second in each direction."""
+        return self.device_link_gbs * self.devices / self.ranks if self.ranks else 0.0
+
+    @property
+    def rank_network_gbs(self) -> float:
+        """One rank's part of the node's network, 1e9 bytes a second in each direction."""
+        return self.network_gbit / 8 / self.ranks if self.ranks else 0.0
+
+    @property
     def rank_tflops(self) -> float:
         """Peak of one rank in dense bf16, 1e12 operations a second."""
         return self.device_tflops * self.devices / self.ranks if self.ranks else 0.0
 
 
-def _trainium(name: str, chips: int, cores: int, efa: int, lnc: int = 1) -> Instance:
+def _trainium(name: str, chips: int, cores: int, efa: int, network: int, lnc: int = 1) -> Instance:
     """`cores`: physical cores of a chip. Tensor parallelism as in optimum-neuron's training examples."""
-    gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
+    # the documentation gives no bandwidth for NeuronLink-v2
+    gib, tflops, link, degree = (32, 190.0, 0.0, 8) if name.startswith("trn1") else (96, 667.0, 640.0, 4)
     ranks = chips * cores // lnc
-    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, degree)
+    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, network, link, degree)
 
 
-def _gpus(name: str, gib: int, tflops: float, efa: int, count: int = 8) -> Instance:
+def _gpus(name: str, gib: int, tflops: float, efa: int, network: float, link: float, count: int = 8) -> Instance:
     """`gib`: of each GPU."""
-    return Instance(name, "cuda", count, count, 1, gib, tflops, efa)
+    return Instance(name, "cuda", count, count, 1, gib, tflops, efa, network, link if count > 1 else 0.0)
 
 
-# GPUs and EFA interfaces of the sizes of g5, g6 and g6e
-_G_SIZES = {
-    **dict.fromkeys(("xlarge", "2xlarge", "4xlarge"), (1, 0)),
-    **dict.fromkeys(("8xlarge", "16xlarge"), (1, 1)),
-    **{"12xlarge": (4, 1), "24xlarge": (4, 1), "48xlarge": (8, 1)},
+# GPUs of the sizes of g5, g6 and g6e; of each family EFA interfaces and network
+_G_GPUS = {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}  # others have one
+_G5_NETWORK = {
+    **{"xlarge": (0, 2.5), "2xlarge": (0, 5), "4xlarge": (0, 10), "8xlarge": (1, 25), "16xlarge": (1, 25)},
+    **{"12xlarge": (1, 40), "24xlarge": (1, 50), "48xlarge": (1, 100)},
 }
-_MORE_EFA = {"g6e.24xlarge": 2, "g6e.48xlarge": 4}
+_G6E_NETWORK = {
+    **{"xlarge": (0, 2.5), "2xlarge": (0, 5), "4xlarge": (0, 20), "8xlarge": (1, 25), "16xlarge": (1, 35)},
+    **{"12xlarge": (1, 100), "24xlarge": (2, 200), "48xlarge": (4, 400)},
+}
 
 
-def _g_family(family: str, gib: int, tflops: float) -> list[Instance]:
+def _g_family(family: str, gib: int, tflops: float, networks: dict[str, tuple[int, float]]) -> list[Instance]:
     return [
-        _gpus(name := f"{family}.{size}", gib, tflops, _MORE_EFA.get(name, efa), count)
-        for size, (count, efa) in _G_SIZES.items()
+        _gpus(f"{family}.{size}", gib, tflops, efa, network, 32, _G_GPUS.get(size, 1))
+        for size, (efa, network) in networks.items()
     ]
 
 
@@ -72,21 +92,21 @@ CATALOGUE: dict[str, Instance] = {
     instance.name: instance
     for instance in (
         Instance("local", "cpu", None),
-        _trainium("trn1.32xlarge", 16, 2, efa=8),
-        _trainium("trn1n.32xlarge", 16, 2, efa=16),
-        _trainium("trn2.3xlarge", 1, 8, efa=1, lnc=2),
-        _trainium("trn2.48xlarge", 16, 8, efa=16, lnc=2),
-        _gpus("p4d.24xlarge", 40, 312.0, efa=4),
-        _gpus("p4de.24xlarge", 80, 312.0, efa=4),
-        _gpus("p5.48xlarge", 80, 989.4, efa=32),
-        _gpus("p5e.48xlarge", 141, 989.4, efa=32),
-        _gpus("p5en.48xlarge", 141, 989.4, efa=16),
-        _gpus("p5.4xlarge", 80, 989.4, efa=1, count=1),
-        _gpus("p6-b200.48xlarge", 179, 2250.0, efa=8),
-        _gpus("p6-b300.48xlarge", 268, 2250.0, efa=16),
-        *_g_family("g5", 22, 70.0),
-        *_g_family("g6", 22, 121.0),
-        *_g_family("g6e", 44, 362.05),
+        _trainium("trn1.32xlarge", 16, 2, efa=8, network=800),
+        _trainium("trn1n.32xlarge", 16, 2, efa=16, network=1600),
+        _trainium("trn2.3xlarge", 1, 8, efa=1, network=200, lnc=2),
+        _trainium("trn2.48xlarge", 16, 8, efa=16, network=3200, lnc=2),
+        _gpus("p4d.24xlarge", 40, 312.0, efa=4, network=400, link=300),
+        _gpus("p4de.24xlarge", 80, 312.0, efa=4, network=400, link=300),
+        _gpus("p5.48xlarge", 80, 989.4, efa=32, network=3200, link=450),
+        _gpus("p5.4xlarge", 80, 989.4, efa=1, network=100, link=450, count=1),
+        _gpus("p5e.48xlarge", 141, 989.4, efa=32, network=3200, link=450),
+        _gpus("p5en.48xlarge", 141, 989.4, efa=16, network=3200, link=450),
+        _gpus("p6-b200.48xlarge", 179, 2250.0, efa=8, network=3200, link=900),
+        _gpus("p6-b300.48xlarge", 268, 2250.0, efa=16, network=6400, link=900),
+        *_g_family("g5", 22, 70.0, _G5_NETWORK),
+        *_g_family("g6", 22, 121.0, _G5_NETWORK),
+        *_g_family("g6e", 44, 362.05, _G6E_NETWORK),
     )
 }
 

@@ -23,6 +23,7 @@ EAGER: dict[str, dict[str, Any]] = {
     "full-zero3": ZERO3 | FULL,
     "dora-zero1": ZERO1 | DORA,
     "full-tp": TP | FULL | BF16,
+    "lora-cp": {"parallelism": {"ranks_per_node": 2, "context_parallel": 2}},
 }
 # the layouts of the recipes for trn2
 COMPILED: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit, PairedBatch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
@@ -27,11 +27,12 @@ from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model, t5
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
@@ -60,7 +61,8 @@ def precompile(run: Run, processes: Processes) -> dict[str, Any]:
 
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
+    config = read_config(run.base_model)
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
+        self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
@@ -104,8 +107,9 @@ class TrainingLoop:
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
-        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
+        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens have their own
+        tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
+        torch.manual_seed(run.config.seed + 1 + tokens_of)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -215,7 +219,8 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns this dp rank's share of the loss, and this rank's share of the squared gradient norm, both fp32 [].
+        Returns the part of the loss that is of this rank's tokens, and its share of the squared gradient norm, both
+        fp32 [].
         """
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
@@ -239,8 +244,11 @@ class TrainingLoop:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self._inputs(self.rows.batch(rows))
 
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return language_model.inputs(batch, self.device, compiling.compiles(self.config, self.device))
+    def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+        compiled = compiling.compiles(self.config, self.device)
+        if isinstance(batch, PairedBatch):
+            return t5.inputs(batch, self.device, compiled)
+        return language_model.inputs(batch, self.device, compiled, self.chunk)
 
     def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
