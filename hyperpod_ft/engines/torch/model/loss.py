@@ -16,6 +16,9 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
 from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
 
+# Of the logits of a block, so many rows at a time stay in a CPU's cache from one operation to the next.
+_CACHED_ROWS = 16
+
 
 @dataclass(frozen=True)
 class LogitsRule:
@@ -74,27 +77,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         # sums over blocks in 32 bits: in 16, each addition would round
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        grad_weight = torch.empty_like(weight, dtype=torch.float32) if of_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
-        for begin in range(0, len(hidden), LOSS_BLOCK):
+        # every block uses the same memory: that much is returned to the system whenever it is freed
+        computed = hidden.new_empty(min(len(hidden), LOSS_BLOCK), len(weight))
+        exact = computed if computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
+        # at least one block, if only an empty one: it fills the gradients
+        for begin in range(0, max(1, len(hidden)), LOSS_BLOCK):
             x, target = hidden[begin : begin + LOSS_BLOCK], targets[begin : begin + LOSS_BLOCK, None]
-            logits = nn.functional.linear(x, weight, bias).float()
-            part, gradient, factor = _softmax_less_one_hot(logits, target, rule)
-            loss += part
+            gradient, logits = computed[: len(x)], exact[: len(x)]
+            _linear(x, weight, bias, out=gradient)
+            if exact is not computed:
+                logits.copy_(gradient)
+            few = _CACHED_ROWS if logits.device.type == "cpu" else len(logits)
+            parts = [
+                _softmax_less_one_hot(*rows, rule) for rows in zip(logits.split(few), target.split(few), strict=True)
+            ]
+            loss += torch.stack([part for part, _ in parts]).sum()
+            factor = torch.cat([factors for _, factors in parts])
+            if exact is not computed:
+                gradient.copy_(logits)
             # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
-            gradient = gradient.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[begin : begin + LOSS_BLOCK] = (gradient @ weight) * factor
             if grad_weight is not None:
-                scaled = (x * factor).to(weight.dtype)
-                if weight.dtype == torch.float32:
-                    grad_weight.addmm_(gradient.t(), scaled)
-                else:
-                    grad_weight += gradient.t() @ scaled
+                _add_product(grad_weight, gradient.t(), (x * factor).to(weight.dtype), first=begin == 0)
             if grad_bias is not None:
                 grad_bias += gradient.t().float() @ factor.flatten()
-            # or the next block's logits would be made beside them
-            del logits, gradient
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
@@ -113,12 +122,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, first: bool) -> None:
+    """Add the product to `total`, fp32; the `first` one replaces what it holds."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right, beta=0 if first else 1)
+    elif first:
+        total.copy_(left @ right)
+    else:
+        total += left @ right
+
+
 def _softmax_less_one_hot(
     logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss [], and its gradient by the head's output as (gradient [rows, vocabulary], factor of each row [rows, 1]).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Overwrite the output of the head with the loss's gradient by it, but for a factor of each row.
 
-    logits fp32 [rows, vocabulary], the output of the head, is overwritten; target int64 [rows, 1].
+    logits fp32 [rows, vocabulary]; target int64 [rows, 1]. Returns the loss [] and the factors [rows, 1].
     """
     counted = target != IGNORED
     target = target.clamp(min=0)
@@ -137,4 +163,4 @@ def _softmax_less_one_hot(
     gradient = exponentials.scatter_add_(1, target, -total)
     if slope is not None:
         gradient.mul_(slope)
-    return loss, gradient, torch.where(counted, rule.scale / total, 0)
+    return loss, torch.where(counted, rule.scale / total, 0)
