@@ -2,6 +2,7 @@
 
 import itertools
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
@@ -61,16 +62,14 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
-    and after that; and the hidden states' gradient.
+    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model
+    computes in bf16, in bf16 too; and the hidden states' gradient.
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
     attention = element * (3 * shape.queries + 2 * shape.keys)
-    kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
-    )
-    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
+    kept = KeptTensors(outside_share=1.0, attention=attention, activated=False, normalized=False, norm_input=element)
+    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, share, sharding),
@@ -79,6 +78,12 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         activations=activations(config, degrees, shape, share, kept, logits),
         logits=logits,
     )
+
+
+def _compiles(config: RunConfig) -> bool:
+    """Whether layers are compiled. What a compiler keeps of a norm is its choice: the most is counted."""
+    compiles = config.training.compile
+    return CATALOGUE[config.cluster.instance_type].has_accelerators if compiles is None else compiles
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

@@ -20,6 +20,7 @@ from hyperpod_ft.engines.torch.model import (
     compiling,
     gated_mlp,
     language_model,
+    rms_norm,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, trained_parts
@@ -63,6 +64,8 @@ def build(run: Run, mesh: DeviceMesh, sharding: Sharding) -> ShardedModel:
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     language_model.return_loss(model)
     gated_mlp.keep_less(model)
+    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
+        rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
