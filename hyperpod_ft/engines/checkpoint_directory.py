@@ -218,13 +218,14 @@ def write_description(run: Run, progress: Progress, directory: Path, digests: Ma
     """Write the description of an otherwise complete checkpoint; `digests`: the SHA-256 of each of its files."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"
+    task = "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM"
     described = Description(
         engine=config.engine,
         step=progress.step,
         fingerprint=run.plan["train"].fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=Lora(**config.lora.model_dump()) if lora else None,
+        lora=Lora(**config.lora.model_dump(), task=task) if lora else None,
         degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,

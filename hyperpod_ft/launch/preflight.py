@@ -68,7 +68,7 @@ def preview(run: Run) -> Preview:
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
-        tokens_per_step=rows * run.config.dataset.max_length,
+        tokens_per_step=rows * run.config.dataset.row_tokens,
     )
 
 

@@ -13,6 +13,8 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -41,9 +43,10 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     family = str(model_config.get("model_type", ""))
     rules = rules_of(config.engine)
+    check_encoder_decoder(config, model_config)
     rules.check_family(config, family, degrees)
     rules.check_model_config(model_config, degrees)
-    shape = model_shape(model_config)
+    shape = model_shape(model_config) or t5_shape(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
     sharding = rules.sharding(config, degrees, shape)

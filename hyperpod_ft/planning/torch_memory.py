@@ -2,9 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder import t5_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
     FP32,
     GIB,
@@ -56,7 +59,15 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+
+
+def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """One for each pipeline stage."""
+    if isinstance(shape, T5Shape):
+        yield t5_memory.share_of(config, degrees, shape)
+    else:
+        yield from stage_shares(config, degrees, shape)
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
@@ -75,13 +86,19 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         normalized=config.training.method == "full",
         exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
     )
+    if isinstance(shape, T5Shape):
+        count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
         optimizer=_optimizer(config, share, sharding),
-        activations=activations(config, degrees, shape, share, kept, logits),
+        activations=(
+            t5_memory.activations(config, degrees, shape, logits)
+            if isinstance(shape, T5Shape)
+            else activations(config, degrees, shape, share, kept, logits)
+        ),
         logits=logits,
     )
 

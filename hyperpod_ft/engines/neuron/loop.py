@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
@@ -184,7 +184,9 @@ class TrainingLoop:
         return total
 
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        batch = self.rows.batch(rows).to(torch.device("cpu") if self.pipeline else self.device)
+        batch = self.rows.batch(rows)
+        assert isinstance(batch, Batch)  # setting_combinations.py refuses encoder-decoders
+        batch = batch.to(torch.device("cpu") if self.pipeline else self.device)
         inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
         if self.pipeline:
             # it was traced with one; the rows are full, and the model applies the causal mask itself

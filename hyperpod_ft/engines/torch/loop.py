@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit, PairedBatch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
@@ -27,11 +27,12 @@ from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model, t5
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
@@ -48,7 +49,8 @@ def train(run: Run, processes: Processes) -> Trained:
 
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
+    config = read_config(run.base_model)
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,11 @@ class TrainingLoop:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self._inputs(self.rows.batch(rows))
 
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return language_model.inputs(batch, self.device, compiling.compiles(self.config, self.device), self.chunk)
+    def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+        compiled = compiling.compiles(self.config, self.device)
+        if isinstance(batch, PairedBatch):
+            return t5.inputs(batch, self.device, compiled)
+        return language_model.inputs(batch, self.device, compiled, self.chunk)
 
     def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""
