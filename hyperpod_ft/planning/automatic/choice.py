@@ -15,6 +15,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, estimate
@@ -88,8 +89,8 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     shape = model_shape(model_config)
     if shape is None:
         raise UserError(
-            f"parallelism.degrees: the memory of a model of type {model_config.get('model_type') or '(none)'} is not"
-            " known, which auto needs",
+            f"parallelism.degrees: auto does not know how long a step takes with models of type"
+            f" {model_config.get('model_type') or '(none)'}",
             "remove it, and set the degrees",
         )
     room = available(config)
@@ -147,6 +148,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
     """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
+    check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
     sharding = torch_memory.choose(config, degrees, shape)

@@ -151,7 +151,7 @@ def test_nothing_is_possible() -> None:
     """The error is that of the run file without auto."""
     with pytest.raises(UserError, match=r"^parallelism.ranks_per_node: required"):
         propose(config("local"), LLAMA_3_8B)
-    with pytest.raises(UserError, match="memory of a model of type opt is not known"):
+    with pytest.raises(UserError, match="auto does not know how long a step takes with models of type opt"):
         propose(config("p5.48xlarge"), {"model_type": "opt"})
 
 
