@@ -113,7 +113,8 @@ def test_what_is_proposed_is_never_refused() -> None:
             assert degrees == layout.degrees
             rules_of("torch").check_model_config(model_config, degrees)
             check_model(again, degrees, shape)
-            assert check_memory(again, degrees, shape) == layout.memory
+            memory = check_memory(again, degrees, shape)
+            assert memory and memory.total == layout.needed
             assert torch_memory.choose(again, degrees, shape) == layout.sharding
         times = [layout.tokens_per_second for layout in layouts(proposal)]
         assert times == sorted(times, reverse=True)
