@@ -396,6 +396,12 @@ class Parallelism(Section):
     context_parallel: PositiveInt = Field(
         1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
     )
+    sequence_parallel: bool | None = Field(
+        None,
+        description="With tensor_parallel, divide the activations between attention and MLP over its ranks too, by"
+        " position (engine torch; engine neuron has neuron.sequence_parallel). It saves memory and sends as many bytes."
+        " If not set: when tensor_parallel divides dataset.max_length.",
+    )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )

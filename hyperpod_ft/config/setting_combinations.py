@@ -120,6 +120,8 @@ def _check_neuron(config: RunConfig) -> None:
 
 def _check_torch_only(config: RunConfig) -> None:
     given = config.parallelism
+    if given.sequence_parallel is not None:
+        raise ValueError("parallelism.sequence_parallel: engine neuron has neuron.sequence_parallel; set that instead")
     if given.degrees != "manual" or given.sharding != "auto" or given.shard_ranks or given.offload != "none":
         raise ValueError(
             "parallelism: degrees, sharding, shard_ranks and offload are settings of engine torch; leave them out"

@@ -10,6 +10,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
+from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
@@ -55,10 +56,11 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
+    sequence_parallel(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
-    """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
+    """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
     if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
         return
     check_packing(config, family)
@@ -68,6 +70,20 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             f" {family or '(none)'} itself, so that their rows cannot be divided",
             "set it to 1",
         )
+    if degrees.tensor_parallel > 1:
+        divisible_family(family)
+
+
+def divisible_family(family: str) -> Family:
+    """How the models of a config.json's model_type are built. Raises UserError when that is not known."""
+    found = family_of(family)
+    if found is None:
+        raise UserError(
+            f"parallelism.tensor_parallel: engine torch cannot divide models of type {family or '(none)'} over"
+            " tensor-parallel ranks",
+            f"set it to 1, so that data-parallel ranks share the model; it divides {divisible_types()}",
+        )
+    return found
 
 
 def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> None:
@@ -104,18 +120,42 @@ def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
-    """Key/value heads are not replicated."""
-    if kv_heads % tensor_parallel:
+    """Each rank has some key/value heads, or some ranks have copies of each."""
+    if kv_heads % tensor_parallel and tensor_parallel % kv_heads:
         raise UserError(
-            f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {kv_heads} key/value heads,"
-            " and engine torch does not replicate them",
-            f"set it to {divisors(kv_heads)}",
+            f"parallelism.tensor_parallel: {tensor_parallel} neither divides the model's {kv_heads} key/value heads nor"
+            " is a multiple of them",
+            f"set it to {divisors(kv_heads)}, or to a multiple of {kv_heads}",
         )
 
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    """Heads and MLP are all that is divided."""
+    """Ranks that share a row have whole heads; a fused linear of queries, keys and values holds no copies of heads."""
     _check_heads_over_ranks(degrees, shape.heads)
+    family = family_of(shape.family)
+    fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
+    if fused and degrees.tensor_parallel > shape.kv_heads:
+        raise UserError(
+            f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
+            f" of a {shape.family} model, whose linears for them are one",
+            f"set it to {divisors(shape.kv_heads)}",
+        )
+
+
+def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
+
+    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
+    """
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    length = config.dataset.max_length // degrees.context_parallel
+    divides = ranks > 1 and length % ranks == 0
+    if given and ranks > 1 and not divides:
+        raise UserError(
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
+        )
+    return divides if given is None else given and divides
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

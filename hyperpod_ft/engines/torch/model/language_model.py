@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, compiling
