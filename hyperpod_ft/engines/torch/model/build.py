@@ -24,6 +24,7 @@ from hyperpod_ft.engines.torch.model import (
     context_parallel,
     gated_mlp,
     language_model,
+    rms_norm,
     t5,
     t5_tensor_parallel,
     tensor_parallel,
@@ -71,6 +72,8 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     context_parallel.divide_attention(meshes.tokens["cp"])
     (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
+    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
+        rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
