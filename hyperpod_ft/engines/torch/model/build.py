@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import tied
@@ -25,6 +26,7 @@ from hyperpod_ft.engines.torch.model import (
     language_model,
     rms_norm,
     t5,
+    t5_tensor_parallel,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
@@ -80,9 +82,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     layers = decoder_layers(model)
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        family = torch_rules.divisible_family(model.config.model_type)
-        sequence_parallel = torch_rules.sequence_parallel(config, run.plan.degrees)
-        divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=sequence_parallel)
+        divisions = _divide(model, run, mesh["tp"])
     _change_forward(layers, run, torch.device(mesh.device_type))
     parts = parts_of(model, mesh, divisions)
     if sharding.by_layer:
@@ -103,6 +103,15 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_boxes(masters, weights)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+
+
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh) -> dict[str, Division]:
+    """Split the model over tensor-parallel ranks."""
+    if model.config.is_encoder_decoder:
+        return t5_tensor_parallel.parallelize(model, mesh)
+    family = torch_rules.divisible_family(model.config.model_type)
+    sequence_parallel = torch_rules.sequence_parallel(run.config, run.plan.degrees)
+    return tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
