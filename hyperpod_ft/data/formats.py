@@ -4,9 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ft.config.run_config import Dataset
-from hyperpod_ft.data import chat, prompts
-from hyperpod_ft.data.example import Example, RowError, Segment
+from hyperpod_ft.data import chat, preferences, prompts
+from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
+
+
+def documents(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[Example, ...]:
+    """The documents that one row becomes: itself, or of a preference the chosen one, then the rejected one.
+
+    Raises what `render` raises.
+    """
+    if dataset.format != "preference":
+        return (render(dataset, row, tokenizer),)
+    assert tokenizer is not None
+    pair = preferences.render(row, tokenizer)
+    return tuple(_checked(example) for example in pair)
 
 
 def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Example:
@@ -16,12 +28,16 @@ def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None
     """
     if dataset.format == "chat":
         assert tokenizer is not None
-        example = chat.render(_messages(row), tokenizer, all_trained=dataset.loss_on == "all")
+        example = chat.render(_messages(row, "messages"), tokenizer, all_trained=dataset.loss_on == "all")
     elif dataset.format == "text":
-        example = _joined("", prompts.prompt(dataset, row), prompt_trained=False)
+        example = prompts.joined("", prompts.prompt(dataset, row))
     else:
         prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
-        example = _joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
+        example = prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
+    return _checked(example)
+
+
+def _checked(example: Example) -> Example:
     if not example.completion.strip():
         raise RowError("empty completion")
     for segment in example.segments:
@@ -34,20 +50,15 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
 
     Raises what `render` raises.
     """
-    if dataset.format != "chat":
+    if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    text = chat.prompt(_messages(row), tokenizer)
+    text = chat.prompt(_messages(row, "messages" if dataset.format == "chat" else "prompt"), tokenizer)
     prompts.check_unicode(text)
     return text
 
 
-def _joined(prompt: str, completion: str, *, prompt_trained: bool) -> Example:
-    before = (Segment(prompt, prompt_trained),) if prompt else ()
-    return Example(prompt, completion, (*before, Segment(completion, True)))
-
-
-def _messages(row: Mapping[str, Any]) -> Sequence[Any]:
-    messages = prompts.field(row, "messages")
+def _messages(row: Mapping[str, Any], name: str) -> Sequence[Any]:
+    messages = prompts.field(row, name)
     if not isinstance(messages, list) or not messages:
-        raise RowError("field 'messages' is not a list of messages")
+        raise RowError(f"field {name!r} is not a list of messages")
     return messages

@@ -22,6 +22,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Prepared, Split
+from hyperpod_ft.data.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
@@ -82,7 +83,6 @@ def work(run: Run) -> Result:
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
-    chat = run.config.dataset.format == "chat"
     questions = []
     for number, prompt in enumerate(wanted.prompts):
         if isinstance(prompt, str):
@@ -92,14 +92,16 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
             text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        questions.append(_Question("prompts", text, tokenizers.prompt_ids(tokenizer, text, chat=chat)))
+        templated = is_chat(run.config.dataset, prompt)
+        questions.append(_Question("prompts", text, tokenizers.prompt_ids(tokenizer, text, chat=templated)))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
     )
+    chat = run.config.dataset.format == "chat"  # samples prepared by earlier versions do not say it
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
-            ids = tokenizers.prompt_ids(tokenizer, sample.prompt, chat=chat)
+            ids = tokenizers.prompt_ids(tokenizer, sample.prompt, chat=chat or sample.templated)
             questions.append(_Question(split, sample.prompt, ids, sample.completion))
     if empty := [question for question in questions if not question.ids]:
         raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
