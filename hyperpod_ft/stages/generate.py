@@ -60,7 +60,8 @@ def work(run: Run) -> Result:
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
-    validation = prepared.split("validation")
+    # a cross entropy of chosen and rejected completions together would say nothing
+    validation = prepared.split("validation") if run.config.training.objective == "sft" else None
     # one after the other, so that only one is in memory
     base = _evaluate(run, run.base_model, tokenizer, questions, validation)
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
