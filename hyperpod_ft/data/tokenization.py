@@ -14,6 +14,7 @@ from hyperpod_ft.data import formats, reading
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.reading import BadRow, Chunk, Row
+from hyperpod_ft.data.seq2seq.truncation import kept_tokens
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
@@ -23,7 +24,7 @@ LISTED_PER_CHUNK = 50
 
 @dataclass(frozen=True)
 class Tokens:
-    """Documents end to end.
+    """Documents end to end; for an encoder-decoder, each is its source, then its target, whose tokens are the trained.
 
     ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [documents].
     """
@@ -112,27 +113,25 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
 
-    tokens = tokenize([document for example in examples for document in example], encoder)
-    limit, shape = dataset.max_length, (-1, dataset.documents_per_example)
-    documents = tokens.lengths.reshape(shape)
-    lengths = documents.sum(1)
+    tokens = tokenize([document for example in examples for document in example], dataset, encoder)
+    shortened, shape = _shortened(tokens, dataset), (-1, dataset.documents_per_example)
+    lengths = tokens.lengths.reshape(shape).sum(1)
     nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
-    overlong = ~nothing & (lengths > limit) & (dataset.packing != "wrapped")
+    overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
     dropped = overlong & (dataset.overlong == "drop")
     for index in np.flatnonzero(nothing | dropped).tolist():
         ordinal, row = rows[index]
         reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
         if dropped[index]:
-            reason, detail = TOO_LONG, f"{detail}, dataset.max_length is {limit}"
+            reason, detail = TOO_LONG, _too_long(lengths[index], tokens.label_tokens[index], dataset)
         bad.append((ordinal, BadRow(row.where, reason, detail)))
     kept = ~(nothing | dropped)
     truncated = overlong & kept
-    cut = np.where(overlong[:, None], _cut_to_fit(documents, limit), documents)
-    emptied = truncated & (tokens.cut(cut.ravel()).label_tokens.reshape(shape) == 0).any(1)
+    emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
     kept &= ~emptied
     bad.sort(key=lambda entry: entry[0])
     return TokenizedChunk(
-        tokens=tokens.cut(np.where(kept[:, None], cut, 0).ravel()),
+        tokens=shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel()),
         ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
         rows=len(found),
         truncated=int((truncated & kept).sum()),
@@ -140,6 +139,23 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
     )
+
+
+def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
+    """The same examples, each at most as long as it may be."""
+    lengths = tokens.lengths
+    if dataset.packing == "wrapped":
+        return tokens
+    if dataset.max_target_length is None:
+        documents = lengths.reshape(-1, dataset.documents_per_example)
+        return tokens.cut(_cut_to_fit(documents, dataset.max_length).ravel())
+    targets = tokens.label_tokens
+    longest = dataset.max_length, dataset.max_target_length
+    kept = kept_tokens(tokens.trained, lengths, targets, longest)
+    if kept.all():
+        return tokens
+    shortened = np.minimum(lengths - targets, longest[0]) + np.minimum(targets, longest[1])
+    return Tokens(tokens.ids[kept], tokens.trained[kept], shortened)
 
 
 def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
@@ -154,8 +170,18 @@ def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     return np.stack([first, np.minimum(second, limit - first)], axis=1)
 
 
-def tokenize(examples: Sequence[Example], encoder: Encoder) -> Tokens:
-    """The documents' tokens: [BOS] prompt completion EOS.
+def _too_long(length: int, target: int, dataset: Dataset) -> str:
+    """Of an example of that many tokens; `target`: of the target, for an encoder-decoder."""
+    if dataset.max_target_length is None:
+        return f"{length} tokens, dataset.max_length is {dataset.max_length}"
+    return (
+        f"{length - target} tokens of source and {target} of target, dataset.max_length is {dataset.max_length} and"
+        f" max_target_length {dataset.max_target_length}"
+    )
+
+
+def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
+    """The documents' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
 
     Prompt and completion are encoded separately, so that the prompt's ids are the same as in generation. A document's
     first token is never trained: nothing in the document predicts it, and the token before it in a packed row belongs
@@ -169,14 +195,21 @@ def tokenize(examples: Sequence[Example], encoder: Encoder) -> Tokens:
     edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
     first = counts.cumsum() - counts
     begins, ends = edges[first], edges[first + counts]
-    templated = np.array([example.templated for example in examples], np.bool_)
-    opened = _opened(encoded.ids, begins, edges[first + 1], templated, encoder)
-    closed = _closed(encoded.ids, begins, ends, templated, encoder)
+    if dataset.max_target_length is None:
+        templated = np.array([example.templated for example in examples], np.bool_)
+        inserted = begins
+        opened = _opened(encoded.ids, begins, edges[first + 1], templated, encoder)
+        closed = _closed(encoded.ids, begins, ends, templated, encoder)
+        mark = (encoder.opening or (encoder.eos,))[0]
+    else:
+        inserted = edges[first + counts - 1]  # the completion is the last segment
+        opened = closed = np.ones(len(examples), np.bool_)
+        mark = encoder.eos
     lengths = opened + (ends - begins) + closed
     # At the same place, an EOS is inserted before the next example's BOS: in this order.
-    places = np.stack([begins, ends], axis=1).ravel()
+    places = np.stack([inserted, ends], axis=1).ravel()
     wanted = np.stack([opened, closed], axis=1).ravel()
-    marks = np.resize(np.array([*(encoder.opening or (encoder.eos,)), encoder.eos], np.int32), len(places))
+    marks = np.resize(np.array([mark, encoder.eos], np.int32), len(places))
     ids = np.insert(encoded.ids, places[wanted], marks[wanted])
     trained = np.insert(trained, places[wanted], np.resize(np.array([False, True]), len(places))[wanted])
     trained[lengths.cumsum() - lengths] = False

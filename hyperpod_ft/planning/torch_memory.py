@@ -1,9 +1,13 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
+import math
+from collections.abc import Iterator
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder import t5_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
     FP32,
     GIB,
@@ -55,7 +59,15 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+
+
+def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """One for each pipeline stage."""
+    if isinstance(shape, T5Shape):
+        yield t5_memory.share_of(config, degrees, shape)
+    else:
+        yield from stage_shares(config, degrees, shape)
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
@@ -66,19 +78,35 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
-    attention = element * (3 * shape.queries + 2 * shape.keys)
+    keys = shape.keys * key_value_copies(degrees, shape)
     kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+        outside_share=1.0,
+        attention=element * (3 * shape.queries + 2 * keys),
+        activated=False,
+        normalized=config.training.method == "full",
+        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
     )
+    if isinstance(shape, T5Shape):
+        count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
         optimizer=_optimizer(config, share, sharding),
-        activations=activations(config, degrees, shape, share, kept, logits),
+        activations=(
+            t5_memory.activations(config, degrees, shape, logits)
+            if isinstance(shape, T5Shape)
+            else activations(config, degrees, shape, share, kept, logits)
+        ),
         logits=logits,
     )
+
+
+def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
+    """How many of the ranks that share a row hold each key/value head in attention."""
+    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
+    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

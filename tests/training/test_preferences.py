@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.torch.reference import PairedSplit
+from hyperpod_ft.engines.torch.reference import PreferenceSplit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
@@ -131,7 +131,7 @@ def plain(run: Run) -> dict[str, torch.Tensor]:
         if run.config.training.method == "lora":
             value = filled_value(name, parameter.shape, run.config.seed)
             parameter.data = parameter.data if value is None else value
-    split = PairedSplit(run.dataset_path / "train")
+    split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, ROWS_PER_STEP, 1, 1).step(1)
     reference = torch.from_numpy(np.load(run.reference / "train.npy"))[split.documents_of(rows)]
     loss = dpo_loss(log_probabilities(model, pairs_of(run.dataset_path / "train", rows)), reference)
@@ -244,7 +244,7 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
     run = make_preferring(settings={"training.max_steps": 1})
     train_here(run)
     whole = np.load(run.reference / "train.npy")
-    split = PairedSplit(run.dataset_path / "train")
+    split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, 2, 1, 1).step(1)
     assert sorted(np.flatnonzero(whole)) == sorted(split.documents_of(rows))
     for damaged in (b"no numpy file", None):

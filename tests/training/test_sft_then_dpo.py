@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import Stage
-from hyperpod_ft.engines.torch.reference import PairedSplit
+from hyperpod_ft.engines.torch.reference import PreferenceSplit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, dataset, download, merge, stage
 from tests.training.conftest import metrics, train_here
@@ -72,7 +72,7 @@ def test_preferences_on_a_fine_tuned_model(tmp_path: Path) -> None:
     assert facts["data_parallel"] == 2 and facts["final_loss"] < facts["first_loss"] == pytest.approx(0.6931, abs=1e-4)
     assert facts["validation_rewards/accuracies"] > 0.9
     assert [row["rewards/margins"] > 0 for row in metrics(run)] == [False, True, True]
-    split = PairedSplit(run.dataset_path / "train")
+    split = PreferenceSplit(run.dataset_path / "train")
     assert split.documents == 2 * json.loads((run.dataset_path / "report.json").read_text())["train_examples"]
     card = (run.tuned_model / "README.md").read_text(encoding="utf-8")
     assert "- dpo\n" in card and "direct preference optimization, beta 0.1" in card

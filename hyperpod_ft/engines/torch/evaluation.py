@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
 
 
@@ -24,7 +24,7 @@ class Evaluation:
         self._micro_batch_size, self._device, self._meshes = micro_batch_size, device, meshes
 
     @torch.no_grad()
-    def means(self, module: nn.Module, sums: Callable[[Batch], torch.Tensor]) -> list[float]:
+    def means(self, module: nn.Module, sums: Callable[[Batch | PairedBatch], torch.Tensor]) -> list[float]:
         """The means over the split, equal on all ranks; `sums` gives those of a batch, which is on the CPU: [sums]."""
         rows = np.arange(len(self.split))
         parts = [
@@ -39,7 +39,7 @@ class Evaluation:
 
 def forward_only(
     module: nn.Module, split: PackedSplit, rows: NDArray[np.int64], micro_batch_size: int, meshes: Meshes
-) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+) -> Iterator[tuple[NDArray[np.int64], Batch | PairedBatch]]:
     """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
 
     Nothing is dropped out in between, so that generators stay as they are. Every rank gets as many micro batches, since

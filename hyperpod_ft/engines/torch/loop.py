@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PairedBatch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
@@ -28,12 +28,13 @@ from hyperpod_ft.engines.torch import checkpoints, reference
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
@@ -50,7 +51,8 @@ def train(run: Run, processes: Processes) -> Trained:
 
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
+    config = read_config(run.base_model)
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
-        self.objective = objective_of(run.config)
+        self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
+        self.objective = objective_of(run.config, self.chunk)
         self.rows = self.objective.open(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
@@ -98,8 +101,9 @@ class TrainingLoop:
         if self.config.objective == "dpo":
             self._add_reference()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
-        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
+        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens have their own
+        tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
+        torch.manual_seed(run.config.seed + 1 + tokens_of)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -228,8 +232,8 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns this dp rank's share of the loss and of the objective's metrics, fp32 [1 + metrics], and this rank's
-        share of the squared gradient norm, fp32 [].
+        Returns the part of the loss and of the objective's metrics that is of this rank's tokens, fp32 [1 + metrics],
+        and its share of the squared gradient norm, fp32 [].
         """
         count = self.objective.count(self.rows, self.order.step(number), f"step {number}")
         last = self.config.gradient_accumulation_steps - 1
@@ -249,7 +253,7 @@ class TrainingLoop:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self._inputs(self.rows.batch(rows))
 
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 
     def _save(self, progress: Progress, last: bool, wanted: bool) -> None:

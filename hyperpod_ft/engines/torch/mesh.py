@@ -90,3 +90,13 @@ def make_meshes(device_type: str, degrees: Degrees, shard_ranks: int) -> Meshes:
     sharing = weights["dp_replicate", "dp_shard"]._flatten("dp_cp")
     tokens = sharing._unflatten(0, (degrees.data_parallel, degrees.context_parallel), ("dp", "cp"))
     return Meshes(weights, tokens)
+
+
+def groups_of_neighbors(mesh: DeviceMesh, size: int) -> dist.ProcessGroup:
+    """This rank's group of `size` neighbors along a mesh of one axis, whose ranks are divided into such groups.
+
+    Collective over all ranks of the process group.
+    """
+    group = mesh._unflatten(0, (mesh.size() // size, size), ("groups", "neighbors")).get_group("neighbors")
+    _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    return group

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import Dpo, RunConfig
-from hyperpod_ft.engines.batches import Batch, PackedSplit
-from hyperpod_ft.engines.torch.model import language_model
-from hyperpod_ft.engines.torch.reference import PairedSplit
+from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
+from hyperpod_ft.engines.torch.model import language_model, t5
+from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.reference import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
 
@@ -28,7 +29,7 @@ class Objective(Protocol):
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
         """What the sums over these rows are divided by. Raises UserError, about the rows of `where`, when it is 0."""
 
-    def inputs(self, batch: Batch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         """The arguments of `sums`, on `device`, from a batch on the CPU. `compiled`: the model's layers are."""
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -39,6 +40,10 @@ class Supervised:
     """Cross entropy, a mean over label tokens."""
 
     metrics: tuple[str, ...] = ()
+
+    def __init__(self, chunk: Chunk) -> None:
+        """`chunk`: the part of each row that is this rank's."""
+        self._chunk = chunk
 
     def open(self, directory: Path) -> PackedSplit:
         return PackedSplit(directory)
@@ -51,8 +56,10 @@ class Supervised:
             )
         return tokens
 
-    def inputs(self, batch: Batch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
-        return language_model.inputs(batch, device, compiled)
+    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+        if isinstance(batch, PairedBatch):
+            return t5.inputs(batch, device, compiled)
+        return language_model.inputs(batch, device, compiled, self._chunk)
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         loss: torch.Tensor = module(**inputs)
@@ -72,15 +79,15 @@ class DirectPreference:
     def __init__(self, dpo: Dpo) -> None:
         self._dpo = dpo
 
-    def open(self, directory: Path) -> PairedSplit:
-        return PairedSplit(directory)
+    def open(self, directory: Path) -> PreferenceSplit:
+        return PreferenceSplit(directory)
 
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
         return int(split.pairs(rows).sum())
 
-    def inputs(self, batch: Batch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
-        assert batch.reference is not None
-        reference = {"reference": language_model.on(device, batch.reference)}
+    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+        assert isinstance(batch, Batch) and batch.reference is not None
+        reference = {"reference": language_model.on_device(device, batch.reference)}
         return language_model.inputs(batch, device, compiled, by_document=True) | reference
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -96,6 +103,6 @@ class DirectPreference:
         return torch.stack([losses.sum(), *(metric.detach().sum() for metric in metrics)])
 
 
-def objective_of(config: RunConfig) -> Objective:
-    """The objective of a run."""
-    return DirectPreference(config.dpo) if config.training.objective == "dpo" else Supervised()
+def objective_of(config: RunConfig, chunk: Chunk) -> Objective:
+    """The objective of a run. `chunk`: the part of each row that is this rank's."""
+    return DirectPreference(config.dpo) if config.training.objective == "dpo" else Supervised(chunk)

@@ -30,7 +30,7 @@ _COUNTED_ROWS = 1024  # at once
 _PROGRESS_SECONDS = 10.0
 
 
-class PairedSplit(PackedSplit):
+class PreferenceSplit(PackedSplit):
     """Rows of preferences: of the documents of a row, every first one is chosen and the next one rejected."""
 
     def __init__(self, directory: Path) -> None:
@@ -58,7 +58,7 @@ class PairedSplit(PackedSplit):
         return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
 
 
-Wanted = Mapping[str, tuple[PairedSplit, Rows]]  # splits by name, and those of their rows that are used
+Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those of their rows that are used
 
 
 def add(
@@ -95,7 +95,7 @@ def add(
 @torch.no_grad()
 def _measure(
     module: nn.Module,
-    split: PairedSplit,
+    split: PreferenceSplit,
     rows: Rows,
     micro_batch_size: int,
     meshes: Meshes,

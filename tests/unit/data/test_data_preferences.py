@@ -115,7 +115,7 @@ def test_special_tokens_are_added_to_strings_alone() -> None:
     """A chat template writes its own."""
     strings = documents(dataset(), {"prompt": "the", "chosen": "fox", "rejected": "quick"}, TOKENIZER)
     chats = documents(dataset(), {"prompt": [QUESTION], "chosen": "fox", "rejected": "quick"}, TOKENIZER)
-    tokens = tokenize([*strings, *chats], Encoder.of(TOKENIZER))
+    tokens = tokenize([*strings, *chats], dataset(), Encoder.of(TOKENIZER))
     found = [
         tokens.ids[start : start + length].tolist() for start, length in zip(tokens.starts, tokens.lengths, strict=True)
     ]

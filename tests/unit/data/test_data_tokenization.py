@@ -31,7 +31,7 @@ class Tokenized:
 
 
 def several(config: Dataset, rows: list[dict[str, Any]], tokenizer: Any = TOKENIZER) -> list[Tokenized]:
-    tokens = tokenize([render(config, row, tokenizer) for row in rows], Encoder.of(tokenizer))
+    tokens = tokenize([render(config, row, tokenizer) for row in rows], config, Encoder.of(tokenizer))
     assert tokens.ids.dtype == np.int32
     assert len(tokens) == len(rows)
     return [
