@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.prompts import check_prompt
+from hyperpod_ft.data.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
@@ -83,7 +83,8 @@ def check(run: Run) -> Fit | None:
     None when the model is not here. Raises UserError.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
-        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
+        # a chat takes the model's own template
+        if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python:
         _check_python(run, Path(run.config.env.python))

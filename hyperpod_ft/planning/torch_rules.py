@@ -8,13 +8,12 @@ from typing import Any
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory, torch_neuron_environment
+from hyperpod_ft.planning import neuron_environment, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.neuron_environment import NEURON_TOOLS
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
@@ -48,11 +47,11 @@ def imports(config: RunConfig) -> tuple[str, ...]:
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    return torch_neuron_environment.variables(config, cache)
+    return neuron_environment.torch_variables(config, cache)
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
-    return torch_neuron_environment.graph_settings(config)
+    return neuron_environment.torch_graph_settings(config)
 
 
 def environment_name(config: RunConfig) -> str:
@@ -67,7 +66,7 @@ def packages_remedy(config: RunConfig) -> str:
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
     """TorchNeuron starts the compiler by name."""
-    return (python.parent, NEURON_TOOLS) if on_neuron(config) else ()
+    return (python.parent, neuron_environment.NEURON_TOOLS) if on_neuron(config) else ()
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import devices, loop
 from hyperpod_ft.runs.run import Run
@@ -43,8 +44,8 @@ NAMESPACES = {"aten", "prims", "_c10d_functional", "fsdp", "profiler"}
 # What the host computes before the device is asked.
 ON_HOST = (
     (loop.TrainingLoop, "_micro_batch"),
-    (loop.Evaluation, "_batch"),
-    (loop.language_model, "inputs"),
+    (loop.TrainingLoop, "_inputs"),
+    (PackedSplit, "batch"),
     (DeviceMesh, "__getitem__"),
 )
 INT32 = torch.iinfo(torch.int32)
@@ -68,6 +69,8 @@ class Examiner(TorchDispatchMode):
         check_operation(namespace, name, func)
         if name in ("index", "index_put_", "index_put", "_index_put_impl_"):
             check_indices(name, args[1])
+        if name == "_fused_adamw_" and kwargs.get("grad_scale") is not None:
+            raise UnsupportedError(f"{func}: the device's does not scale gradients")
         signature = func, signature_of(func, args, kwargs)
         if self.sealed and signature not in self.seen:
             raise UnsupportedError(f"{func} is compiled again: {signature[1]}")
@@ -164,7 +167,7 @@ def on_host(function: Callable[..., Any]) -> Any:
 
 def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) -> None:
     """Train as on the device: under the examiner, of which the first step is the last that may show something new."""
-    step, validation_loss, compile_with = loop.TrainingLoop.step, loop.Evaluation.loss, torch.compile
+    step, validation_loss, compile_with = loop.TrainingLoop.step, loop.Evaluation.means, torch.compile
 
     def compile_examined(function: Any, **options: Any) -> Any:
         assert options == {"backend": "inductor", "dynamic": False, "fullgraph": True}
@@ -185,7 +188,7 @@ def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) ->
             (torch, "compile", compile_examined),
             (loop.TrainingLoop, "step", examined(step, seals=True)),
             # it is measured before the first step too
-            (loop.Evaluation, "loss", examined(validation_loss, seals=False)),
+            (loop.Evaluation, "means", examined(validation_loss, seals=False)),
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
