@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp
+from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -31,6 +33,18 @@ MODEL: dict[str, Any] = {
     "num_key_value_heads": 4,
     "vocab_size": 64,
     "tie_word_embeddings": False,
+}
+
+
+# what differs in other families
+_GPT = {"num_key_value_heads": None, "n_inner": 352, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+OWN: dict[str, dict[str, Any]] = {
+    "gemma2": {"pad_token_id": 0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {"pad_token_id": 0},
+    "gpt2": _GPT | {"n_embd": 128, "n_head": 8, "n_positions": LENGTH},
+    "gpt_neox": {"num_key_value_heads": None, "attention_dropout": 0.0, "hidden_dropout": 0.0},
+    "gptj": _GPT | {"n_embd": 128, "n_head": 8, "n_positions": LENGTH, "rotary_dim": 8},
+    "phi3": {"num_key_value_heads": 8, "pad_token_id": 0},
 }
 
 
@@ -53,7 +67,7 @@ class Choice:
                 "cluster": {"instance_type": "local"},
                 "model": {"source": "any/model"},
                 "dataset": {"source": "any/data", "format": "dolly", "max_length": LENGTH},
-                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora},
+                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora, "target_modules": self._linears()},
                 "training": {
                     "method": self.method,
                     "precision": self.precision,
@@ -63,6 +77,11 @@ class Choice:
                 "parallelism": {"ranks_per_node": 1},
             }
         )
+
+    def _linears(self) -> list[str]:
+        family = family_of(self.family)
+        assert family is not None
+        return [path.rpartition(".")[2] for path in (*family.columns, *family.rows)]
 
 
 def estimated(choice: Choice) -> float:
@@ -76,8 +95,8 @@ def measured(choice: Choice) -> float:
 
 
 def _per_layer(choice: Choice, total: Any) -> float:
-    values = MODEL | {"model_type": choice.family, "head_dim": 16}
-    few, many = (total(choice, values | {"num_hidden_layers": layers}) for layers in (2, 4))
+    values = MODEL | {"model_type": choice.family, "head_dim": 16} | OWN.get(choice.family, {})
+    few, many = (total(choice, values | dict.fromkeys(("num_hidden_layers", "n_layer"), layers)) for layers in (2, 4))
     return float(many - few) / 2
 
 
@@ -97,11 +116,13 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
     if choice.method == "lora":
         adapters.adapt(model, config.lora, seed=0)
         # as adapters of earlier layers do
-        model.model.embed_tokens.register_forward_hook(lambda _, args, output: output.requires_grad_())
-    activations.checkpoint_layers(model.model.layers, config.training)
+        model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_())
+    family = family_of(choice.family)
+    assert family is not None
+    activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
     positions = torch.arange(LENGTH).expand(ROWS, -1)
     with _Made() as made:
-        output = model.model(
+        output = model.base_model(
             input_ids=positions % values["vocab_size"],
             position_ids=positions,
             attention_mask=attention.document_bounds(positions),

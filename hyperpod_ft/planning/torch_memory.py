@@ -3,6 +3,7 @@
 import itertools
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
     FP32,
@@ -53,6 +54,22 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
     return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
 
 
+def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
+
+    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
+    """
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    length = config.dataset.max_length // degrees.context_parallel
+    divides = ranks > 1 and length % ranks == 0
+    if given and ranks > 1 and not divides:
+        raise UserError(
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
+        )
+    return divides if given is None else given and divides
+
+
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
     return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
@@ -61,16 +78,34 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
-    and after that; and the hidden states' gradient.
+    The loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before and after that; and the hidden
+    states' gradient. Tensor-parallel ranks have as many more positions and as many fewer words. Sequence parallelism
+    divides what lies between attention and MLP; their inputs are gathered.
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
-    attention = element * (3 * shape.queries + 2 * shape.keys)
+    attention: float = element * (3 * shape.queries + 2 * shape.keys)
+    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
+    if fused and not shape.positions:
+        # the value keeps all that its linear computed, beside queries and keys that were rotated
+        attention += element * (shape.queries + shape.keys)
+    if shape.softcap:
+        # no kernel caps scores: they are there after tanh, and the softmax in fp32 and as it is used; keys and values
+        # are repeated
+        scores = element + FP32 + (element if element < FP32 else 0)
+        attention += scores * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+    ranks = degrees.tensor_parallel
     kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+        outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
+        input_share=1.0,
+        attention=attention,
+        # a fused gate is activated by transformers' code
+        activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
+        normalized=config.training.method == "full",
     )
-    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
+    block = (
+        min(count, LOSS_BLOCK * ranks) * -(-shape.vocabulary // ranks) * (FP32 + (2 * element if element < FP32 else 0))
+    )
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, share, sharding),
@@ -120,7 +155,11 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
         if degrees.weight_replicas == 1 and not on_host:
             return whole
         # the embedding may be larger than a bucket
-        largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
+        largest = (
+            FP32 * -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden
+            if config.training.method == "full"
+            else 0
+        )
         bucket = min(whole, max(BUCKET_BYTES, largest))
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):

@@ -47,7 +47,7 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All that divide the ranks can be trained."""
-    sequence_parallel(config, degrees)
+    torch_memory.sequence_parallel(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
@@ -93,22 +93,6 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" of a {shape.family} model, whose linears for them are one",
             f"set it to {divisors(shape.kv_heads)}",
         )
-
-
-def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
-
-    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
-    """
-    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    length = config.dataset.max_length // degrees.context_parallel
-    divides = ranks > 1 and length % ranks == 0
-    if given and ranks > 1 and not divides:
-        raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
-            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
-        )
-    return divides if given is None else given and divides
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

@@ -26,7 +26,7 @@ from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, torch_rules
+from hyperpod_ft.planning import parallelism, torch_memory, torch_rules
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -73,7 +73,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
         family = torch_rules.divisible_family(model.config.model_type)
-        sequence_parallel = torch_rules.sequence_parallel(config, run.plan.degrees)
+        sequence_parallel = torch_memory.sequence_parallel(config, run.plan.degrees)
         divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=sequence_parallel)
     _change_forward(layers, run, torch.device(mesh.device_type))
     parts = parts_of(model, mesh, divisions)
