@@ -19,7 +19,7 @@ from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
-from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.engines.torch.model import activations, loss
 from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.runs.run import Run
 
@@ -69,6 +69,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
+    loss.LOSS_BLOCK = 16  # so that small batches have several
     offload = activations.offload_layers
     # small models have no tensors of a size that would move
     activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)

@@ -118,8 +118,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # sums over blocks in 32 bits: in 16, each addition would round
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
-        for begin in range(0, len(hidden), LOSS_BLOCK):
-            x, target = hidden[begin : begin + block], targets[begin : begin + LOSS_BLOCK, None]
+        for begin in range(0, len(hidden), block):
+            x, target = hidden[begin : begin + block], targets[begin : begin + block, None]
             logits = nn.functional.linear(x, weight, bias).float()
             part, gradient, factor = _softmax_less_one_hot(logits, target, rule, words)
             loss += part
