@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -18,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp
+from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp, tensor_parallel
+from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
@@ -58,6 +62,8 @@ class Choice:
     family: str = "llama"
     dropout: float = 0.0
     dora: bool = False
+    tensor_parallel: int = 1
+    sequence_parallel: bool | None = None
 
     def config(self) -> RunConfig:
         return RunConfig.model_validate(
@@ -74,7 +80,11 @@ class Choice:
                     "activation_checkpointing": self.checkpointing,
                     "micro_batch_size": ROWS,
                 },
-                "parallelism": {"ranks_per_node": 1},
+                "parallelism": {
+                    "ranks_per_node": self.tensor_parallel,
+                    "tensor_parallel": self.tensor_parallel,
+                    "sequence_parallel": self.sequence_parallel,
+                },
             }
         )
 
@@ -119,6 +129,12 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_())
     family = family_of(choice.family)
     assert family is not None
+    if choice.tensor_parallel > 1:
+        # sums change no sizes: the other ranks need not exist
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=choice.tensor_parallel)
+        mesh = init_device_mesh("cpu", (choice.tensor_parallel,), mesh_dim_names=("tp",))
+        sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
+        tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
     activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
     positions = torch.arange(LENGTH).expand(ROWS, -1)
     with _Made() as made:
@@ -129,6 +145,8 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
             use_cache=False,
         )
     assert output.last_hidden_state.requires_grad
+    if choice.tensor_parallel > 1:
+        dist.destroy_process_group()
     return made.bytes()
 
 

@@ -13,7 +13,7 @@ from hyperpod_ft.engines.torch.model import vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.planning.families import family_of
 
-VOCABULARY, WIDTH, POSITIONS = 4001, 16, 2048
+VOCABULARY, WIDTH, POSITIONS = 4001, 256, 2048
 
 
 @contextmanager
@@ -69,9 +69,9 @@ def test_a_rank_holds_its_share_of_the_words(tied: bool) -> None:
 
 
 def test_the_loss_needs_no_more_memory_on_more_ranks() -> None:
-    """As many more positions at once as fewer words each; and the head's gradient is divided."""
+    """As many more positions at once as fewer words each; the head's gradient is divided."""
     alone, four = peak_of_loss(1), peak_of_loss(4)
     whole_logits = POSITIONS * VOCABULARY * 4
     print(f"peak of the loss: {alone / 1e6:.1f} MB, on one of four ranks {four / 1e6:.1f} MB")
     print(f"all logits: {whole_logits / 1e6:.1f} MB")
-    assert four < 1.1 * alone and alone < whole_logits / 3
+    assert four < alone < whole_logits / 2
