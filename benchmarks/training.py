@@ -5,8 +5,9 @@ python -m benchmarks.training [CASE ...]
 Both train the same random Llama (8 layers of width 512, 32,000 tokens) on the same packed rows of random tokens, in one
 process with one thread, without gradient checkpointing. TRL runs as it comes, with its fused output matrix, and with
 the logits of transformers instead, which is faster on CPUs; the better of the two counts. The first steps, which warm
-up, do not. Writes benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits
-with 1 when a goal is missed.
+up, do not. The kit's process has the allocator settings that its scripts give ranks on CPUs. Writes
+benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits with 1 when a goal is
+missed.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from benchmarks.goals import KIT
 from benchmarks.rounds import Contender
 from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry
 from benchmarks.training_run import Case, prepare
+from hyperpod_ft.launch.render import ALLOCATION_ON_CPUS
 
 PACKAGES = ("trl", "transformers", "peft", "torch")
 PEERS = {
@@ -50,18 +52,24 @@ CASES = {
 
 
 def main() -> None:
-    parser = command.parser("Benchmark the training step.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--steps", type=int, default=10, help=f"optimizer steps, {WARM_UP} of them to warm up")
-    options = parser.parse_args()
-    names = options.cases or list(CASES)
-    if unknown := set(names) - set(CASES):
-        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    options = parse_arguments("Benchmark the training step.", CASES, steps=10)
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
     options.work.mkdir(parents=True, exist_ok=True)
     # every case is measured, even after one that misses its goal
-    good = [benchmark("training", name, CASES[name], SETTINGS, options, installed) for name in names]
+    good = [benchmark("training", name, CASES[name], SETTINGS, options, installed) for name in options.cases]
     sys.exit(0 if all(good) else 1)
+
+
+def parse_arguments(description: str, cases: Mapping[str, Case], steps: int) -> argparse.Namespace:
+    """The command line of a benchmark of training; its `cases` are the names of those to measure."""
+    parser = command.parser(description)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; default: all")
+    parser.add_argument("--steps", type=int, default=steps, help=f"optimizer steps, {WARM_UP} of them to warm up")
+    options = parser.parse_args()
+    options.cases = options.cases or list(cases)
+    if unknown := set(options.cases) - set(cases):
+        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    return options
 
 
 def benchmark(
@@ -104,6 +112,8 @@ def _kit(directory: Path, case: Case, steps: int) -> Contender:
     file = directory / "outputs" / "kit.json"
     run = prepare(directory, case, steps)
     program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
+    if case.instance_type == "local":
+        program = ["env", *(f"{name}={value}" for name, value in ALLOCATION_ON_CPUS.items()), *program]
     return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file))
 
 

@@ -2,26 +2,37 @@
 
     python -m scripts.activation_memory
 
-prints a table of docs/parallelism.md. Measured is the memory of all tensors that exist after a forward pass and did not
+prints a table of docs/memory.md. Measured is the memory of all tensors that exist after a forward pass and did not
 before, of a model with four layers less that of one with two.
 """
 
+import contextlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp, tensor_parallel
+from hyperpod_ft.engines.torch.model import (
+    activations,
+    attention,
+    context_parallel,
+    gated_mlp,
+    rms_norm,
+    tensor_parallel,
+)
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
@@ -64,6 +75,7 @@ class Choice:
     dora: bool = False
     tensor_parallel: int = 1
     sequence_parallel: bool | None = None
+    context_parallel: int = 1
 
     def config(self) -> RunConfig:
         return RunConfig.model_validate(
@@ -81,9 +93,10 @@ class Choice:
                     "micro_batch_size": ROWS,
                 },
                 "parallelism": {
-                    "ranks_per_node": self.tensor_parallel,
+                    "ranks_per_node": self.tensor_parallel * self.context_parallel,
                     "tensor_parallel": self.tensor_parallel,
                     "sequence_parallel": self.sequence_parallel,
+                    "context_parallel": self.context_parallel,
                 },
             }
         )
@@ -123,31 +136,43 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         AutoConfig.for_model(**values, attn_implementation=attention.NAME), dtype=dtype
     ).train()
     gated_mlp.keep_less(model)
+    rms_norm.keep_less(model)
     if choice.method == "lora":
         adapters.adapt(model, config.lora, seed=0)
         # as adapters of earlier layers do
         model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_())
     family = family_of(choice.family)
     assert family is not None
-    if choice.tensor_parallel > 1:
-        # sums change no sizes: the other ranks need not exist
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=choice.tensor_parallel)
-        mesh = init_device_mesh("cpu", (choice.tensor_parallel,), mesh_dim_names=("tp",))
-        sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
-        tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
-    activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    with _Made() as made:
-        output = model.base_model(
-            input_ids=positions % values["vocab_size"],
-            position_ids=positions,
-            attention_mask=attention.document_bounds(positions),
-            use_cache=False,
-        )
+    with _rank_of(choice) as (tp, chunk):
+        if tp.size() > 1:
+            sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
+            tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
+        activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
+        with _Made() as made:
+            output = model.base_model(
+                input_ids=chunk.of(positions) % values["vocab_size"],
+                position_ids=chunk.of(positions),
+                attention_mask=attention.document_bounds(positions),
+                use_cache=False,
+            )
+            found = made.bytes()
     assert output.last_hidden_state.requires_grad
-    if choice.tensor_parallel > 1:
+    return found
+
+
+@contextlib.contextmanager
+def _rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Chunk]]:
+    """The first of some ranks that share rows or layers; it receives nothing from the others, only memory."""
+    degrees = (choice.context_parallel, choice.tensor_parallel)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(degrees))
+    try:
+        mesh = init_device_mesh("cpu", degrees, mesh_dim_names=("cp", "tp"))
+        context_parallel.divide_attention(mesh["cp"])
+        yield mesh["tp"], context_parallel.chunk_of(mesh["cp"])
+    finally:
+        AttentionInterface.register(attention.NAME, attention.attend)
         dist.destroy_process_group()
-    return made.bytes()
 
 
 class _Made(TorchDispatchMode):
@@ -158,10 +183,10 @@ class _Made(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_pointer(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        given = {_pointer(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **kwargs or {})
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and _pointer(tensor) not in given:
+        for tensor in _tensors(result):
+            if _pointer(tensor) not in given:
                 storage = tensor.untyped_storage()
                 self._storages[_pointer(tensor)] = StorageWeakRef(storage), storage.nbytes()
         return result
@@ -169,6 +194,12 @@ class _Made(TorchDispatchMode):
     def bytes(self) -> int:
         """Of those that still exist."""
         return sum(size for storage, size in self._storages.values() if not storage.expired())
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Those with memory of their own: what is still on its way has none until it is waited for."""
+    found = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    return [tensor for tensor in found if not isinstance(tensor, AsyncCollectiveTensor)]
 
 
 def _pointer(tensor: torch.Tensor) -> int:

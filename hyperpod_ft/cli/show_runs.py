@@ -10,17 +10,19 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import clock, console, printable, shown, table
+from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.terminal import printable
 
 _LINE_EVERY_SECONDS = 10.0
 _ANSWERS_SHOWN = 8
@@ -38,12 +40,16 @@ _STYLES = {
 def plan(known: Preview) -> None:
     run, degrees = known.run, known.run.plan.degrees
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
-    print(f"engine    {run.config.engine}, {run.config.training.method}, {run.config.training.precision}")
+    training = run.config.training
+    print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x context {degrees.context_parallel} x data {degrees.data_parallel}"
     )
+    if run.proposal:
+        print("degrees   chosen by estimates (docs/parallelism.md):")
+        console().print(_proposal(run.proposal))
     if known.fit:
         print(f"sharding  {known.fit.sharding}")
     if known.fit and known.fit.memory:
@@ -66,6 +72,22 @@ def plan(known: Preview) -> None:
             stage.planned.fingerprint,
         )
     console().print(stages)
+
+
+def _proposal(proposal: Proposal) -> RenderableType:
+    layouts = table("", "degrees", "sharding", "GiB", "rows a step", "tokens/s", "")
+    for layout in (proposal.chosen, *proposal.slower):
+        layouts.add_row(
+            "*" if layout is proposal.chosen else "",
+            str(layout.degrees),
+            str(layout.sharding),
+            f"{layout.needed / GIB:.1f}" if layout.needed else "",
+            str(layout.rows),
+            f"{layout.tokens_per_second:,.0f}",
+        )
+    for refused in proposal.refused:
+        layouts.add_row("", str(refused.degrees), "", "", "", "", Text(refused.reason))
+    return layouts
 
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
@@ -108,7 +130,8 @@ def _progress(current: RunStatus) -> str:
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
     mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}{mfu}"
+    preferred = f"  rewards/accuracies {progress.reward_accuracy:.1%}" if progress.reward_accuracy is not None else ""
+    return f"step {progress.step}{total}  loss {progress.loss:.4f}{preferred}{rate}{mfu}"
 
 
 def _advice(current: RunStatus) -> None:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.data.prepared import PairedSplit, open_split
 from hyperpod_ft.errors import UserError
 
 Key = TypeVar("Key")
@@ -31,9 +31,22 @@ class Batch:
     input_ids: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor
+    reference: torch.Tensor | None = None
+    """Of preferences: the log-probability of each document before training, fp32 [documents]."""
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.input_ids.to(device), self.labels.to(device), self.position_ids.to(device))
+
+
+@dataclass(frozen=True)
+class PairedBatch:
+    """The same for an encoder-decoder: int64, on the CPU, as `data.prepared.PairedSplit` describes them."""
+
+    input_ids: torch.Tensor
+    documents: torch.Tensor
+    decoder_input_ids: torch.Tensor
+    decoder_documents: torch.Tensor
+    labels: torch.Tensor
 
 
 class PackedSplit:
@@ -41,7 +54,7 @@ class PackedSplit:
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
-        self._split = Split.open(directory)
+        self._split = open_split(directory)
         if not len(self):
             raise UserError(f"{directory}: has no rows", "add data, or raise dataset.max_length")
 
@@ -50,15 +63,33 @@ class PackedSplit:
 
     @property
     def max_length(self) -> int:
-        return int(self._split.input_ids.shape[1])
+        """Positions of a row, those of a decoder included."""
+        split = self._split
+        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedSplit) else 0))
 
-    def batch(self, rows: NDArray[np.int64]) -> Batch:
-        arrays = (self._split.input_ids, self._split.labels, self._split.position_ids)
-        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)) for array in arrays))
+    def batch(self, rows: NDArray[np.int64]) -> Batch | PairedBatch:
+        """These rows; -1 is a row without labels."""
+        kind = PairedBatch if isinstance(self._split, PairedSplit) else Batch
+        arrays = {name: array[np.maximum(rows, 0)].astype(np.int64) for name, array in vars(self._split).items()}
+        batch = kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        batch.labels[torch.from_numpy(rows < 0)] = IGNORED
+        return batch
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
-        """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""
-        return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
+        """How many tokens of these rows count in the loss.
+
+        The first of a row does not, since nothing predicts it, unless it is what a decoder predicts first.
+        """
+        first = 0 if isinstance(self._split, PairedSplit) else 1
+        return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
+
+    def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of preferences: how many pairs of documents each row has, int64 [rows].
+
+        Padding at the end of a row begins at position 0 too, but is no second document.
+        """
+        assert not isinstance(self._split, PairedSplit)
+        return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 
 class Ahead(Generic[Key, Value]):
@@ -101,6 +132,12 @@ class DataOrder:
             chosen = epochs == epoch
             result[chosen] = _permutation(self.seed, int(epoch), self.rows)[positions[chosen] % self.rows]
         return result
+
+    def first_rows(self, steps: int) -> NDArray[np.int64]:
+        """The rows that the first so many steps train on, each once, in ascending order."""
+        if steps * self.rows_per_step >= self.rows:
+            return np.arange(self.rows)
+        return np.unique(np.concatenate([self.step(step) for step in range(1, steps + 1)]))
 
     def micro_batches(self, step: int, data_parallel_rank: int) -> NDArray[np.int64]:
         """This rank's part of a step, int64 [gradient_accumulation_steps, micro_batch_size]."""

@@ -4,12 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.prompts import check_prompt
+from hyperpod_ft.data.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.runs.base_model import config_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import Steps, steps
@@ -45,6 +46,7 @@ class Preview:
         return {
             "run_directory": str(self.run.directory),
             **values,
+            "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
@@ -66,7 +68,7 @@ def preview(run: Run) -> Preview:
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
-        tokens_per_step=rows * run.config.dataset.max_length,
+        tokens_per_step=rows * run.config.dataset.row_tokens,
     )
 
 
@@ -78,11 +80,10 @@ def check(run: Run) -> Fit | None:
     None when the model is not here. Raises UserError.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
-        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
+        # a chat takes the model's own template
+        if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python and not Path(run.config.env.python).exists():
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
-    for directory in (run.base_model, Path(run.config.model.source)):
-        if directory.is_absolute() and directory.is_dir():
-            return check_model_directory(run.config, run.plan.degrees, directory)
-    return None
+    directory = config_directory(run.config)
+    return check_model_directory(run.config, run.plan.degrees, directory) if directory else None

@@ -48,8 +48,8 @@ class EngineRules(Protocol):
     def check_family(self, config: RunConfig, family: str, degrees: Degrees) -> None:
         """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
 
-    def check_model_config(self, model_config: Mapping[str, Any]) -> None:
-        """Refuse a config.json that the engine's transformers would misread."""
+    def check_model_config(self, model_config: Mapping[str, Any], degrees: Degrees) -> None:
+        """Refuse a config.json that the engine's transformers would misread, or cannot train with these degrees."""
 
     def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
         """Refuse key/value heads that cannot be divided."""

@@ -44,7 +44,7 @@ class Family:
     tied: bool = False
     biases: frozenset[Biased] = frozenset()
     norms: int = 2  # of a layer, at the model's width
-    wide_norms: bool = False  # they multiply with their weight in fp32
+    wide_norms: bool = False  # of a form of their own, which keeps input and normalized tensor in fp32
     shared_input: str | None = None  # the module whose output both attention and MLP take in, if it is one
     keys: Mapping[str, str] = field(default_factory=dict)  # spellings in config.json that differ from most families'
 
@@ -71,7 +71,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(("gemma2",), _LLAMA_COLUMNS, _LLAMA_ROWS, tied=True, norms=4, wide_norms=True),
     Family(("gemma3_text",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each", tied=True, norms=4, wide_norms=True),
     Family(("qwen3",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each"),
-    Family(("olmo2",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="all", wide_norms=True),
+    Family(("olmo2",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="all"),
     Family(
         ("phi3",),
         columns={"self_attn.qkv_proj": ("queries", "keys", "keys"), "mlp.gate_up_proj": ("units", "units")},

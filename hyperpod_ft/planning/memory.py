@@ -5,7 +5,7 @@ bytes per parameter, divided by the data-parallel degree if sharded by ZeRO-1 or
 Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass keeps for its backward pass. Their GPT
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
-2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/parallelism.md shows it. What differs
+2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
 between engines is in torch_memory.py and neuron_memory.py.
 """
 
@@ -72,6 +72,8 @@ class KeptTensors:
     attention: float  # bytes per token of attention, before tensor parallelism divides them
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
+    exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
+    norm_input: int = FP32  # bytes of an element of a norm's input
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -156,24 +158,22 @@ def element_bytes(config: RunConfig) -> int:
 
 def tokens(config: RunConfig, degrees: Degrees) -> int:
     """Tokens of a micro batch on a rank; in a pipeline, each row is a micro batch."""
-    return config.dataset.max_length * (config.training.micro_batch_size if degrees.pipeline_parallel == 1 else 1)
+    rows = config.training.micro_batch_size if degrees.pipeline_parallel == 1 else 1
+    return rows * config.dataset.max_length // degrees.context_parallel
 
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that the last norm keeps."""
-    return (_norm(config, shape, kept) + shape.hidden * element_bytes(config)) * kept.input_share
+    return (shape.hidden * _norm(config, shape, kept) + shape.hidden * element_bytes(config)) * kept.input_share
 
 
 def _norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
-    """Bytes per token that a norm keeps: LayerNorm its input, RMSNorm that in fp32 and the normalized tensor."""
+    """Bytes that a norm keeps of each element of its input: LayerNorm that input, RMSNorm the normalized tensor too."""
     if "norms" in shape.biases:
-        return shape.hidden * element_bytes(config)
-    return shape.hidden * (FP32 + _normalized(config, shape, kept))
-
-
-def _normalized(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> int:
-    """Bytes of an element of a normalized tensor that is kept."""
-    return kept.normalized * (FP32 if shape.built.wide_norms else element_bytes(config))
+        return element_bytes(config)
+    if shape.built.wide_norms:
+        return 2 * FP32 if config.training.method == "full" else FP32
+    return kept.norm_input + kept.normalized * element_bytes(config)
 
 
 def activations(
@@ -185,7 +185,8 @@ def activations(
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
     if training.activation_checkpointing == "none":
         return share.in_flight * _resident(config, share.layers, whole)
-    products = count * _products(config, degrees, shape) if training.activation_checkpointing == "selective" else 0.0
+    selective = training.activation_checkpointing == "selective"
+    products = count * _products(config, degrees, shape, kept) if selective else 0.0
     recomputed = -(-share.layers // training.activation_checkpointing_every)
     layers = _resident(config, recomputed, given) + recomputed * products
     layers += _resident(config, share.layers - recomputed, whole)
@@ -199,10 +200,12 @@ def _resident(config: RunConfig, layers: int, each: float) -> float:
     return (min(layers, 2) if moves else layers) * each
 
 
-def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes per token of a layer's matrix products, and of attention."""
+def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
+    """Bytes per token of a layer's matrix products, of attention, and of what ranks exchange for it."""
     inside = 2 * shape.queries + 2 * shape.keys + (2 if shape.gated else 1) * shape.intermediate
-    return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
+    return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel) + (
+        kept.exchanged / degrees.tensor_parallel
+    )
 
 
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
@@ -212,12 +215,12 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTen
     (`kept.activated`), up, and their product; another what it activates, and the result.
     """
     element = element_bytes(config)
-    outside = shape.built.norms * _norm(config, shape, kept)
+    outside = shape.built.norms * shape.hidden * _norm(config, shape, kept)
     inputs = (1 if shape.built.shared_input else 2) * shape.hidden * element
     units = 3 + kept.activated if shape.gated else 2
     inside = kept.attention + element * units * shape.intermediate
     if shape.head_norms:
-        inside += (FP32 + _normalized(config, shape, kept)) * (shape.queries + shape.keys)
+        inside += _norm(config, shape, kept) * (shape.queries + shape.keys)
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
         inputs, inside = inputs + in_outside, inside + in_inside

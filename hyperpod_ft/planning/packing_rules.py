@@ -3,9 +3,8 @@
 transformers lets a program replace the attention of most families (AttentionInterface). Those listed hand to it all
 that their attention depends on, as the size of a sliding window; GPT-J's is replaced in its class (model/gptj.py). Of
 the others, some have part of it in a mask alone, some mix tokens in convolutions or recurrences too, some cannot be
-replaced: they keep transformers' own attention.
-tests/unit/planning/test_packing_rules.py compares losses and gradients of packed documents with those of the same ones
-alone, for every family here.
+replaced: they keep transformers' own attention. tests/unit/planning/test_packing_rules.py compares losses and gradients
+of packed documents with those of the same ones alone, for every family here.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -66,7 +65,15 @@ SEPARATING_FAMILIES = frozenset(
 
 def check_packing(config: RunConfig, family: str) -> None:
     """Refuse packing for a family that is not known to separate documents. `family` is config.json's model_type."""
-    if config.dataset.packing != "none" and family not in SEPARATING_FAMILIES:
+    if family in SEPARATING_FAMILIES:
+        return
+    if config.dataset.format == "preference":
+        raise UserError(
+            f"training.objective: dpo has both completions of a pair in one row, and engine torch is not known to"
+            f" separate them in models of type {family or '(none)'}",
+            "choose a model of another family",
+        )
+    if config.dataset.packing != "none":
         raise UserError(
             f"model.source: engine torch is not known to separate packed documents in models of type"
             f" {family or '(none)'}",

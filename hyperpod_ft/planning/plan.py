@@ -1,6 +1,5 @@
 """Plan: the stages of a run with their needs, resources and fingerprints. A pure function of RunConfig."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.neuron_environment import graph_settings
@@ -104,17 +104,26 @@ _RESULT_UNCHANGED = {
     *("sanity_steps", "sanity_margin"),
 }
 # Settings that change no compiled graph.
-_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
+_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {
+    "objective",
+    "epochs",
+    "max_steps",
+    "learning_rate",
+    "schedule",
+    "warmup_share",
+}
 
 
 def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    objective = {"dpo": config.dpo.model_dump()} if config.training.objective == "dpo" else {}
     return {
-        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED),
+        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED | {"objective"}),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         config.engine: rules_of(config.engine).training_settings(config),
         "seed": config.seed,
+        **objective,
     }
 
 
@@ -215,7 +224,7 @@ def _applies(name: Stage, config: RunConfig) -> bool:
 
 def _fingerprint(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text_sha256(text)[:16]
 
 
 def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:

@@ -1,10 +1,15 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
+import math
+from collections.abc import Iterator
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder import t5_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
     FP32,
     GIB,
@@ -39,9 +44,13 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
-    totals = [total(config, degrees, shape, sharding) for sharding in possible]
-    fitting = (sharding for sharding, needed in zip(possible, totals, strict=True) if needed <= room)
-    return next(fitting, possible[totals.index(min(totals))])
+    totals: dict[float, Sharding] = {}
+    for sharding in possible:
+        needed = total(config, degrees, shape, sharding)
+        if needed <= room:
+            return sharding
+        totals.setdefault(needed, sharding)
+    return totals[min(totals)]
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -72,48 +81,81 @@ def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+
+
+def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """One for each pipeline stage."""
+    if isinstance(shape, T5Shape):
+        yield t5_memory.share_of(config, degrees, shape)
+    else:
+        yield from stage_shares(config, degrees, shape)
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before and after that; and the hidden
-    states' gradient. Tensor-parallel ranks have as many more positions and as many fewer words. Sequence parallelism
-    divides what lies between attention and MLP; their inputs are gathered.
+    The loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model computes in bf16, in bf16 too; and
+    the hidden states' gradient. Tensor-parallel ranks have as many more positions and as many fewer words. Sequence
+    parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
-    element, count = element_bytes(config), tokens(config, degrees)
-    # query, key, value; and the output, as computed and as o_proj's input
-    attention: float = element * (3 * shape.queries + 2 * shape.keys)
-    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
-    if fused and not shape.positions:
-        # the value keeps all that its linear computed, beside queries and keys that were rotated
-        attention += element * (shape.queries + shape.keys)
-    if shape.softcap:
-        # no kernel caps scores: they are there after tanh, and the softmax in fp32 and as it is used; keys and values
-        # are repeated
-        scores = element + FP32 + (element if element < FP32 else 0)
-        attention += scores * shape.heads * config.dataset.max_length + element * 2 * shape.queries
-    ranks = degrees.tensor_parallel
+    element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
+    keys = shape.keys * key_value_copies(degrees, shape)
+    compiled = _compiles(config)
     kept = KeptTensors(
         outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
-        attention=attention,
+        attention=_attention(config, shape, keys),
         # a fused gate is activated by transformers' code
         activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
-        normalized=config.training.method == "full",
+        normalized=compiled and config.training.method == "full",
+        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
+        norm_input=FP32 if compiled else element,
     )
-    block = (
-        min(count, LOSS_BLOCK * ranks) * -(-shape.vocabulary // ranks) * (FP32 + (2 * element if element < FP32 else 0))
-    )
+    if isinstance(shape, T5Shape):
+        count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
+    words = -(-shape.vocabulary // ranks)
+    block = min(count, LOSS_BLOCK * ranks) * words * (FP32 + (element if element < FP32 else 0))
     logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
         optimizer=_optimizer(config, share, sharding),
-        activations=activations(config, degrees, shape, share, kept, logits),
+        activations=(
+            t5_memory.activations(config, degrees, shape, logits)
+            if isinstance(shape, T5Shape)
+            else activations(config, degrees, shape, share, kept, logits)
+        ),
         logits=logits,
     )
+
+
+def _attention(config: RunConfig, shape: ModelShape, keys: int) -> float:
+    """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
+    element = element_bytes(config)
+    total: float = element * (3 * shape.queries + 2 * keys)
+    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
+    if fused and not shape.positions:
+        # the value keeps all that its linear computed, beside queries and keys that were rotated
+        total += element * (shape.queries + keys)
+    if shape.softcap:
+        # no kernel caps scores: they are there after tanh, and the softmax in fp32 and as it is used; keys and values
+        # are repeated
+        scores = element + FP32 + (element if element < FP32 else 0)
+        total += scores * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+    return total
+
+
+def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
+    """How many of the ranks that share a row hold each key/value head in attention."""
+    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
+    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
+
+
+def _compiles(config: RunConfig) -> bool:
+    """Whether layers are compiled. What a compiler keeps of a norm is its choice: the most is counted."""
+    compiles = config.training.compile
+    return CATALOGUE[config.cluster.instance_type].has_accelerators if compiles is None else compiles
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

@@ -53,8 +53,8 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
         attempt = TrainingLoop(run, processes, device, meshes, sharding)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.data_parallel.check_replicas(steps)
-        loss, _ = attempt.forward_backward(steps + 1)
-        loss /= run.plan.degrees.tensor_parallel
+        means, _ = attempt.forward_backward(steps + 1)
+        loss = means[0] / run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
         for names in attempt.data_parallel.groups:
@@ -71,6 +71,7 @@ def main() -> None:
     adapters.initial_value = filled_value
     loss.LOSS_BLOCK = 16  # so that small batches have several
     offload = activations.offload_layers
+    loss.LOSS_BLOCK = 16  # small batches would be a single block
     # small models have no tensors of a size that would move
     activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):

@@ -16,9 +16,13 @@ DIVIDED = [
     for sequence in (False, True)
 ]
 OTHERS = [*(Choice(family=family) for family in OWN), *(replace(LORA, family=family) for family in ("gptj", "phi3"))]
+# with eight ranks, each of four key/value heads is on two
+SHARED_ROWS = [
+    Choice(checkpointing, context_parallel=ranks) for checkpointing in ("none", "selective", "full") for ranks in (2, 8)
+]
 
 
-@pytest.mark.parametrize("choice", [*choices(), *VARIANTS, *OTHERS, *DIVIDED], ids=str)
+@pytest.mark.parametrize("choice", [*choices(), *VARIANTS, *OTHERS, *DIVIDED, *SHARED_ROWS], ids=str)
 def test_a_layer_keeps_what_is_estimated(choice: Choice) -> None:
     """Within 6 %: small things, as an adapter's narrow tensors and the norms' roots, are not counted."""
     assert estimated(choice) == pytest.approx(measured(choice), rel=0.06)

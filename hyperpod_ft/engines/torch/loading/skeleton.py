@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, initialization
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
@@ -24,7 +24,8 @@ _REMEDY = "make or download the model again"
 
 
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """The causal language model of `directory`, its parameters on the meta device; buffers not in files are real.
+    """The language model of `directory`, causal or an encoder-decoder, its parameters
+    on the meta device; buffers not in files are real.
 
     Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
     Raises UserError when config.json describes no model that can be built, or a quantized one.
@@ -35,8 +36,9 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
+            loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
             with torch.device("meta"), initialization.meta_device_safe_creation_ops():
-                model: Any = AutoModelForCausalLM.from_config(
+                model: Any = loader.from_config(
                     config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
                 )
             _keep_in_fp32(model, dtype)

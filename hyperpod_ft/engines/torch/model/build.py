@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
@@ -18,8 +21,12 @@ from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
+    context_parallel,
     gated_mlp,
     language_model,
+    rms_norm,
+    t5,
+    t5_tensor_parallel,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
@@ -62,8 +69,11 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         heads = model.config.num_attention_heads
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    language_model.return_loss(model)
+    context_parallel.divide_attention(meshes.tokens["cp"])
+    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
+    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
+        rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
@@ -72,9 +82,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     layers = decoder_layers(model)
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        family = torch_rules.divisible_family(model.config.model_type)
-        sequence_parallel = torch_memory.sequence_parallel(config, run.plan.degrees)
-        divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=sequence_parallel)
+        divisions = _divide(model, run, mesh["tp"])
     _change_forward(layers, run, torch.device(mesh.device_type))
     parts = parts_of(model, mesh, divisions)
     if sharding.by_layer:
@@ -95,6 +103,15 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_boxes(masters, weights)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+
+
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh) -> dict[str, Division]:
+    """Split the model over tensor-parallel ranks."""
+    if model.config.is_encoder_decoder:
+        return t5_tensor_parallel.parallelize(model, mesh)
+    family = torch_rules.divisible_family(model.config.model_type)
+    sequence_parallel = torch_memory.sequence_parallel(run.config, run.plan.degrees)
+    return tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
@@ -130,12 +147,18 @@ def _initialize_adapters(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The repeated blocks of a causal language model, by the class names that transformers lists for it."""
+    """The repeated blocks of a language model, by the class names that transformers lists; an encoder's come first."""
     classes = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
+    config = read_config(run.base_model)
     # other families keep their own attention, one document a row
-    separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    return skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    separates = config.get("model_type") in SEPARATING_FAMILIES
+    model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    if model.config.is_encoder_decoder:
+        names = [tensor.name for tensor in read_model(run.base_model)]
+        if not tied.is_tied(config, names):
+            t5.untie_head(model)
+    return model

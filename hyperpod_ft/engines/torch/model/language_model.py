@@ -1,6 +1,7 @@
 """A Hugging Face causal language model that returns its loss: documents apart, logits in blocks."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,36 +13,53 @@ import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attent
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.model.document_loss import cross_entropy_by_document
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 # Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
-_ANY_SHAPE = ("cpu", "cuda")
+ANY_SHAPE = ("cpu", "cuda")
+_WHOLE_ROWS = Chunk()
 
 
-def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+def inputs(
+    batch: Batch,
+    device: torch.device,
+    compiled: bool = False,
+    chunk: Chunk = _WHOLE_ROWS,
+    *,
+    by_document: bool = False,
+) -> dict[str, Any]:
     """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
-    input_ids, position_ids [rows, length]; attention_mask as in attention.py; targets int64 [positions], the tokens to
-    predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
+    input_ids, position_ids [rows, length of the chunk]; attention_mask as in attention.py, of whole rows; targets int64
+    [positions], the tokens to predict; predicted_at int64 [positions], where in the chunks of the batch's rows laid end
+    to end, unless it is everywhere; `by_document`: documents, how many of these positions are in each document that
+    has some, for whole rows on CPU and CUDA.
     """
-    # the token after each; none follows the last
-    targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
-    if device.type in _ANY_SHAPE:
+    # the token after each, which may be in the next chunk; none follows the last of a row
+    following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
+    targets = chunk.of(following).flatten()
+    own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | {"targets": targets}
+    if device.type in ANY_SHAPE:
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     # a graph would break where attention, as on CPUs, is called for each document
-    by_bounds = device.type in _ANY_SHAPE and not (compiled and device.type == "cpu")
+    by_bounds = device.type in ANY_SHAPE and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
-    moved = {name: _on(device, tensor) for name, tensor in tensors.items()}
+    moved: dict[str, Any] = {name: on_device(device, tensor) for name, tensor in tensors.items()}
     if compiled and by_bounds:
         compiling.let_vary(moved["attention_mask"], dimension=3)
+    if by_document:
+        numbers = (batch.position_ids == 0).flatten().cumsum(0)[tensors["predicted_at"]]
+        moved["documents"] = tuple(torch.unique_consecutive(numbers, return_counts=True)[1].tolist())
     return moved
 
 
-def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """Copy a CPU tensor to `device`; an accelerator reads it from pinned memory while the program continues."""
     if device.type != "cpu" and torch.accelerator.is_available():
         tensor = tensor.pin_memory()
@@ -51,12 +69,14 @@ def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
 def return_loss(model: PreTrainedModel) -> None:
     """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
 
+    With `documents`, it is summed over each document, fp32 [documents].
+
     The loss is part of the forward pass of the model itself, where its head is gathered when parameters are sharded;
     the names of its parameters stay. Raises UserError for a family whose logits are not those of a head, scaled and
     softly capped.
     """
     rule = _logits_rule(model.config)
-    _check_logits(model, rule)
+    check_logits(model, rule, stacks=(model.base_model_prefix,))
     model.forward = _LossForward(model, rule)
 
 
@@ -72,6 +92,7 @@ class _LossForward:
         attention_mask: torch.Tensor,
         targets: torch.Tensor,
         predicted_at: torch.Tensor | None = None,
+        documents: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         decoded = self._model.base_model(
             input_ids=input_ids,
@@ -82,7 +103,10 @@ class _LossForward:
         hidden = decoded[0].flatten(0, 1)
         if predicted_at is not None:
             hidden = hidden.index_select(0, predicted_at)
-        return summed_cross_entropy(hidden, _head(self._model), targets, self._rule)
+        head = _head(self._model)
+        if documents is not None:
+            return cross_entropy_by_document(hidden, head, targets, self._rule, documents)
+        return summed_cross_entropy(hidden, head, targets, self._rule)
 
 
 def _head(model: PreTrainedModel) -> nn.Module:
@@ -100,8 +124,11 @@ def _logits_rule(config: Any) -> LogitsRule:
 
 
 @torch.no_grad()
-def _check_logits(model: PreTrainedModel, rule: LogitsRule) -> None:
-    """Compare the family's own logits for one random hidden state with those by `rule`; no weight is touched."""
+def check_logits(model: PreTrainedModel, rule: LogitsRule, stacks: Sequence[str]) -> None:
+    """Compare the family's own logits for one random hidden state with those by `rule`; no weight is touched.
+
+    `stacks`: the names of the model's parts that are called before its head. Raises UserError when they differ.
+    """
     width = _head(model).weight.shape[1]
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, width, generator=random)
@@ -109,11 +136,15 @@ def _check_logits(model: PreTrainedModel, rule: LogitsRule) -> None:
     probe = copy.copy(model)
     probe._modules = dict(model._modules)
     try:
+        biased = _head(model).bias is not None
         with torch.random.fork_rng(devices=[]):
-            head = nn.Linear(width, 3, device="cpu", dtype=torch.float32)
-        setattr(probe, model.base_model_prefix, _Answer(hidden))
+            head = nn.Linear(width, 3, biased, device="cpu", dtype=torch.float32)
+        for stack in stacks:
+            setattr(probe, stack, _Answer(hidden))
         probe.set_output_embeddings(head)
-        found = type(model).forward(probe, input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits
         agree = torch.allclose(found, rule(head(hidden)), rtol=1e-4, atol=1e-5)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         agree = False

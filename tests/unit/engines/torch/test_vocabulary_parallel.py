@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.engines.torch.model import vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
-from hyperpod_ft.planning.families import family_of
 
 VOCABULARY, WIDTH, POSITIONS = 4001, 256, 2048
 
@@ -42,10 +41,9 @@ def model(tied: bool) -> LlamaForCausalLM:
 def peak_of_loss(ranks: int) -> int:
     """Bytes that a forward and backward pass of the loss adds at its peak."""
     with group_of(ranks) as group:
-        divided, family = model(tied=False), family_of("llama")
-        assert family is not None
+        divided = model(tied=False)
         if ranks > 1:
-            vocabulary_parallel.divide(divided, family, group)
+            vocabulary_parallel.divide([divided.model.embed_tokens], divided.lm_head, VOCABULARY, group)
         hidden = torch.randn(POSITIONS, WIDTH, requires_grad=True)
         targets = torch.randint(0, VOCABULARY, (POSITIONS,))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -61,9 +59,8 @@ def peak_of_loss(ranks: int) -> int:
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_rank_holds_its_share_of_the_words(tied: bool) -> None:
     with group_of(4) as group:
-        divided, family = model(tied), family_of("llama")
-        assert family is not None
-        vocabulary_parallel.divide(divided, family, group)
+        divided = model(tied)
+        vocabulary_parallel.divide([divided.model.embed_tokens], divided.lm_head, VOCABULARY, group)
         ends = {id(p): p for p in (divided.model.embed_tokens.weight, divided.lm_head.weight)}
         assert sum(parameter.nbytes for parameter in ends.values()) == (1 if tied else 2) * 1000 * WIDTH * 4
 
