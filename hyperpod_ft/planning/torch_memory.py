@@ -43,9 +43,13 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
-    totals = [total(config, degrees, shape, sharding) for sharding in possible]
-    fitting = (sharding for sharding, needed in zip(possible, totals, strict=True) if needed <= room)
-    return next(fitting, possible[totals.index(min(totals))])
+    totals: dict[float, Sharding] = {}
+    for sharding in possible:
+        needed = total(config, degrees, shape, sharding)
+        if needed <= room:
+            return sharding
+        totals.setdefault(needed, sharding)
+    return totals[min(totals)]
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
