@@ -1,4 +1,4 @@
-"""Tensor parallelism of T5: as model/tensor_parallel.py for other families, in two stacks with three kinds of attention.
+"""Tensor parallelism of T5: as model/tensor_parallel.py for others, in two stacks with three kinds of attention.
 
 Each rank has some heads of all attentions, with their columns of the relative position bias, and some units of the
 MLPs. Cross-attention reads the encoder's output too, whose gradients add up over the ranks as those of its own input.
