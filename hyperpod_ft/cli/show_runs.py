@@ -81,7 +81,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
             "*" if layout is proposal.chosen else "",
             str(layout.degrees),
             str(layout.sharding),
-            f"{layout.memory.total / GIB:.1f}" if layout.memory else "",
+            f"{layout.needed / GIB:.1f}" if layout.needed else "",
             str(layout.rows),
             f"{layout.tokens_per_second:,.0f}",
         )

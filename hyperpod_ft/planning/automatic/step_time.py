@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, stage_shares
+from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.sharding import Sharding
-from hyperpod_ft.planning.torch_memory import key_value_copies
+from hyperpod_ft.planning.torch_memory import key_value_copies, shares
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
@@ -46,8 +46,8 @@ def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: 
     """The estimate for degrees that the model allows."""
     links = _Links(config, degrees)
     tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
-    rows = config.training.micro_batch_size * config.training.gradient_accumulation_steps  # of a data-parallel rank
-    tokens = rows * config.dataset.max_length / context  # of a rank
+    micro_batches = config.training.gradient_accumulation_steps
+    tokens = micro_batches * config.training.micro_batch_size * config.dataset.max_length / context  # of a rank
     layers = -(-shape.layers // stages)
     activation = tokens * shape.hidden * element_bytes(config)
     again = config.training.activation_checkpointing
@@ -60,9 +60,9 @@ def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: 
     passes = layers * (2 + (again == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
-    waiting = (compute + in_tensor + in_context) * (stages - 1) / rows
+    waiting = (compute + in_tensor + in_context) * (stages - 1) / micro_batches
     sent = 2 * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
-    share = max(stage_shares(config, degrees, shape), key=lambda each: each.parameters)
+    share = max(shares(config, degrees, shape), key=lambda each: each.parameters)
     return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, share, sharding, links))
 
 
