@@ -57,6 +57,8 @@ def _check_encoder_decoder(config: RunConfig) -> None:
     for key in ("pipeline_parallel", "context_parallel"):
         if getattr(config.parallelism, key) > 1:
             raise ValueError(f"parallelism.{key}: encoder-decoders are not divided that way; set it to 1")
+    if config.parallelism.sequence_parallel:
+        raise ValueError("parallelism.sequence_parallel: the rows of encoder-decoders are not divided; leave it out")
     if unsuitable := config.lora.target_names & _SHARED_MODULES:
         raise ValueError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"

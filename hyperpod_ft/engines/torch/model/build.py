@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import tied
@@ -23,7 +24,9 @@ from hyperpod_ft.engines.torch.model import (
     context_parallel,
     gated_mlp,
     language_model,
+    rms_norm,
     t5,
+    t5_tensor_parallel,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
@@ -69,6 +72,8 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     context_parallel.divide_attention(meshes.tokens["cp"])
     (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
+    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
+        rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
@@ -77,9 +82,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     layers = decoder_layers(model)
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        family = torch_rules.divisible_family(model.config.model_type)
-        sequence_parallel = torch_rules.sequence_parallel(config, run.plan.degrees)
-        divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=sequence_parallel)
+        divisions = _divide(model, run, mesh["tp"])
     _change_forward(layers, run, torch.device(mesh.device_type))
     parts = parts_of(model, mesh, divisions)
     if sharding.by_layer:
@@ -100,6 +103,15 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_boxes(masters, weights)
     return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+
+
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh) -> dict[str, Division]:
+    """Split the model over tensor-parallel ranks."""
+    if model.config.is_encoder_decoder:
+        return t5_tensor_parallel.parallelize(model, mesh)
+    family = torch_rules.divisible_family(model.config.model_type)
+    sequence_parallel = torch_rules.sequence_parallel(run.config, run.plan.degrees)
+    return tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
