@@ -111,7 +111,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         model.model.embed_tokens.register_forward_hook(lambda _, args, output: output.requires_grad_())
     activations.checkpoint_layers(model.model.layers, config.training)
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    with _rank_of(choice.context_parallel) as chunk, _Made() as made:
+    with rank_of(choice.context_parallel) as chunk, _Made() as made:
         output = model.model(
             input_ids=chunk.of(positions) % values["vocab_size"],
             position_ids=chunk.of(positions),
@@ -124,7 +124,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def _rank_of(ranks: int) -> Iterator[context_parallel.Chunk]:
+def rank_of(ranks: int) -> Iterator[context_parallel.Chunk]:
     """The first of some ranks that share rows; it receives nothing from the others, only memory."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
