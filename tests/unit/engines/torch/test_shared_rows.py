@@ -54,7 +54,7 @@ def test_ranks_exchange_as_many_bytes_as_planning_counts(checkpointing: str, pas
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, attn_implementation=attention.NAME))
     activations.checkpoint_layers(model.model.layers, choice.config().training)
     positions = torch.arange(LENGTH)[None]
-    with rank_of(ranks) as chunk, Sent() as sent:
+    with rank_of(choice) as (_, chunk), Sent() as sent:
         bounds = attention.document_bounds(positions)
         hidden = model.model(
             input_ids=chunk.of(positions) % 64,
