@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
@@ -44,13 +45,22 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
+    return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
+
+
+def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare]) -> tuple[Sharding, float]:
+    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
+
+    `parts` are the `shares` of these degrees.
+    """
     totals: dict[float, Sharding] = {}
-    for sharding in possible:
-        needed = total(config, degrees, shape, sharding)
-        if needed <= room:
-            return sharding
+    for sharding in candidates(config, degrees):
+        needed = _fullest(config, degrees, shape, parts, sharding)
+        if needed <= available(config):
+            return sharding, needed
         totals.setdefault(needed, sharding)
-    return totals[min(totals)]
+    least = min(totals)
+    return totals[least], least
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -81,7 +91,15 @@ def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+    return _fullest(config, degrees, shape, list(shares(config, degrees, shape)), sharding)
+
+
+def _fullest(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare], sharding: Sharding
+) -> float:
+    # of alike ranks of a pipeline, the first has the most micro batches in memory
+    different = {replace(part, in_flight=0): part for part in reversed(parts)}
+    return max(on_rank(config, degrees, shape, part, sharding).total for part in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
