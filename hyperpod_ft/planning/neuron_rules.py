@@ -148,7 +148,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     check_divides(degrees, "vocabulary", shape.vocabulary)
-    if shape.qkv_bias or shape.output_bias or shape.mlp_bias:
+    if shape.biases:
         raise UserError(
             "model.source: its linear layers have biases, which optimum-neuron does not support", "use another model"
         )
@@ -177,10 +177,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    """Embedding and output matrix are divided by tensor parallelism too."""
-    tensor = degrees.tensor_parallel
-    copies = kv_size_multiplier(shape.kv_heads, tensor)
-    for share in stage_shares(config, degrees, shape, vocabulary_ranks=tensor, kv_copies=copies):
+    for share in stage_shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)
 
 

@@ -86,7 +86,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
-    sequence_parallel(config, degrees)
+    torch_memory.sequence_parallel(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
@@ -176,22 +176,6 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" of a {shape.family} model, whose linears for them are one",
             f"set it to {divisors(shape.kv_heads)}",
         )
-
-
-def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
-
-    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
-    """
-    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    length = config.dataset.max_length // degrees.context_parallel
-    divides = ranks > 1 and length % ranks == 0
-    if given and ranks > 1 and not divides:
-        raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
-            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
-        )
-    return divides if given is None else given and divides
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

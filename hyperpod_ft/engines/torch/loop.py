@@ -294,7 +294,7 @@ class TrainingLoop:
     def _weights(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.config.weights_dtype]
-        return {"model": {name: tensor.to(dtype) for name, tensor in self.data_parallel.state().items()}}
+        return {"model": self.data_parallel.state(dtype)}
 
     def _state(self) -> dict[str, Any]:
         """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""

@@ -15,8 +15,7 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention, compiling
 from hyperpod_ft.engines.torch.model.context_parallel import Chunk
-from hyperpod_ft.engines.torch.model.document_loss import cross_entropy_by_document
-from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 _WHOLE_ROWS = Chunk()
@@ -104,7 +103,7 @@ class _LossForward:
             hidden = hidden.index_select(0, predicted_at)
         head = _head(self._model)
         if documents is not None:
-            return cross_entropy_by_document(hidden, head, targets, self._rule, documents)
+            return document_cross_entropies(hidden, head, targets, self._rule, documents)
         return summed_cross_entropy(hidden, head, targets, self._rule)
 
 

@@ -78,9 +78,9 @@ class DataParallel(ABC):
             self._host.wait(names)
         return [self._gradients.pop(name) for name in names]
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """The masters by name, for checkpoints: Pieces where ranks hold different parts. They share memory."""
-        return {name: self.parts[name].wrap(self.master(name)) for name in self.parameters}
+    def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """The masters by name, for checkpoints: Pieces where ranks hold different parts. In fp32 they share memory."""
+        return {name: self.parts[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
         """Take in final gradients: their norm is computed on the device, before they may leave it."""
