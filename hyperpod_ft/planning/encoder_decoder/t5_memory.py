@@ -12,10 +12,10 @@ from hyperpod_ft.planning.memory import FP32, OFFLOADED_BYTES, StageShare, eleme
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
     lora, tensor = config.lora, degrees.tensor_parallel
-    linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.linears.items()}
+    linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
     adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
-        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.linears.items() if name in lora.target_names
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in lora.target_names
     )
     quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
     return StageShare(

@@ -33,7 +33,7 @@ from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, torch_rules
+from hyperpod_ft.planning import parallelism, torch_memory, torch_rules
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -110,7 +110,7 @@ def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh) -> dict[str, Div
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
     family = torch_rules.divisible_family(model.config.model_type)
-    sequence_parallel = torch_rules.sequence_parallel(run.config, run.plan.degrees)
+    sequence_parallel = torch_memory.sequence_parallel(run.config, run.plan.degrees)
     return tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import PairedBatch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.engines.torch.model.t5 import attention
@@ -27,7 +28,7 @@ def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> 
     """
     targets = batch.labels.flatten()
     tensors = {name: tensor for name, tensor in vars(batch).items() if name != "labels"} | {"targets": targets}
-    if device.type in language_model.ANY_SHAPE:
+    if not devices.fixed_shapes(device):
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     if device.type == "cpu" and not compiled:
