@@ -144,7 +144,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
     family = family_of(choice.family)
     assert family is not None
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    with _rank_of(choice) as (tp, chunk):
+    with rank_of(choice) as (tp, chunk):
         if tp.size() > 1:
             sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
             tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
@@ -162,7 +162,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def _rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Chunk]]:
+def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Chunk]]:
     """The first of some ranks that share rows or layers; it receives nothing from the others, only memory."""
     degrees = (choice.context_parallel, choice.tensor_parallel)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(degrees))

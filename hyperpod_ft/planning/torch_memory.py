@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
@@ -44,13 +45,22 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
+    return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
+
+
+def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare]) -> tuple[Sharding, float]:
+    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
+
+    `parts` are the `shares` of these degrees.
+    """
     totals: dict[float, Sharding] = {}
-    for sharding in possible:
-        needed = total(config, degrees, shape, sharding)
-        if needed <= room:
-            return sharding
+    for sharding in candidates(config, degrees):
+        needed = _fullest(config, degrees, shape, parts, sharding)
+        if needed <= available(config):
+            return sharding, needed
         totals.setdefault(needed, sharding)
-    return totals[min(totals)]
+    least = min(totals)
+    return totals[least], least
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -81,7 +91,15 @@ def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+    return _fullest(config, degrees, shape, list(shares(config, degrees, shape)), sharding)
+
+
+def _fullest(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare], sharding: Sharding
+) -> float:
+    # of alike ranks of a pipeline, the first has the most micro batches in memory
+    different = {replace(part, in_flight=0): part for part in reversed(parts)}
+    return max(on_rank(config, degrees, shape, part, sharding).total for part in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
@@ -100,16 +118,17 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
-    keys = shape.keys * key_value_copies(degrees, shape)
     compiled = _compiles(config)
     kept = KeptTensors(
         outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
-        attention=_attention(config, shape, keys),
+        attention=_attention(config, degrees, shape),
         # a fused gate is activated by transformers' code
         activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
         normalized=compiled and config.training.method == "full",
-        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
+        exchanged=element * (2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape))
+        if degrees.context_parallel > 1
+        else 0.0,
         norm_input=FP32 if compiled else element,
     )
     if isinstance(shape, T5Shape):
@@ -130,19 +149,22 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     )
 
 
-def _attention(config: RunConfig, shape: ModelShape, keys: int) -> float:
+def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
     element = element_bytes(config)
+    keys = shape.keys * key_value_copies(degrees, shape)
     total: float = element * (3 * shape.queries + 2 * keys)
+    softmax = FP32 + (element if element < FP32 else 0)  # in fp32, and as it is used
     fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
     if fused and not shape.positions:
         # the value keeps all that its linear computed, beside queries and keys that were rotated
         total += element * (shape.queries + keys)
     if shape.softcap:
-        # no kernel caps scores: they are there after tanh, and the softmax in fp32 and as it is used; keys and values
-        # are repeated
-        scores = element + FP32 + (element if element < FP32 else 0)
-        total += scores * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+        # no kernel caps scores: they are there after tanh; keys and values are repeated
+        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+    elif CATALOGUE[config.cluster.instance_type].device == "neuron":
+        # a dense mask tells the documents of a row apart; it is not known whether the compiler avoids the softmax
+        total += softmax * shape.heads * config.dataset.max_length
     return total
 
 

@@ -241,6 +241,8 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("llama3-8b-dolly-lora-trn1", LLAMA_3_8B, 2.4),
         ("llama3-8b-full-trn1", LLAMA_3_8B, 9.7),
         ("qwen3-8b-lora-trn2", QWEN3_8B, 4.9),
+        ("llama3-8b-lora-trn2", LLAMA_3_8B, 6.4),
+        ("qwen3-8b-full-trn2", QWEN3_8B, 13.3),
         ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
         ("gptj-6b-full-p4d", GPTJ_6B, 31.6),
     ],

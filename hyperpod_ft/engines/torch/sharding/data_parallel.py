@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.parts import Part, squared_norm
 from hyperpod_ft.planning.sharding import BUCKET_BYTES
 
@@ -103,8 +104,7 @@ class HostMemory:
 
     @staticmethod
     def _new(like: torch.Tensor) -> torch.Tensor:
-        pinned = like.device.type != "cpu"
-        return torch.empty(like.shape, dtype=torch.float32, device="cpu", pin_memory=pinned)
+        return torch.empty(like.shape, dtype=torch.float32, device="cpu", pin_memory=devices.pins(like.device))
 
     def receive(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Start to copy these gradients; `wait` before reading the result."""
