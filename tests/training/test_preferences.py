@@ -189,6 +189,14 @@ def test_the_reference_is_the_model_before_training(make_preferring: MakeRun) ->
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", [{"dora": True, "rslora": True}, {"quantization": "nf4"}], ids=str)
+def test_before_training_the_model_is_its_reference(make_preferring: MakeRun, variant: dict[str, Any]) -> None:
+    run = make_preferring(settings={f"lora.{key}": value for key, value in variant.items()} | {"training.max_steps": 2})
+    train_here(run)
+    first, second = metrics(run)
+    assert first["loss"] == pytest.approx(math.log(2), rel=1e-6) != second["loss"]
+
+
 def test_metrics_are_those_of_the_model_that_was_trained(make_preferring: MakeRun) -> None:
     run = make_preferring(
         settings={"training.method": "full", "training.learning_rate": 1e-3, "training.evaluate_every_steps": 2}
