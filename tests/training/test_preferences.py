@@ -152,7 +152,7 @@ def layout(sharding: str, tensor_parallel: int, accumulation: int) -> dict[str, 
 def test_loss_and_every_gradient_are_those_of_padded_pairs(
     make_preferring: MakeRun, jobs: Jobs, tmp_path: Path
 ) -> None:
-    """LoRA, DoRA and full, whose head is trained too; replicated, ZeRO-1, 2 and 3; TP 2; two micro batches."""
+    """LoRA, DoRA and full, whose head is trained too; replicated, ZeRO-1, 2 and 3; TP 2, also of sequences."""
     tied, full = tiny_llama(tie_word_embeddings=True), {"training.method": "full"}
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
     runs = [
@@ -160,7 +160,7 @@ def test_loss_and_every_gradient_are_those_of_padded_pairs(
         make_preferring("lora-zero3", layout("zero3", 1, 2)),
         make_preferring("lora-tp2", layout("replicated", 2, 2)),
         make_preferring("dora", layout("zero1", 1, 1) | {"lora.dora": True, "lora.target_modules": targets}),
-        make_preferring("rs", layout("zero2", 2, 1) | {"lora.rslora": True}),
+        make_preferring("rs", layout("zero2", 2, 1) | {"lora.rslora": True, "parallelism.sequence_parallel": True}),
         make_preferring("full", layout("zero3", 1, 1) | full),
         make_preferring("full-tp2", layout("zero1", 2, 2) | full),
         make_preferring("tied", layout("zero2", 1, 2) | full, model=tied),
