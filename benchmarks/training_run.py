@@ -29,8 +29,11 @@ class Case:
         return self.rows * self.max_length
 
 
-def prepare(directory: Path, case: Case, steps: int) -> Path:
-    """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory."""
+def prepare(directory: Path, case: Case, steps: int, objective: str = "sft") -> Path:
+    """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory.
+
+    With `objective` dpo, documents are chosen and rejected ones in turn.
+    """
     write_base(directory / "model", case.geometry)
     (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
     lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
@@ -41,9 +44,14 @@ def prepare(directory: Path, case: Case, steps: int) -> Path:
         "parallelism": {"ranks_per_node": 1},
         "env": {"python": "current"},
         "model": {"source": str(directory / "model")},
-        "dataset": {"source": str(directory / "rows.jsonl"), "format": "text", "max_length": case.max_length},
+        "dataset": {
+            "source": str(directory / "rows.jsonl"),
+            "format": "preference" if objective == "dpo" else "text",
+            "max_length": case.max_length,
+        },
         "training": {
             "method": case.method,
+            "objective": objective,
             "precision": case.precision,
             "micro_batch_size": case.rows,
             "max_steps": steps,

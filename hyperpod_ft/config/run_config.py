@@ -161,7 +161,7 @@ class Dataset(Section):
 
     source: Source = Field(
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " or `example:qa`, which is included."
+        " or `example:qa` or `example:preferences`, which are included."
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(

@@ -152,7 +152,7 @@ def layout(sharding: str, tensor_parallel: int, accumulation: int) -> dict[str, 
 def test_loss_and_every_gradient_are_those_of_padded_pairs(
     make_preferring: MakeRun, jobs: Jobs, tmp_path: Path
 ) -> None:
-    """LoRA, DoRA and full, whose head is trained too; replicated, ZeRO-1, 2 and 3; TP 2; two micro batches."""
+    """LoRA, DoRA and full, whose head is trained too; replicated, ZeRO-1, 2 and 3; TP 2, also of sequences."""
     tied, full = tiny_llama(tie_word_embeddings=True), {"training.method": "full"}
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
     runs = [
@@ -160,7 +160,7 @@ def test_loss_and_every_gradient_are_those_of_padded_pairs(
         make_preferring("lora-zero3", layout("zero3", 1, 2)),
         make_preferring("lora-tp2", layout("replicated", 2, 2)),
         make_preferring("dora", layout("zero1", 1, 1) | {"lora.dora": True, "lora.target_modules": targets}),
-        make_preferring("rs", layout("zero2", 2, 1) | {"lora.rslora": True}),
+        make_preferring("rs", layout("zero2", 2, 1) | {"lora.rslora": True, "parallelism.sequence_parallel": True}),
         make_preferring("full", layout("zero3", 1, 1) | full),
         make_preferring("full-tp2", layout("zero1", 2, 2) | full),
         make_preferring("tied", layout("zero2", 1, 2) | full, model=tied),
@@ -187,6 +187,14 @@ def test_the_reference_is_the_model_before_training(make_preferring: MakeRun) ->
         expected = log_probabilities(base, pairs_of(run.dataset_path / "validation"))
     found = torch.from_numpy(np.load(run.reference / "validation.npy"))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [{"dora": True, "rslora": True}, {"quantization": "nf4"}], ids=str)
+def test_before_training_the_model_is_its_reference(make_preferring: MakeRun, variant: dict[str, Any]) -> None:
+    run = make_preferring(settings={f"lora.{key}": value for key, value in variant.items()} | {"training.max_steps": 2})
+    train_here(run)
+    first, second = metrics(run)
+    assert first["loss"] == pytest.approx(math.log(2), rel=1e-6) != second["loss"]
 
 
 def test_metrics_are_those_of_the_model_that_was_trained(make_preferring: MakeRun) -> None:
