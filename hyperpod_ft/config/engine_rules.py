@@ -51,8 +51,6 @@ def _check_torch(config: RunConfig) -> None:
         raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
     if CATALOGUE[instance_type].device == "neuron" and config.env.python is None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
-    if config.parallelism.pipeline_parallel > 1:
-        raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
     if config.parallelism.context_parallel > 1:
         raise ValueError("parallelism.context_parallel: engine torch has no context parallelism; set it to 1")
     given = config.parallelism
@@ -101,6 +99,8 @@ def _check_torch_only(config: RunConfig) -> None:
     given = config.parallelism
     if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
         raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
+    if given.pipeline_schedule != "1f1b":
+        raise ValueError("parallelism.pipeline_schedule: is a setting of engine torch; leave it out")
     training = config.training
     for key in ("save_only_model", "evaluate_every_steps", "activation_offload", "compile"):
         if getattr(training, key):

@@ -46,6 +46,7 @@ class Preview:
             "run_directory": str(self.run.directory),
             **values,
             "sharding": self.fit.sharding if self.fit else None,
+            "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,

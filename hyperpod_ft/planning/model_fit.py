@@ -30,6 +30,7 @@ class Fit:
 
     sharding: str  # what data-parallel ranks divide, for people to read
     memory: Memory | None  # None: unknown, or no accelerators
+    pipeline: str | None = None  # how it is cut, for people to read; None: there is none
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:
@@ -44,10 +45,11 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     rules.check_family(config, family, degrees)
     rules.check_model_config(model_config)
     shape = model_shape(model_config)
-    if shape is not None:
-        check_model(config, degrees, shape)
-    sharding = rules.sharding(config, degrees, shape)
-    return Fit(sharding, check_memory(config, degrees, shape) if shape is not None else None)
+    if shape is None:
+        return Fit(rules.sharding(config, degrees, shape), None)
+    check_model(config, degrees, shape)
+    memory = check_memory(config, degrees, shape)
+    return Fit(rules.sharding(config, degrees, shape), memory, rules.explain_pipeline(config, degrees, shape))
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

@@ -161,6 +161,11 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
     return "replicated"
 
 
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    """neuronx-distributed cuts by numbers of layers."""
+    return None
+
+
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     """Embedding and output matrix are divided by tensor parallelism too."""
     tensor = degrees.tensor_parallel

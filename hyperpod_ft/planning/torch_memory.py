@@ -1,8 +1,10 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
+from collections.abc import Iterator
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning import pipeline
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
     FP32,
@@ -55,7 +57,18 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in stage_shares(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in rank_shares(config, degrees, shape))
+
+
+def rank_shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """The part of the model on each rank of the pipeline."""
+    return stage_shares(
+        config,
+        degrees,
+        shape,
+        layers_of=pipeline.layers_of_ranks(config, degrees, shape),
+        in_flight=pipeline.in_flight(config, degrees),
+    )
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
@@ -71,14 +84,27 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
     )
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
-    logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
+    of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
+    logits = share.last * (of_batch + block)
+    kept_activations = activations(config, degrees, shape, share, kept, logits)
+    if config.parallelism.pipeline_schedule == "gpipe":
+        # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
+        head = shape.vocabulary * shape.hidden * FP32 if config.training.method == "full" else 0
+        kept_activations += share.last * (share.in_flight - 1) * (of_batch + head)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
         optimizer=_optimizer(config, share, sharding),
-        activations=activations(config, degrees, shape, share, kept, logits),
+        activations=kept_activations + _received(config, degrees) * count * shape.hidden * element,
         logits=logits,
     )
+
+
+def _received(config: RunConfig, degrees: Degrees) -> int:
+    """Tensors of a pipeline's inputs and of their gradients on a rank: torch has one for each micro batch and stage."""
+    if degrees.pipeline_parallel == 1:
+        return 0
+    return 2 * pipeline.stages_per_rank(config) * config.training.gradient_accumulation_steps
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

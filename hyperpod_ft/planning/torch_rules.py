@@ -7,9 +7,9 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning import pipeline, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.memory import Memory, stage_shares
+from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import check_packing
 
@@ -45,12 +45,13 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
-    """All that divide the ranks can be trained."""
+    pipeline.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
     check_packing(config, family)
+    pipeline.check_family(degrees, family)
 
 
 def check_model_config(model_config: Mapping[str, Any]) -> None:
@@ -68,14 +69,18 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    """Heads and MLP are all that is divided."""
+    pipeline.check_layers(config, degrees, shape)
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     return torch_memory.explain(config, degrees, shape)
 
 
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    return pipeline.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
+
+
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = torch_memory.choose(config, degrees, shape)
-    for share in stage_shares(config, degrees, shape):
+    for share in torch_memory.rank_shares(config, degrees, shape):
         yield torch_memory.on_rank(config, degrees, shape, share, chosen)

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch, PackedSplit
 from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
 from hyperpod_ft.errors import UserError
 
 
@@ -44,9 +44,7 @@ class Evaluation:
         for rows in self._micro_batches:
             total += summed_loss(self._batch(rows)).double().cpu()
         module.train()
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()  # zero2 keeps layers gathered until a backward pass, which does not come here
+        reshard(module)  # zero2 keeps layers gathered until a backward pass, which does not come here
         # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
         total = total.float().to(self._device)
         dist.all_reduce(total)

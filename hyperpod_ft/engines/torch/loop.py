@@ -30,6 +30,7 @@ from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import compiling, language_model
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
+from hyperpod_ft.engines.torch.pipeline import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -84,6 +85,7 @@ class TrainingLoop:
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, meshes, sharding)
         self.data_parallel = self.model.data_parallel
+        self.pipeline = self._pipeline()
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
@@ -92,8 +94,9 @@ class TrainingLoop:
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own
-        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank)
+        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own, and stage
+        stage, data_parallel = meshes.weights.get_local_rank("pp"), self.order.data_parallel
+        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank + stage * data_parallel)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -153,6 +156,24 @@ class TrainingLoop:
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
+    def _pipeline(self) -> Pipeline | None:
+        """None when the model is in one piece."""
+        if self.meshes.weights["pp"].size() == 1:
+            return None
+        shape = model_shape(read_config(self.run.base_model))
+        assert shape is not None
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
+        size = (self.config.micro_batch_size, self.rows.max_length, shape.hidden)
+        return Pipeline(
+            self.model.module,
+            self.model.stages,
+            self.meshes.weights["pp"],
+            self.run.config.parallelism,
+            self.config.gradient_accumulation_steps,
+            torch.empty(size, dtype=dtype, device=self.device),
+            self.data_parallel.before_backward,
+        )
+
     def _evaluation(self) -> Evaluation | None:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
         directory = self.run.dataset_path / "validation"
@@ -168,7 +189,8 @@ class TrainingLoop:
     def _validation_loss(self, log: metrics.MetricsLog) -> float:
         assert self.evaluation is not None
         begun = time.monotonic()
-        loss = self.evaluation.loss(self.model.module, lambda batch: self._summed_loss(self._inputs(batch)))
+        summed_loss = self.pipeline.summed_loss if self.pipeline else self._summed_loss
+        loss = self.evaluation.loss(self.model.module, lambda batch: summed_loss(self._inputs(batch)))
         log.leave_out(time.monotonic() - begun)
         return loss
 
@@ -194,7 +216,8 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns this dp rank's share of the loss, and this rank's share of the squared gradient norm, both fp32 [].
+        Returns this dp rank's share of the loss, which the last stage of a pipeline has, and this rank's share of the
+        squared gradient norm, both fp32 [].
         """
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
@@ -202,6 +225,10 @@ class TrainingLoop:
                 f"step {number}: its rows have no token that counts in the loss", "check dataset.loss_on and the data"
             )
         last = self.config.gradient_accumulation_steps - 1
+        if self.pipeline:
+            micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
+            total = self.pipeline.forward_backward(micro_batches, tokens)
+            return total, self.data_parallel.after_backward()
         total = torch.zeros((), device=self.device)
         for index in range(last + 1):
             self.data_parallel.before_backward(last=index == last)

@@ -90,3 +90,16 @@ def make_meshes(device_type: str, degrees: Degrees, shard_ranks: int) -> Meshes:
     sharing = weights["dp_replicate", "dp_shard"]._flatten("dp_cp")
     tokens = sharing._unflatten(0, (degrees.data_parallel, degrees.context_parallel), ("dp", "cp"))
     return Meshes(weights, tokens)
+
+
+def pipeline_ends(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """A group of this rank and that at the other end of its pipeline; None between the ends. Collective over all ranks.
+
+    `mesh`: the weights' one.
+    """
+    own = None
+    for pair in zip(mesh.mesh[0].flatten().tolist(), mesh.mesh[-1].flatten().tolist(), strict=True):
+        group = dist.new_group(list(pair), timeout=COLLECTIVE_TIMEOUT)
+        if dist.get_rank() in pair:
+            own = group
+    return own

@@ -1,10 +1,13 @@
 """The model on this rank: its part of the base model and of the adapters, split over tp and divided over dp."""
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
@@ -13,19 +16,21 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.mesh import Meshes, pipeline_ends
 from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
     gated_mlp,
     language_model,
+    stages,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, trained_parts
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism
+from hyperpod_ft.planning import parallelism, pipeline
+from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -37,6 +42,7 @@ class ShardedModel:
 
     module: nn.Module
     data_parallel: DataParallel
+    stages: tuple[stages.Stage, ...]  # of a pipeline that are on this rank; one that has all layers without
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
@@ -68,6 +74,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
+    own_stages, ends = _cut(run, model, mesh)
     layers = decoder_layers(model)
     partial: set[str] = set()
     if tensor_parallel_degree > 1:
@@ -76,8 +83,12 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
     _change_forward(layers, run, torch.device(mesh.device_type))
     parts = trained_parts(model, mesh)
+    if ends and (name := stages.embedding_name(model)) in parts:
+        parts[name] = replace(parts[name], ends=ends)
     if sharding.by_layer:
-        shard_by_layer(model, layers, mesh, sharding, dtype)
+        following = iter(layers)
+        by_stage = [list(itertools.islice(following, len(stage.layers))) for stage in own_stages]
+        shard_by_layer(model, by_stage, mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
     skeleton.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
     skeleton.fill(model, weights)
@@ -85,14 +96,35 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         _initialize_adapters(model, weights, config.seed)
     data_parallel: DataParallel
     if sharding.by_layer:
-        data_parallel = ShardedWeights(model, parts, partial, mesh, sharding)
+        several_stages = len(own_stages) > 1
+        data_parallel = ShardedWeights(model, parts, partial, mesh, sharding, several_stages)
     else:
         data_parallel = ReplicatedWeights(model, parts, partial, mesh, offload=sharding.offload == "optimizer")
         rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
         masters = {name: master for name, master in data_parallel.state().items() if name in rounded}
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_tensors(masters, weights)
-    return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+    return ShardedModel(model.train(), data_parallel, own_stages, trainable_parameters, total_parameters)
+
+
+def _cut(
+    run: Run, model: PreTrainedModel, mesh: DeviceMesh
+) -> tuple[tuple[stages.Stage, ...], dist.ProcessGroup | None]:
+    """Cut a model into the stages of a pipeline, in place; this rank's own, and the ranks that share an embedding."""
+    degrees = run.plan.degrees
+    if degrees.pipeline_parallel == 1:
+        return (stages.Stage(0, 1, range(len(decoder_layers(model)))),), None
+    model_config = read_config(run.base_model)
+    pipeline.check_family(degrees, str(model_config.get("model_type", "")))
+    shape = model_shape(model_config)
+    assert shape is not None, "that of a family which can be cut is known"
+    layers = pipeline.cut(run.config, degrees, shape)
+    cut = [stages.Stage(index, len(layers), some) for index, some in enumerate(layers)]
+    stages.check_trained(model, cut)
+    ends = pipeline_ends(mesh) if stages.trains_tied_embedding(model) else None
+    own = tuple(cut[number] for number in pipeline.stages_of(mesh.get_local_rank("pp"), run.config, degrees))
+    stages.keep(model, own)
+    return own, ends
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:

@@ -19,11 +19,12 @@ from hyperpod_ft.planning.sharding import Sharding
 
 
 def shard_by_layer(
-    module: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
+    module: nn.Module, stages: list[list[nn.Module]], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
 ) -> None:
-    """Shard a module, and each of its `layers`, in place. Works on the meta device too.
+    """Shard a module, and each of its layers, in place. Works on the meta device too.
 
-    The module computes in `dtype`; gradients are reduced in fp32.
+    `stages`: its layers, in the groups that a forward pass computes; one unless it is part of a pipeline. The module
+    computes in `dtype`; gradients are reduced in fp32.
     """
     replicated = mesh["dp_replicate"].size() > 1
     offload = sharding.offload == "parameters"
@@ -33,8 +34,9 @@ def shard_by_layer(
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
     }
     # for small layers a collective costs nothing but latency
-    for bucket in grouped(layers, lambda layer: sum(local(p).nbytes for p in layer.parameters())):
-        fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
+    for layers in stages:
+        for bucket in grouped(layers, lambda layer: sum(local(p).nbytes for p in layer.parameters())):
+            fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -43,16 +45,30 @@ def shard_by_layer(
             part.set_force_sum_reduction_for_comms(True)
 
 
+def reshard(module: nn.Module) -> None:
+    """Release what is gathered of a module that `shard_by_layer` has sharded; any other stays as it is."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 class ShardedWeights(DataParallel):
     """The trained parameters of a module that `shard_by_layer` has sharded; they are fp32."""
 
     def __init__(
-        self, module: nn.Module, parts: dict[str, Part], partial: set[str], mesh: DeviceMesh, sharding: Sharding
+        self,
+        module: nn.Module,
+        parts: dict[str, Part],
+        partial: set[str],
+        mesh: DeviceMesh,
+        sharding: Sharding,
+        several_stages: bool = False,
     ) -> None:
+        """`several_stages`: not all layers take part in a backward pass, since they are stages of a pipeline."""
         super().__init__(module, parts, partial, mesh)
         assert isinstance(module, FSDPModule)
         self._module = module
-        self._gather_once = sharding.mode == "zero2"
+        self._gather_once, self._several_stages = sharding.mode == "zero2", several_stages
         # 0 bytes on a rank without rows of it
         self.groups = grouped(self.parameters, lambda name: local(self.parameters[name]).nbytes)
         if sharding.offload == "optimizer":
@@ -66,12 +82,15 @@ class ShardedWeights(DataParallel):
         return self._host.masters[name] if self._host else self._shard(name)
 
     def before_backward(self, last: bool) -> None:
-        self._module.set_requires_all_reduce(last)
+        # each stage has a last backward pass of its own
+        self._module.set_requires_all_reduce(last or self._several_stages)
         if self._gather_once:
             self._module.set_reshard_after_backward(last)
 
     @torch.no_grad()
     def after_backward(self) -> torch.Tensor:
+        if self._gather_once and self._several_stages:
+            reshard(self._module)
         gradients = {name: self._gradient(name) for name in self.parameters}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -92,4 +111,4 @@ class ShardedWeights(DataParallel):
 
     def check_replicas(self, step: int) -> None:
         shards = {name: self._shard(name) for name in self.parameters}
-        check_replicas(shards, {name: part.copies for name, part in self.parts.items()}, self.mesh, step)
+        check_replicas(shards, {name: part.copies for name, part in self.parts.items()}, self.parts, step)

@@ -26,6 +26,8 @@ class Part:
     shard_ranks: int
     index: int  # of this rank among them
     mesh: DeviceMesh
+    ends: dist.ProcessGroup | None = None
+    """The ranks of a pipeline's first and last stage that both hold this part: of a tied embedding."""
 
     @property
     def rows_each(self) -> int:
@@ -44,7 +46,7 @@ class Part:
     @property
     def replicas(self) -> int:
         """How many ranks hold the same part."""
-        return math.prod(self.mesh[axis].size() for axis in self.copies)
+        return math.prod(self.mesh[axis].size() for axis in self.copies) * (self.ends.size() if self.ends else 1)
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
         """A DTensor of the whole shape that shares this part's memory; the tensor itself when it is whole.
@@ -115,7 +117,7 @@ def sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 @torch.no_grad()
 def check_replicas(
-    tensors: Mapping[str, torch.Tensor], copies: Mapping[str, Iterable[str]], mesh: DeviceMesh, step: int
+    tensors: Mapping[str, torch.Tensor], copies: Mapping[str, Iterable[str]], parts: Mapping[str, Part], step: int
 ) -> None:
     """Raise RuntimeError when a tensor differs between ranks along an axis of `copies`, by name. Collective.
 
@@ -123,15 +125,19 @@ def check_replicas(
     """
     # exact in int64: a single changed bit changes it; several may cancel
     sums = {name: tensor.contiguous().view(torch.int16).sum(dtype=torch.int64) for name, tensor in tensors.items()}
-    for axis in mesh.mesh_dim_names or ():
-        names = [name for name in tensors if axis in copies[name]]
-        if not names or mesh[axis].size() == 1:
-            continue
-        one = torch.stack([sums[name] for name in names]).to(mesh.device_type)
+    by_ranks: dict[tuple[str, dist.ProcessGroup], list[str]] = {}
+    for name in tensors:
+        mesh, ends = parts[name].mesh, parts[name].ends
+        groups = [(f"{axis} ranks", mesh.get_group(axis)) for axis in copies[name] if mesh[axis].size() > 1]
+        for ranks in [*groups, *([("the first and the last stage", ends)] if ends else [])]:
+            by_ranks.setdefault(ranks, []).append(name)
+    for (ranks, group), names in sorted(by_ranks.items(), key=lambda item: item[0][0]):
+        device_type = parts[names[0]].mesh.device_type
+        one = torch.stack([sums[name] for name in names]).to(device_type)
         both = torch.stack([one, -one])
-        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.get_group(axis))
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
         if different := [name for name, low_high in zip(names, both.sum(0).tolist(), strict=True) if low_high]:
-            raise RuntimeError(f"step {step}: {len(different)} parameters differ between {axis} ranks: {different[:3]}")
+            raise RuntimeError(f"step {step}: {len(different)} parameters differ between {ranks}: {different[:3]}")
 
 
 def _mesh(mesh: DeviceMesh, axes: tuple[str, ...], device_type: str) -> DeviceMesh:

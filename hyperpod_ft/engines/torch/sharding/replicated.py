@@ -171,7 +171,7 @@ class ReplicatedWeights(DataParallel):
 
     def check_replicas(self, step: int) -> None:
         copies = {name: (*part.copies, "dp_shard") for name, part in self.parts.items()}
-        check_replicas({name: local(p.detach()) for name, p in self.parameters.items()}, copies, self.mesh, step)
+        check_replicas({name: local(p.detach()) for name, p in self.parameters.items()}, copies, self.parts, step)
 
     def _on_gradient(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:

@@ -1,0 +1,70 @@
+"""What every rank of test_pipeline.py runs: several runs one after another, each with its own mesh of the same ranks.
+
+    python -m forking_torchrun ... -m pipeline_worker OUT_DIRECTORY RUN_DIR...
+
+`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: the gradients of the first step,
+then STEPS steps and the validation loss. The first rank of each stage writes, whole, these gradients, the parameters,
+losses and norms.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from layouts_worker import filled_value, whole
+from safetensors.torch import save_file
+
+from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+
+STEPS = 2
+
+
+def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> None:
+    device = device_of("local", processes.local_rank)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        loop = TrainingLoop(run, processes, device, meshes, sharding)
+        tensors: dict[str, torch.Tensor] = {}
+        loop.forward_backward(1)
+        for names in loop.data_parallel.groups:
+            for name, gradient in zip(names, loop.data_parallel.take_gradients(names), strict=True):
+                tensors[f"gradient.{name}"] = whole(loop.data_parallel.parts[name].wrap(gradient))
+        steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
+        loop.data_parallel.check_replicas(STEPS)
+        assert loop.evaluation is not None
+        summed_loss = loop.pipeline.summed_loss if loop.pipeline else loop._summed_loss
+        validation = loop.evaluation.loss(loop.model.module, lambda batch: summed_loss(loop._inputs(batch)))
+        tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
+        tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
+        tensors["validation"] = torch.tensor(validation)
+        for name, master in loop.data_parallel.state().items():
+            tensors[f"parameter.{name}"] = whole(master)
+        stage = meshes.weights.get_local_rank("pp")
+        if processes.rank == int(meshes.weights.mesh[stage].flatten()[0]):
+            save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}-{stage}.safetensors")
+
+
+def main() -> None:
+    out, directories = Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
+    adapters.initial_value = filled_value
+    offload = activations.offload_layers
+    # small models have no tensors of a size that would move
+    activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
+    for index, directory in enumerate(directories):
+        run = Run.open(directory)
+        for number, case in enumerate(json.loads((directory / "shardings.json").read_text())):
+            processes = join_processes(run.plan.degrees.world_size)
+            store = dist.PrefixStore(f"{index}/{number}", processes.store)
+            own = Processes(processes.rank, processes.world_size, processes.local_rank, store)
+            measure(run, own, Sharding(*case), out)
+
+
+if __name__ == "__main__":
+    main()
