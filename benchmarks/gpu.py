@@ -34,13 +34,7 @@ PEERS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = command.parser("Benchmark the training step on a GPU.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--steps", type=int, default=20, help=f"optimizer steps, {training.WARM_UP} of them to warm up")
-    options = parser.parse_args()
-    names = options.cases or list(CASES)
-    if unknown := set(names) - set(CASES):
-        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    options = training.parse_arguments("Benchmark the training step on a GPU.", CASES, steps=20)
     python = Path(sys.executable)
     installed = command.Installed({}, {}, {KIT: environments.versions(python, training.KIT_PACKAGES)})
     for peer in PEERS if options.peers == "all" else ():
@@ -50,7 +44,7 @@ def main() -> None:
         else:
             installed.missing[peer] = "trl is not installed here"
     options.work.mkdir(parents=True, exist_ok=True)
-    good = [training.benchmark("gpu", name, CASES[name], PEERS, options, installed) for name in names]
+    good = [training.benchmark("gpu", name, CASES[name], PEERS, options, installed) for name in options.cases]
     sys.exit(0 if all(good) else 1)
 
 

@@ -17,19 +17,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hyperpod_ft.engines import pretrained
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model.build import decoder_layers
+from hyperpod_ft.engines.torch.sharding.parts import local, parts_of
+from hyperpod_ft.evaluation import pretrained
 
 
 def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
     """The engine's way: shard shapes, then read this rank's slices."""
     model = skeleton.build(directory, dtype, "sdpa")
     weights = locate(model, directory)
+    parts = parts_of(model, mesh, {})
     _shard(model, mesh)
     skeleton.materialize(model, torch.device("cpu"))
-    skeleton.fill(model, weights)
+    skeleton.fill(model, weights, parts)
     return model
 
 
@@ -47,7 +49,7 @@ def main() -> None:
     loader, dtype, directory, output = sys.argv[1], getattr(torch, sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
     # the modules of the family: an import too
     AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(directory))]
     dist.barrier()
@@ -60,7 +62,7 @@ def main() -> None:
         "wall": time.perf_counter() - start,
         "cpu": time.process_time() - cpu,
         "peak": _status("VmHWM") - before,
-        "held": sum(skeleton.local_part(parameter.detach())[1].nbytes for parameter in model.parameters()),
+        "held": sum(local(parameter.detach()).nbytes for parameter in model.parameters()),
         "whole": sum(parameter.nbytes for parameter in model.parameters()),
     }
     (output / f"{dist.get_rank()}.json").write_text(json.dumps(facts), encoding="utf-8")

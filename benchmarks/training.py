@@ -50,18 +50,24 @@ CASES = {
 
 
 def main() -> None:
-    parser = command.parser("Benchmark the training step.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--steps", type=int, default=10, help=f"optimizer steps, {WARM_UP} of them to warm up")
-    options = parser.parse_args()
-    names = options.cases or list(CASES)
-    if unknown := set(names) - set(CASES):
-        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    options = parse_arguments("Benchmark the training step.", CASES, steps=10)
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
     options.work.mkdir(parents=True, exist_ok=True)
     # every case is measured, even after one that misses its goal
-    good = [benchmark("training", name, CASES[name], SETTINGS, options, installed) for name in names]
+    good = [benchmark("training", name, CASES[name], SETTINGS, options, installed) for name in options.cases]
     sys.exit(0 if all(good) else 1)
+
+
+def parse_arguments(description: str, cases: Mapping[str, Case], steps: int) -> argparse.Namespace:
+    """The command line of a benchmark of training; its `cases` are the names of those to measure."""
+    parser = command.parser(description)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; default: all")
+    parser.add_argument("--steps", type=int, default=steps, help=f"optimizer steps, {WARM_UP} of them to warm up")
+    options = parser.parse_args()
+    options.cases = options.cases or list(cases)
+    if unknown := set(options.cases) - set(cases):
+        parser.error(f"unknown case {', '.join(sorted(unknown))}")
+    return options
 
 
 def benchmark(

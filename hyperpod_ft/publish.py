@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -180,24 +179,3 @@ def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
         time.sleep(0.5)
     state = f"still locked by another process after {patience:.0f} s" if patience else "locked by another process"
     raise UserError(f"{path}: is {state}", "wait until it finishes, or stop it")
-
-
-def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def files_below(path: Path) -> list[Path]:
-    """The file itself, or every regular file below a directory, sorted."""
-    if path.is_file():
-        return [path]
-    return sorted(found for found in path.rglob("*") if found.is_file())
-
-
-def text_digest(text: str) -> str:
-    """Hex SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()

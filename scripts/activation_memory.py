@@ -2,22 +2,28 @@
 
     python -m scripts.activation_memory
 
-prints a table of docs/parallelism.md. Measured is the memory of all tensors that exist after a forward pass and did not
+prints a table of docs/memory.md. Measured is the memory of all tensors that exist after a forward pass and did not
 before, of a model with four layers less that of one with two.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, gated_mlp
+from hyperpod_ft.engines.torch.model import activations, attention, context_parallel, gated_mlp
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -44,6 +50,7 @@ class Choice:
     family: str = "llama"
     dropout: float = 0.0
     dora: bool = False
+    context_parallel: int = 1
 
     def config(self) -> RunConfig:
         return RunConfig.model_validate(
@@ -60,7 +67,10 @@ class Choice:
                     "activation_checkpointing": self.checkpointing,
                     "micro_batch_size": ROWS,
                 },
-                "parallelism": {"ranks_per_node": 1},
+                "parallelism": {
+                    "ranks_per_node": self.context_parallel,
+                    "context_parallel": self.context_parallel,
+                },
             }
         )
 
@@ -100,15 +110,29 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         model.model.embed_tokens.register_forward_hook(lambda _, args, output: output.requires_grad_())
     activations.checkpoint_layers(model.model.layers, config.training)
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    with _Made() as made:
+    with _rank_of(choice.context_parallel) as chunk, _Made() as made:
         output = model.model(
-            input_ids=positions % values["vocab_size"],
-            position_ids=positions,
+            input_ids=chunk.of(positions) % values["vocab_size"],
+            position_ids=chunk.of(positions),
             attention_mask=attention.document_bounds(positions),
             use_cache=False,
         )
+        found = made.bytes()
     assert output.last_hidden_state.requires_grad
-    return made.bytes()
+    return found
+
+
+@contextlib.contextmanager
+def _rank_of(ranks: int) -> Iterator[context_parallel.Chunk]:
+    """The first of some ranks that share rows; it receives nothing from the others, only memory."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        context_parallel.divide_attention(mesh)
+        yield context_parallel.chunk_of(mesh)
+    finally:
+        AttentionInterface.register(attention.NAME, attention.attend)
+        dist.destroy_process_group()
 
 
 class _Made(TorchDispatchMode):
@@ -119,10 +143,10 @@ class _Made(TorchDispatchMode):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_pointer(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        given = {_pointer(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **kwargs or {})
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and _pointer(tensor) not in given:
+        for tensor in _tensors(result):
+            if _pointer(tensor) not in given:
                 storage = tensor.untyped_storage()
                 self._storages[_pointer(tensor)] = StorageWeakRef(storage), storage.nbytes()
         return result
@@ -130,6 +154,12 @@ class _Made(TorchDispatchMode):
     def bytes(self) -> int:
         """Of those that still exist."""
         return sum(size for storage, size in self._storages.values() if not storage.expired())
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Those with memory of their own: what is still on its way has none until it is waited for."""
+    found = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    return [tensor for tensor in found if not isinstance(tensor, AsyncCollectiveTensor)]
 
 
 def _pointer(tensor: torch.Tensor) -> int:

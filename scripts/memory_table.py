@@ -1,4 +1,4 @@
-"""The table of docs/parallelism.md: memory of a training step per core, by model, method, instances and degrees.
+"""The table of docs/memory.md: memory of a training step per core, by model, method, instances and degrees.
 
 `python scripts/reference.py` writes it between the page's markers.
 """
@@ -100,7 +100,7 @@ def _estimate(
     shape, degrees = model_shape(model_config), degrees_of(config)
     assert shape is not None
     check_model(config, degrees, shape)
-    memory, room = estimate(config, degrees, shape), available(config)
+    memory, limit = estimate(config, degrees, shape), available(config)
     return _row(
         name,
         "LoRA" if method == "lora" else method,
@@ -108,8 +108,8 @@ def _estimate(
         f"{tensor} x {pipeline} x {degrees.data_parallel}",
         *(f"{value / GIB:.1f}" for value in vars(memory).values()),
         f"{memory.total / GIB:.1f}",
-        f"{room / GIB:.1f}",
-        "yes" if memory.total <= room else "no",
+        f"{limit / GIB:.1f}",
+        "yes" if memory.total <= limit else "no",
     )
 
 

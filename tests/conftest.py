@@ -1,6 +1,5 @@
 """Run files for tests: small, valid, and all below a temporary directory."""
 
-import gc
 import os
 import signal
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft import garbage
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
 
@@ -21,12 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # until all is collected: importing the tests makes a million objects and hardly any garbage
+garbage.pause_collection()  # until all tests are imported
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,14 @@ from hyperpod_ft.checkpoint.tensors.layout import (
     TORCH_NAME_OF_DTYPE,
     LogicalTensor,
 )
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
 # PEFT writes this adapter to the top directory, and each other to its own (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
+# In old files: a buffer, which every model computes again; and a bias of T5, which none has.
+_UNUSED = ("rotary_emb.inv_freq", "EncDecAttention.relative_attention_bias.weight")
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
     files = {piece.file for tensor in tensors for piece in tensor.stored}
     states = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     description = repr((states, sorted(tensors, key=lambda tensor: tensor.name)))
-    return {"kit": __version__, "tensors": sha256(description.encode()).hexdigest()}
+    return {"kit": __version__, "tensors": text_sha256(description)}
 
 
 def _match(
@@ -160,10 +162,11 @@ def _match(
     if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
         # one parameter under two names: the checkpoint and the base may each have either
         trained = {**trained, **{name: either.renamed(name) for name in both if name in base or name in trained}}
+    if shared := trained.get(tied.SHARED):
+        trained = {**trained, **{name: shared.renamed(name) for name in tied.SHARED_ALIASES if name in base}}
     sources = {}
     for name, tensor in base.items():
-        # a buffer in old checkpoints, which every model recomputes
-        source = tensor if name.endswith("rotary_emb.inv_freq") else trained.get(name)
+        source = tensor if name.endswith(_UNUSED) else trained.get(name)
         if source is None:
             raise UserError(
                 f"{where}: tensor {name} of the base model is missing",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyperpod_ft.cli.tables import printable
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.sharded.sharded import Sharded

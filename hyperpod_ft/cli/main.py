@@ -243,7 +243,12 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
     from hyperpod_ft.config import run_file as run_files
     from hyperpod_ft.runs.run import Run
 
-    return Run.of(run_files.load(run_files.find(run_file), overrides or ()))
+    config = run_files.load(run_files.find(run_file), overrides or ())
+    if config.parallelism.degrees == "auto":
+        from hyperpod_ft.download.model_config import ensure_model_config
+
+        ensure_model_config(config)
+    return Run.of(config)
 
 
 def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:

@@ -10,17 +10,19 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import clock, console, printable, shown, table
+from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
 from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.terminal import printable
 
 _LINE_EVERY_SECONDS = 10.0
 _ANSWERS_SHOWN = 8
@@ -44,6 +46,9 @@ def plan(known: Preview) -> None:
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x context {degrees.context_parallel} x data {degrees.data_parallel}"
     )
+    if run.proposal:
+        print("degrees   chosen by estimates (docs/parallelism.md):")
+        console().print(_proposal(run.proposal))
     if known.fit:
         print(f"sharding  {known.fit.sharding}")
     if known.fit and known.fit.pipeline:
@@ -68,6 +73,22 @@ def plan(known: Preview) -> None:
             stage.planned.fingerprint,
         )
     console().print(stages)
+
+
+def _proposal(proposal: Proposal) -> RenderableType:
+    layouts = table("", "degrees", "sharding", "GiB", "rows a step", "tokens/s", "")
+    for layout in (proposal.chosen, *proposal.slower):
+        layouts.add_row(
+            "*" if layout is proposal.chosen else "",
+            str(layout.degrees),
+            str(layout.sharding),
+            f"{layout.memory.total / GIB:.1f}" if layout.memory else "",
+            str(layout.rows),
+            f"{layout.tokens_per_second:,.0f}",
+        )
+    for refused in proposal.refused:
+        layouts.add_row("", str(refused.degrees), "", "", "", "", Text(refused.reason))
+    return layouts
 
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:

@@ -1,4 +1,4 @@
-"""How the commands print: tables, paths as a person types them, and text that cannot control a terminal."""
+"""How the commands print: tables, paths as a person types them, the time."""
 
 import os
 import sys
@@ -31,11 +31,6 @@ def shown(path: Path | str) -> str:
     """A path as a person would type it from here."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
-
-
-def printable(text: str) -> str:
-    """Without the sequences that control a terminal: models, programs and names of tensors may hold any."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def clock() -> str:

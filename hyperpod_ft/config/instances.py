@@ -1,7 +1,10 @@
 """The hardware of a node of each instance type.
 
 Sources: AWS's instance pages; the Neuron documentation's architecture pages (Trainium: 190 TFLOPS in bf16 and 32 GiB
-for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets (dense bf16: A100 312, H100 and H200 989).
+for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets (dense bf16: A100 312, H100 and H200 989,
+A10G 70). Links: NVIDIA's data sheets (NVLink: A100 600 GB/s, H100 and H200 900; A10 on PCIe Gen4: 64) and the Neuron
+documentation (NeuronLink-v3: 1.28 TB/s a chip) count both directions; AWS's instance pages give a node's network: P4d
+400 Gbit/s, P5 3,200, G5 100, trn2.3xlarge 200, trn2.48xlarge 3,200, trn1 800 and trn1n 1,600.
 """
 
 from dataclasses import dataclass
@@ -19,6 +22,8 @@ class Instance:
     device_gib: int = 0  # memory of one chip, GiB
     device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
     efa: int = 0  # network interfaces
+    network_gbit: int = 0  # of the node, 1e9 bits a second in each direction
+    device_link_gbs: float = 0.0  # of one chip to the others of its node, 1e9 bytes a second in each direction
     tensor_parallel: int = 1  # default of engine neuron
 
     @property
@@ -31,34 +36,46 @@ class Instance:
         return self.device_gib * self.devices / self.ranks if self.ranks else 0.0
 
     @property
+    def rank_link_gbs(self) -> float:
+        """Bandwidth of one rank to others of its node, 1e9 bytes a second in each direction."""
+        return self.device_link_gbs * self.devices / self.ranks if self.ranks else 0.0
+
+    @property
+    def rank_network_gbs(self) -> float:
+        """One rank's part of the node's network, 1e9 bytes a second in each direction."""
+        return self.network_gbit / 8 / self.ranks if self.ranks else 0.0
+
+    @property
     def rank_tflops(self) -> float:
         """Peak of one rank in dense bf16, 1e12 operations a second."""
         return self.device_tflops * self.devices / self.ranks if self.ranks else 0.0
 
 
-def _trainium(name: str, chips: int, cores: int, efa: int, lnc: int = 1) -> Instance:
+def _trainium(name: str, chips: int, cores: int, efa: int, network: int, lnc: int = 1) -> Instance:
     """`cores`: physical cores of a chip. Tensor parallelism as in optimum-neuron's training examples."""
-    gib, tflops, degree = (32, 190.0, 8) if name.startswith("trn1") else (96, 667.0, 4)
+    # the documentation gives no bandwidth for NeuronLink-v2
+    gib, tflops, link, degree = (32, 190.0, 0.0, 8) if name.startswith("trn1") else (96, 667.0, 640.0, 4)
     ranks = chips * cores // lnc
-    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, degree)
+    return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, network, link, degree)
 
 
-def _gpus(name: str, gib: int, tflops: float, efa: int) -> Instance:
-    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa)
+def _gpus(name: str, gib: int, tflops: float, efa: int, network: int, link: float) -> Instance:
+    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa, network, link)
 
 
 CATALOGUE: dict[str, Instance] = {
     instance.name: instance
     for instance in (
         Instance("local", "cpu", None),
-        _trainium("trn1.32xlarge", 16, 2, efa=8),
-        _trainium("trn1n.32xlarge", 16, 2, efa=16),
-        _trainium("trn2.3xlarge", 1, 8, efa=1, lnc=2),
-        _trainium("trn2.48xlarge", 16, 8, efa=16, lnc=2),
-        _gpus("p4d.24xlarge", 40, 312.0, efa=4),
-        _gpus("p4de.24xlarge", 80, 312.0, efa=4),
-        _gpus("p5.48xlarge", 80, 989.4, efa=32),
-        _gpus("p5e.48xlarge", 141, 989.4, efa=32),
-        _gpus("p5en.48xlarge", 141, 989.4, efa=16),
+        _trainium("trn1.32xlarge", 16, 2, efa=8, network=800),
+        _trainium("trn1n.32xlarge", 16, 2, efa=16, network=1600),
+        _trainium("trn2.3xlarge", 1, 8, efa=1, network=200, lnc=2),
+        _trainium("trn2.48xlarge", 16, 8, efa=16, network=3200, lnc=2),
+        _gpus("g5.48xlarge", 24, 70.0, efa=1, network=100, link=32),
+        _gpus("p4d.24xlarge", 40, 312.0, efa=4, network=400, link=300),
+        _gpus("p4de.24xlarge", 80, 312.0, efa=4, network=400, link=300),
+        _gpus("p5.48xlarge", 80, 989.4, efa=32, network=3200, link=450),
+        _gpus("p5e.48xlarge", 141, 989.4, efa=32, network=3200, link=450),
+        _gpus("p5en.48xlarge", 141, 989.4, efa=16, network=3200, link=450),
     )
 }

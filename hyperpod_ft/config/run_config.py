@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.config.engine_rules import FLASH_ATTENTION_LENGTH, check_engine
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,9 +30,12 @@ from hyperpod_ft.config.fields import (
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
 Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+
+_EXPERIMENTAL_ON_GPUS = "experimental on GPUs: never run on one."  # the end of a description
 
 _SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -177,7 +179,13 @@ class Dataset(Section):
         None, description="Jinja template of the row's fields; for format `template`."
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
-        2048, description="Length of every packed row, in tokens."
+        2048,
+        description="Length of every packed row, in tokens; of an encoder-decoder, length of the encoder's part.",
+    )
+    max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
+        None,
+        description="Length of the decoder's part of every packed row, in tokens. Required for an encoder-decoder"
+        " (T5, Flan-T5), and only for one.",
     )
     loss_on: Literal["completion", "all"] = Field(
         "completion",
@@ -187,10 +195,13 @@ class Dataset(Section):
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
         description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
-        " rows, `none` pads each example to a row.",
+        " rows, `none` pads each example to a row. Attention within packed documents (engine torch) is"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What to do with an example longer than max_length; has no effect with packing `wrapped`."
+        "drop",
+        description="What to do with an example longer than max_length, or max_target_length; has no effect with"
+        " packing `wrapped`.",
     )
     validation_share: Share = Field(
         0.02, description="Fraction of the rows held out for validation, at least 0 and below 1."
@@ -204,6 +215,26 @@ class Dataset(Section):
         0,
         description="Number of tokenizing processes; 0 means one per CPU of the job, with at least 4 MB of text each.",
     )
+
+    @property
+    def row_tokens(self) -> int:
+        """Positions of a packed row, those of the decoder included."""
+        return self.max_length + (self.max_target_length or 0)
+
+    @model_validator(mode="after")
+    def _suits_an_encoder_decoder(self) -> "Dataset":
+        if self.max_target_length is None:
+            return self
+        if self.format in ("chat", "text"):
+            raise ValueError(
+                f"format {self.format}: an encoder-decoder learns to answer a source with a target; use"
+                " prompt-completion, template, dolly or alpaca, or leave max_target_length out"
+            )
+        if self.loss_on == "all":
+            raise ValueError("loss_on all: an encoder-decoder does not predict its prompt; set it to completion")
+        if self.packing == "wrapped":
+            raise ValueError("packing wrapped: would part sources from their targets; set it to bfd or none")
+        return self
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "Dataset":
@@ -237,7 +268,7 @@ class Lora(Section):
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="Names of the linear modules to adapt.",
+        description="Names of the linear modules to adapt. If not set, `q` and `v` of an encoder-decoder.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(
@@ -300,11 +331,12 @@ class Training(Section):
     activation_offload: bool = Field(
         False,
         description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
-        " activation_checkpointing the layer's input (engine torch).",
+        f" activation_checkpointing the layer's input (engine torch). It is {_EXPERIMENTAL_ON_GPUS}",
     )
     compile: bool | None = Field(
         None,
-        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch).",
+        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch)."
+        f" It is {_EXPERIMENTAL_ON_GPUS}",
     )
     sanity_steps: NonNegativeInt = Field(
         20,
@@ -319,7 +351,7 @@ class Training(Section):
     async_save: bool = Field(
         False,
         description="Write checkpoints while training continues; needs host memory for a whole checkpoint of the node's"
-        " ranks.",
+        f" ranks. With engine torch it is {_EXPERIMENTAL_ON_GPUS}",
     )
     save_only_model: bool = Field(
         False,
@@ -350,6 +382,11 @@ class Training(Section):
 class Parallelism(Section):
     """How the model is split over the ranks; the remaining ranks are data-parallel."""
 
+    degrees: Literal["manual", "auto"] = Field(
+        "manual",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: those that fit and, by an"
+        " estimate, train most tokens a second (engine torch). `hyperpod-ft plan` shows the choice.",
+    )
     tensor_parallel: PositiveInt | None = Field(
         None,
         description="Number of ranks, on one node, that share each layer's matrices. If not set: with engine neuron 8"
@@ -369,7 +406,15 @@ class Parallelism(Section):
     virtual_pipeline_parallel: PositiveInt = Field(
         2, ge=2, description="Number of stages on each rank with pipeline_schedule `interleaved`."
     )
-    context_parallel: PositiveInt = Field(1, description="Number of ranks that share each row's tokens.")
+    context_parallel: PositiveInt = Field(
+        1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
+    )
+    sequence_parallel: bool | None = Field(
+        None,
+        description="With tensor_parallel, divide the activations between attention and MLP over its ranks too, by"
+        " position (engine torch; engine neuron has neuron.sequence_parallel). It saves memory and sends as many bytes."
+        " If not set: when tensor_parallel divides dataset.max_length.",
+    )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )
@@ -377,7 +422,8 @@ class Parallelism(Section):
         "auto",
         description="What data-parallel ranks divide instead of each holding all of it (engine torch): nothing"
         " (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`"
-        " chooses the fastest that fits. docs/parallelism.md compares them.",
+        " chooses the fastest that fits. docs/parallelism.md compares them. All are"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
     shard_ranks: PositiveInt | None = Field(
         None,
@@ -387,7 +433,8 @@ class Parallelism(Section):
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",
         description="What is kept in host memory (engine torch): with `optimizer` AdamW's state and fp32 weights,"
-        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer.",
+        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer. It is"
+        f" {_EXPERIMENTAL_ON_GPUS}",
     )
 
 
@@ -465,9 +512,21 @@ class RunConfig(Section):
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _targets_of_an_encoder_decoder(cls, values: Any) -> Any:
+        """Its modules have other names; these two are PEFT's default for T5."""
+        if not isinstance(values, dict):
+            return values
+        dataset, lora = values.get("dataset"), values.get("lora") or {}
+        paired = isinstance(dataset, dict) and dataset.get("max_target_length") is not None
+        if paired and isinstance(lora, dict) and "target_modules" not in lora:
+            return values | {"lora": lora | {"target_modules": ("q", "v")}}
+        return values
+
     @model_validator(mode="after")
-    def _suits_its_engine(self) -> "RunConfig":
-        check_engine(self)
+    def _settings_go_together(self) -> "RunConfig":
+        check_combinations(self)
         return self
 
     @property

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from hyperpod_ft.config.fields import shortened, shown
+from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.publish import files_below, sha256
 from hyperpod_ft.shipped import shipped
 
 SourceKind = Literal["hub", "s3", "local"]
@@ -40,7 +40,7 @@ class Asset:
             name = self.source.replace("/", "--")
         else:
             name = self.source.rstrip("/").rsplit("/", 1)[-1]
-        revision = self.revision or hashlib.sha256(self.source.encode()).hexdigest()[:12]
+        revision = self.revision or text_sha256(self.source)[:12]
         return re.sub(r"[^A-Za-z0-9._-]", "-", name) + "@" + re.sub(r"[^A-Za-z0-9._-]", "-", revision)
 
 
@@ -108,7 +108,7 @@ def _digest(path: Path) -> str:
     for file in files_below(path):
         status = file.stat()
         small = status.st_size <= SMALL_FILE_BYTES
-        identity = sha256(file) if small else f"{status.st_size} {status.st_mtime_ns}"
+        identity = file_sha256(file) if small else f"{status.st_size} {status.st_mtime_ns}"
         name = file.name if file == path else file.relative_to(path).as_posix()
         digest.update(os.fsencode(name) + f"\0{identity}\n".encode())
     return digest.hexdigest()[:16]

@@ -3,20 +3,21 @@
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.data.packing import PackedRows
+from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.errors import UserError
 
 SplitName = Literal["train", "validation"]
 
-_ARRAYS = ("input_ids", "labels", "position_ids")
+_DECODER = "decoder_input_ids"
 _SAMPLES = "samples.jsonl"
 _REPORT = "report.json"
 
@@ -42,21 +43,46 @@ class Split:
     labels: NDArray[np.int32]
     position_ids: NDArray[np.int32]
 
-    @classmethod
-    def open(cls, directory: Path) -> "Split":
-        """Raises UserError when the arrays are missing, damaged or of different shapes."""
-        remedy = "run: hyperpod-ft submit --only dataset --force"
-        try:
-            arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS]
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
-        shapes = {array.shape for array in arrays}
-        if len(shapes) != 1 or arrays[0].ndim != 2:
-            raise UserError(f"{directory}: the arrays have different shapes {sorted(shapes)}", remedy)
-        return cls(*arrays)
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class PairedSplit:
+    """The rows of an encoder-decoder, memory-mapped: the first two int32 [rows, max_length], the others of the decoder.
+
+    `documents` number the sources of a row from 1, `decoder_documents` their targets; 0 is padding. `labels` are what
+    the decoder predicts where it reads `decoder_input_ids`, -100 in the padding.
+    """
+
+    input_ids: NDArray[np.int32]
+    documents: NDArray[np.int32]
+    decoder_input_ids: NDArray[np.int32]
+    decoder_documents: NDArray[np.int32]
+    labels: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+
+def open_split(directory: Path) -> Split | PairedSplit:
+    """The rows in `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
+    remedy = "run: hyperpod-ft submit --only dataset --force"
+    kind: type[Split | PairedSplit] = PairedSplit if (directory / f"{_DECODER}.npy").exists() else Split
+    names = [field.name for field in fields(kind)]
+    try:
+        arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
+    parts = [arrays] if kind is Split else [arrays[:2], arrays[2:]]
+    shapes = [{array.shape for array in part} for part in parts]
+    if (
+        any(len(found) != 1 for found in shapes)
+        or any(array.ndim != 2 for array in arrays)
+        or len({len(array) for array in arrays}) != 1
+    ):
+        raise UserError(f"{directory}: the arrays have different shapes {sorted(set().union(*shapes))}", remedy)
+    return kind(*arrays)
 
 
 @dataclass(frozen=True)
@@ -72,11 +98,11 @@ class Prepared:
             raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")
         return cls(directory)
 
-    def split(self, name: SplitName) -> Split | None:
+    def split(self, name: SplitName) -> Split | PairedSplit | None:
         """The rows of a split; None if it has none. Raises UserError when they are damaged."""
         if not (self.directory / name).is_dir():
             return None
-        return Split.open(self.directory / name)
+        return open_split(self.directory / name)
 
     def samples(self, split: SplitName) -> list[Sample]:
         """Examples of a split in an order drawn once: the first k are a random sample."""
@@ -89,22 +115,21 @@ class Prepared:
         return dict(json.loads((self.directory / _REPORT).read_text(encoding="utf-8")))
 
 
-def write_split(
-    directory: Path, name: SplitName, blocks: Iterable[PackedRows], row_count: int, max_length: int
-) -> None:
+def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | PairedRows], row_count: int) -> None:
     """Write a split's arrays block by block, with one block in memory; nothing if there are no rows."""
     if not row_count:
         return
     (directory / name).mkdir()
-    header = {"descr": "<i4", "fortran_order": False, "shape": (row_count, max_length)}
     with contextlib.ExitStack() as stack:
-        # written, not mapped: on a full volume a write raises an error, but a mapping gets a signal
-        streams = {array: stack.enter_context((directory / name / f"{array}.npy").open("wb")) for array in _ARRAYS}
-        for stream in streams.values():
-            np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call,unused-ignore]  # typed since numpy 2.3
+        streams: dict[str, IO[bytes]] = {}
         for block in blocks:
-            for array, stream in streams.items():
-                stream.write(np.ascontiguousarray(getattr(block, array), "<i4").data)
+            for array, rows in vars(block).items():
+                if array not in streams:
+                    # written, not mapped: on a full volume a write raises an error, but a mapping gets a signal
+                    streams[array] = stack.enter_context((directory / name / f"{array}.npy").open("wb"))
+                    header = {"descr": "<i4", "fortran_order": False, "shape": (row_count, rows.shape[1])}
+                    np.lib.format.write_array_header_1_0(streams[array], header)  # type: ignore[no-untyped-call,unused-ignore]  # typed since numpy 2.3
+                streams[array].write(np.ascontiguousarray(rows, "<i4").data)
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:

@@ -41,7 +41,8 @@ class RowCount:
             more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
             remedy = f"correct them, or set dataset.max_bad_rows to {count} or more"
             if self.bad[TOO_LONG]:
-                remedy += ", or for long ones raise dataset.max_length or set dataset.overlong to truncate"
+                lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
+                remedy += f", or for long ones raise dataset.{lengths} or set dataset.overlong to truncate"
             raise UserError(
                 f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
                 f" {dataset.max_bad_rows}: {named}{more}",
@@ -55,7 +56,10 @@ class RowCount:
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """Tokens are those of both splits without padding; label tokens are those that count in the loss."""
+    """Tokens are those of both splits without padding; label tokens are those that count in the loss.
+
+    For an encoder-decoder, label tokens are the targets', and the first padding share is that of the sources.
+    """
 
     rows_read: int
     rows_used: int
@@ -66,6 +70,7 @@ class DatasetReport:
     train_rows: int  # packed, max_length tokens each
     validation_rows: int
     padding_share: float  # of all positions of both splits
+    target_padding_share: float | None  # of the decoder's positions; None: the model has no encoder
     truncated: int
     # Longer than max_length: with overlong drop, bad rows; with truncate, examples whose prompt fills the row.
     dropped: int
@@ -88,7 +93,8 @@ class DatasetReport:
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
             f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"
         )
-        yield (
-            f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation;"
-            f" padding {self.padding_share:.2%}"
-        )
+        targets = self.target_padding_share
+        padding = f"{self.padding_share:.2%}" if targets is None else f"{self.padding_share:.2%} of sources"
+        if targets is not None:
+            padding += f", {targets:.2%} of targets"
+        yield f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation; padding {padding}"

@@ -14,6 +14,7 @@ from hyperpod_ft.data import formats, reading
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.reading import BadRow, Chunk, Row
+from hyperpod_ft.data.seq2seq.truncation import kept_tokens
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
@@ -23,7 +24,7 @@ LISTED_PER_CHUNK = 50
 
 @dataclass(frozen=True)
 class Tokens:
-    """Examples end to end.
+    """Examples end to end; for an encoder-decoder, each is its source, then its target, whose tokens are the trained.
 
     ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [examples].
     """
@@ -110,23 +111,23 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
 
     tokens = tokenize(examples, dataset, encoder)
-    limit, lengths = dataset.max_length, tokens.lengths
+    shortened = _shortened(tokens, dataset)
     nothing = tokens.label_tokens == 0
-    overlong = ~nothing & (lengths > limit) & (dataset.packing != "wrapped")
+    overlong = ~nothing & (shortened.lengths < tokens.lengths)
     dropped = overlong & (dataset.overlong == "drop")
     for index in np.flatnonzero(nothing | dropped).tolist():
         ordinal, row = rows[index]
-        reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
+        reason, detail = NOTHING_TO_LEARN, f"{tokens.lengths[index]} tokens"
         if dropped[index]:
-            reason, detail = TOO_LONG, f"{detail}, dataset.max_length is {limit}"
+            reason, detail = TOO_LONG, _too_long(tokens, index, dataset)
         bad.append((ordinal, BadRow(row.where, reason, detail)))
     kept = ~(nothing | dropped)
     truncated = overlong & kept
-    emptied = truncated & (tokens.cut(np.where(overlong, limit, lengths)).label_tokens == 0)
+    emptied = truncated & (shortened.label_tokens == 0)
     kept &= ~emptied
     bad.sort(key=lambda entry: entry[0])
     return TokenizedChunk(
-        tokens=tokens.cut(np.where(kept, np.where(truncated, limit, lengths), 0)),
+        tokens=shortened.cut(np.where(kept, shortened.lengths, 0)),
         ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
         rows=len(found),
         truncated=int((truncated & kept).sum()),
@@ -136,8 +137,35 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     )
 
 
+def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
+    """The same examples, each at most as long as it may be."""
+    lengths = tokens.lengths
+    if dataset.packing == "wrapped":
+        return tokens
+    if dataset.max_target_length is None:
+        return tokens.cut(np.minimum(lengths, dataset.max_length))
+    targets = tokens.label_tokens
+    longest = dataset.max_length, dataset.max_target_length
+    kept = kept_tokens(tokens.trained, lengths, targets, longest)
+    if kept.all():
+        return tokens
+    shortened = np.minimum(lengths - targets, longest[0]) + np.minimum(targets, longest[1])
+    return Tokens(tokens.ids[kept], tokens.trained[kept], shortened)
+
+
+def _too_long(tokens: Tokens, index: int, dataset: Dataset) -> str:
+    length = tokens.lengths[index]
+    if dataset.max_target_length is None:
+        return f"{length} tokens, dataset.max_length is {dataset.max_length}"
+    target = tokens.label_tokens[index]
+    return (
+        f"{length - target} tokens of source and {target} of target, dataset.max_length is {dataset.max_length} and"
+        f" max_target_length {dataset.max_target_length}"
+    )
+
+
 def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
-    """The examples' tokens: [BOS] prompt completion EOS.
+    """The examples' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
 
     Prompt and completion are encoded separately, so that the prompt's ids are the same as in generation. A document's
     first token is never trained: nothing in the document predicts it, and the token before it in a packed row belongs
@@ -151,13 +179,20 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
     first = counts.cumsum() - counts
     begins, ends = edges[first], edges[first + counts]
-    opened = _opened(encoded.ids, begins, edges[first + 1], dataset, encoder)
-    closed = _closed(encoded.ids, begins, ends, dataset, encoder)
+    if dataset.max_target_length is None:
+        inserted = begins
+        opened = _opened(encoded.ids, begins, edges[first + 1], dataset, encoder)
+        closed = _closed(encoded.ids, begins, ends, dataset, encoder)
+        mark = (encoder.opening or (encoder.eos,))[0]
+    else:
+        inserted = edges[first + counts - 1]  # the completion is the last segment
+        opened = closed = np.ones(len(examples), np.bool_)
+        mark = encoder.eos
     lengths = opened + (ends - begins) + closed
     # At the same place, an EOS is inserted before the next example's BOS: in this order.
-    places = np.stack([begins, ends], axis=1).ravel()
+    places = np.stack([inserted, ends], axis=1).ravel()
     wanted = np.stack([opened, closed], axis=1).ravel()
-    marks = np.resize(np.array([*(encoder.opening or (encoder.eos,)), encoder.eos], np.int32), len(places))
+    marks = np.resize(np.array([mark, encoder.eos], np.int32), len(places))
     ids = np.insert(encoded.ids, places[wanted], marks[wanted])
     trained = np.insert(trained, places[wanted], np.resize(np.array([False, True]), len(places))[wanted])
     trained[lengths.cumsum() - lengths] = False

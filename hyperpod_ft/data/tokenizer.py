@@ -79,3 +79,9 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list
     ids = encode(tokenizer.backend_tokenizer, [prompt])[0]
     opening = [] if chat else bos_ids(tokenizer)
     return ids if ids[:1] == opening else opening + ids
+
+
+def source_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """What an encoder reads, exactly as in training: the prompt's ids, then EOS."""
+    assert tokenizer.eos_token_id is not None  # `load` refuses such a model
+    return [*encode(tokenizer.backend_tokenizer, [prompt])[0], tokenizer.eos_token_id]

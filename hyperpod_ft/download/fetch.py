@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests, publish
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import Choice, FileSource, Listing, refuse_unsafe
 from hyperpod_ft.download.local import Local
@@ -119,7 +119,7 @@ def _fetch(
 
 def _prune(partial: Path, wanted: set[str]) -> None:
     # files of an earlier attempt that are no longer wanted, and partial files that cannot be resumed
-    for path in publish.files_below(partial):
+    for path in digests.files_below(partial):
         name = path.relative_to(partial).as_posix()
         if name not in wanted and (not name.startswith(f"{_HUB_STATE}/") or _NOT_RESUMED.search(name)):
             path.unlink()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from hyperpod_ft.config import sources
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.digests import files_below
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.publish import files_below, remove
+from hyperpod_ft.publish import remove
 
 # Errors of link(): other file system, too many links, links not supported, file of another owner.
 _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EPERM, errno.EACCES)

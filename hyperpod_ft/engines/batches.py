@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.data.prepared import PairedSplit, open_split
 from hyperpod_ft.errors import UserError
 
 Key = TypeVar("Key")
@@ -36,12 +36,23 @@ class Batch:
         return Batch(self.input_ids.to(device), self.labels.to(device), self.position_ids.to(device))
 
 
+@dataclass(frozen=True)
+class PairedBatch:
+    """The same for an encoder-decoder: int64, on the CPU, as `data.prepared.PairedSplit` describes them."""
+
+    input_ids: torch.Tensor
+    documents: torch.Tensor
+    decoder_input_ids: torch.Tensor
+    decoder_documents: torch.Tensor
+    labels: torch.Tensor
+
+
 class PackedSplit:
     """The tokenized rows of a split, served as batches; memory-mapped, not read into memory."""
 
     def __init__(self, directory: Path) -> None:
         """Raises UserError when the split in `directory` is damaged or empty."""
-        self._split = Split.open(directory)
+        self._split = open_split(directory)
         if not len(self):
             raise UserError(f"{directory}: has no rows", "add data, or raise dataset.max_length")
 
@@ -50,15 +61,22 @@ class PackedSplit:
 
     @property
     def max_length(self) -> int:
-        return int(self._split.input_ids.shape[1])
+        """Positions of a row, those of a decoder included."""
+        split = self._split
+        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedSplit) else 0))
 
-    def batch(self, rows: NDArray[np.int64]) -> Batch:
-        arrays = (self._split.input_ids, self._split.labels, self._split.position_ids)
-        return Batch(*(torch.from_numpy(array[rows].astype(np.int64)) for array in arrays))
+    def batch(self, rows: NDArray[np.int64]) -> Batch | PairedBatch:
+        kind = PairedBatch if isinstance(self._split, PairedSplit) else Batch
+        arrays = {name: array[rows].astype(np.int64) for name, array in vars(self._split).items()}
+        return kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
-        """How many tokens of these rows count in the loss; the first of a row never does, since nothing predicts it."""
-        return int(np.count_nonzero(self._split.labels[rows, 1:] != IGNORED))
+        """How many tokens of these rows count in the loss.
+
+        The first of a row does not, since nothing predicts it, unless it is what a decoder predicts first.
+        """
+        first = 0 if isinstance(self._split, PairedSplit) else 1
+        return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
 
 class Ahead(Generic[Key, Value]):

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
 
@@ -154,7 +155,7 @@ def why_damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
     recorded = description.read(directory).sha256
     names = sorted(recorded)[part::parts]
     with ThreadPoolExecutor() as pool:
-        reading = {name: pool.submit(publish.sha256, directory / name) for name in names}
+        reading = {name: pool.submit(file_sha256, directory / name) for name in names}
     for name, digest in reading.items():
         try:
             if digest.result() != recorded[name]:
@@ -217,13 +218,14 @@ def write_description(run: Run, progress: Progress, directory: Path, digests: Ma
     """Write the description of an otherwise complete checkpoint; `digests`: the SHA-256 of each of its files."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"
+    task = "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM"
     described = Description(
         engine=config.engine,
         step=progress.step,
         fingerprint=run.plan["train"].fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=Lora(**config.lora.model_dump()) if lora else None,
+        lora=Lora(**config.lora.model_dump(), task=task) if lora else None,
         degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,

@@ -5,9 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-# SIGTERM: from scancel, or forwarded by torchrun. SIGUSR1: the notice of the time limit, which Slurm sends to the job's
-# script (`--signal=B:USR1@...`) and supervisor, srun and torchrun forward.
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+from hyperpod_ft.runs.restarts import STOP_SIGNALS
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -42,7 +40,7 @@ def collect_signals() -> Iterator[list[int]]:
     def append(number: int, _: FrameType | None) -> None:
         received.append(number)
 
-    previous = {number: signal.signal(number, append) for number in SIGNALS}
+    previous = {number: signal.signal(number, append) for number in STOP_SIGNALS}
     try:
         yield received
     finally:
@@ -51,10 +49,10 @@ def collect_signals() -> Iterator[list[int]]:
 
 
 def flags(received: Sequence[int]) -> list[float]:
-    """A 1.0 for each of SIGNALS that this rank received, else 0.0: what ranks add up, for `stop_signal`."""
-    return [float(known in received) for known in SIGNALS]
+    """A 1.0 for each of STOP_SIGNALS that this rank received, else 0.0: what ranks add up, for `stop_signal`."""
+    return [float(known in received) for known in STOP_SIGNALS]
 
 
 def stop_signal(sums: Sequence[float]) -> int:
     """The signal to stop for, from the sums of all ranks' `flags`; 0: no rank received one. SIGTERM comes first."""
-    return int(max((known for known, ranks in zip(SIGNALS, sums, strict=True) if ranks), default=0))
+    return int(max((known for known, ranks in zip(STOP_SIGNALS, sums, strict=True) if ranks), default=0))

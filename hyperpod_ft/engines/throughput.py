@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.tied import OUTPUT, is_tied
+from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.engines import t5_flops
 from hyperpod_ft.engines.flops import flops_per_token
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.runs.run import Run
 
 
@@ -59,12 +61,19 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
         total, trained = total + trainable_parameters, trainable_parameters
     else:
         trained = total
+    model_config = read_config(run.base_model)
+    if shape := t5_shape(model_config):
+        lora = run.config.lora
+        rank = lora.r if run.config.training.method == "lora" else None
+        flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, lora.target_names, rank)
+    else:
+        flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
     rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,
         documents_per_row=examples / rows if examples and rows else None,
-        flops_per_token=flops_per_token(read_config(run.base_model), total, trained, max_length, tied=tied),
+        flops_per_token=flops,
         peak_flops=rank_flops * run.plan.degrees.world_size,
     )
 
@@ -75,7 +84,11 @@ def base_parameters(directory: Path) -> tuple[int, bool]:
     A tied output matrix counts once.
     """
     tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
-    tied = is_tied(read_config(directory), tensors)
-    if tied:
-        tensors.pop(OUTPUT, None)
+    config = read_config(directory)
+    tied = is_tied(config, tensors)
+    copies = [OUTPUT] if tied else []
+    if is_encoder_decoder(config):
+        copies += SHARED_ALIASES
+    for name in copies:
+        tensors.pop(name, None)
     return sum(tensors.values()), tied

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.evaluation.loss import Loss
 from hyperpod_ft.runs.exact_count import ExactCount
+from hyperpod_ft.terminal import printable
 
 _COLUMN = 48
 
@@ -104,10 +105,12 @@ class Comparison:
 
 def _side_by_side(row: AnswerPair) -> list[str]:
     lines = [f"[{row.origin}]"]
-    lines += [f"  {line}" for line in _printable(row.prompt).splitlines() if line.strip()]
+    lines += [f"  {line}" for line in printable(row.prompt, keep="\n").splitlines() if line.strip()]
     if row.expected is not None:
         lines += _wrapped("  expected: ", row.expected)
-    left, right = (textwrap.wrap(_printable(text), _COLUMN) or ["(nothing)"] for text in (row.base, row.tuned))
+    left, right = (
+        textwrap.wrap(printable(text, keep="\n"), _COLUMN) or ["(nothing)"] for text in (row.base, row.tuned)
+    )
     marks = [" =" if exact else "" for exact in (row.base_exact, row.tuned_exact)]
     lines.append(f"  {'base' + marks[0]:{_COLUMN}} | tuned{marks[1]}")
     for number in range(max(len(left), len(right))):
@@ -117,9 +120,6 @@ def _side_by_side(row: AnswerPair) -> list[str]:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    return textwrap.wrap(_printable(text), 2 * _COLUMN, initial_indent=label, subsequent_indent=" " * len(label))
-
-
-def _printable(text: str) -> str:
-    """A model may answer anything, terminal control sequences included."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+    return textwrap.wrap(
+        printable(text, keep="\n"), 2 * _COLUMN, initial_indent=label, subsequent_indent=" " * len(label)
+    )

@@ -1,4 +1,4 @@
-"""Greedy answers of a causal language model, in batches."""
+"""Greedy answers of a language model, in batches."""
 
 import time
 from collections.abc import Sequence
@@ -27,13 +27,17 @@ def answers(
 ) -> list[Answer]:
     """The model's greedy answer to each prompt (token ids), in order.
 
-    Batches hold prompts of similar length, padded on the left and masked, so that every answer begins where its prompt
-    ends. Sampling settings of the model's own generation_config.json are ignored.
+    Batches hold prompts of similar length, padded on the left and masked, so that every answer of a causal model begins
+    where its prompt ends. Sampling settings of the model's own generation_config.json are ignored.
     """
     padding = pad_id(tokenizer)
     stops = _stops(model, tokenizer)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(stops), pad_token_id=padding
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=sorted(stops),
+        pad_token_id=padding,
+        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
     )
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     found: dict[int, Answer] = {}
@@ -54,7 +58,8 @@ def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: in
     ids = torch.tensor([[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
     made = model.generate(input_ids=ids, attention_mask=mask)  # type: ignore[operator]
-    return list(made[:, longest:].tolist())
+    before = 1 if model.config.is_encoder_decoder else longest  # what a decoder begins with, or the prompt
+    return list(made[:, before:].tolist())
 
 
 def _stops(model: PreTrainedModel, tokenizer: Tokenizer) -> set[int]:

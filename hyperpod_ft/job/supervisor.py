@@ -29,10 +29,9 @@ from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt
+from hyperpod_ft.runs.restarts import NOTICE, NOTICE_STATUS, STOP_SIGNALS, Attempt
 from hyperpod_ft.runs.run import Run
 
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 # Share of the time between the notice and the limit that the ranks get to save in before the job is requeued.
 _SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
@@ -54,7 +53,7 @@ class Signals:
         self.received = 0
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _: FrameType | None) -> None:
@@ -62,14 +61,14 @@ class Signals:
         if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
             self.received = number
         # Slurm itself sends SIGTERM to every process of the job
-        if number == signal.SIGUSR1 and self.child is not None and self.child.poll() is None:
+        if number == NOTICE and self.child is not None and self.child.poll() is None:
             self.child.send_signal(number)
 
     def seconds_since(self) -> float:
         """Since the first signal; 0 before it."""
         return time.monotonic() - self._first_at if self.received else 0.0
 
-    def wait(self, seconds: float, awaited: tuple[int, ...] = _SIGNALS) -> None:
+    def wait(self, seconds: float, awaited: tuple[int, ...] = STOP_SIGNALS) -> None:
         """Wait until the time is over, or one of the signals was received."""
         deadline = time.monotonic() + seconds
         while self.received not in awaited and time.monotonic() < deadline:
@@ -174,7 +173,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.received == signal.SIGUSR1 and signals.seconds_since() > seconds_to_save:
+        if signals.received == NOTICE and signals.seconds_since() > seconds_to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
     return bool(recorded_at)

@@ -4,29 +4,28 @@ SIGUSR1, the notice of the time limit, is forwarded to the ranks only: torchrun 
 after a signal, and a checkpoint of a large model may take longer.
 """
 
-import gc
 import os
 import signal
 import sys
 from contextlib import suppress
 from types import FrameType
 
+from hyperpod_ft.garbage import pause_collection, resume_collection
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
+from hyperpod_ft.runs.restarts import NOTICE
 
 
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
-    signal.signal(signal.SIGUSR1, _forward)
-    # torch is many objects and hardly any garbage: searching them takes a quarter of the time of import and exit
-    gc.disable()
+    signal.signal(NOTICE, _forward)
+    pause_collection()
     # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
-    gc.freeze()
-    gc.enable()
+    resume_collection()
     try:
         run.main()
     except ChildFailedError as error:

@@ -10,6 +10,7 @@ from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.runs.base_model import config_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import Steps, steps
@@ -45,6 +46,7 @@ class Preview:
         return {
             "run_directory": str(self.run.directory),
             **values,
+            "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
             "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
@@ -67,7 +69,7 @@ def preview(run: Run) -> Preview:
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
-        tokens_per_step=rows * run.config.dataset.max_length,
+        tokens_per_step=rows * run.config.dataset.row_tokens,
     )
 
 
@@ -83,7 +85,5 @@ def check(run: Run) -> Fit | None:
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python and not Path(run.config.env.python).exists():
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
-    for directory in (run.base_model, Path(run.config.model.source)):
-        if directory.is_absolute() and directory.is_dir():
-            return check_model_directory(run.config, run.plan.degrees, directory)
-    return None
+    directory = config_directory(run.config)
+    return check_model_directory(run.config, run.plan.degrees, directory) if directory else None

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperpod_ft import __version__, publish
+from hyperpod_ft import __version__, digests, publish
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 
@@ -13,10 +13,10 @@ def snapshot(root: Path) -> Path:
     sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code()}
     templates = shipped("templates")
     sources |= {
-        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in publish.files_below(templates)
+        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in digests.files_below(templates)
     }
-    identity = publish.text_digest(
-        "\n".join(f"{target} {publish.sha256(file)}" for file, target in sorted(sources.items()))
+    identity = digests.text_sha256(
+        "\n".join(f"{target} {digests.file_sha256(file)}" for file, target in sorted(sources.items()))
     )
     final = root / "code" / f"{__version__}-{identity[:12]}"
     with publish.lock(root / "code" / ".lock"):
@@ -31,6 +31,6 @@ def snapshot(root: Path) -> Path:
 def _code() -> Iterator[Path]:
     # a wheel has these inside the package, a checkout next to it
     elsewhere = {PACKAGE / "templates", PACKAGE / "examples"}
-    for file in publish.files_below(PACKAGE):
+    for file in digests.files_below(PACKAGE):
         if "__pycache__" not in file.parts and not elsewhere & set(file.parents):
             yield file

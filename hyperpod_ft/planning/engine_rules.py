@@ -48,8 +48,8 @@ class EngineRules(Protocol):
     def check_family(self, config: RunConfig, family: str, degrees: Degrees) -> None:
         """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
 
-    def check_model_config(self, model_config: Mapping[str, Any]) -> None:
-        """Refuse a config.json that the engine's transformers would misread."""
+    def check_model_config(self, model_config: Mapping[str, Any], degrees: Degrees) -> None:
+        """Refuse a config.json that the engine's transformers would misread, or cannot train with these degrees."""
 
     def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
         """Refuse key/value heads that cannot be divided."""
@@ -60,7 +60,7 @@ class EngineRules(Protocol):
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
         """What data-parallel ranks divide, for people to read; `shape` None: unknown."""
 
-    def explain_pipeline(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    def explain_pipeline(self, config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
         """How a pipeline is cut and what it loses, for people to read; None without one, or where others decide."""
 
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:

@@ -5,7 +5,7 @@ bytes per parameter, divided by the data-parallel degree if sharded by ZeRO-1 or
 Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass keeps for its backward pass. Their GPT
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
-2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/parallelism.md shows it. What differs
+2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
 between engines is in torch_memory.py and neuron_memory.py.
 """
 
@@ -71,6 +71,7 @@ class KeptTensors:
     attention: float  # bytes per token of attention, before tensor parallelism divides them
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
+    exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -157,7 +158,8 @@ def element_bytes(config: RunConfig) -> int:
 def tokens(config: RunConfig, degrees: Degrees) -> int:
     """Tokens of a micro batch on a rank; in a pipeline of engine neuron, each row is a micro batch."""
     one_row = config.engine == "neuron" and degrees.pipeline_parallel > 1
-    return config.dataset.max_length * (1 if one_row else config.training.micro_batch_size)
+    rows = 1 if one_row else config.training.micro_batch_size
+    return rows * config.dataset.max_length // degrees.context_parallel
 
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
@@ -174,7 +176,8 @@ def activations(
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
     if training.activation_checkpointing == "none":
         return share.in_flight * _resident(config, share.layers, whole)
-    products = count * _products(config, degrees, shape) if training.activation_checkpointing == "selective" else 0.0
+    selective = training.activation_checkpointing == "selective"
+    products = count * _products(config, degrees, shape, kept) if selective else 0.0
     recomputed = -(-share.layers // training.activation_checkpointing_every)
     layers = _resident(config, recomputed, given) + recomputed * products
     layers += _resident(config, share.layers - recomputed, whole)
@@ -188,10 +191,12 @@ def _resident(config: RunConfig, layers: int, each: float) -> float:
     return (min(layers, 2) if moves else layers) * each
 
 
-def _products(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes per token of a layer's matrix products, and of attention."""
+def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
+    """Bytes per token of a layer's matrix products, of attention, and of what ranks exchange for it."""
     inside = 2 * shape.queries + 2 * shape.keys + 2 * shape.intermediate
-    return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel)
+    return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel) + (
+        kept.exchanged / degrees.tensor_parallel
+    )
 
 
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:

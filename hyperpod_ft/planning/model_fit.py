@@ -13,6 +13,8 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -21,7 +23,7 @@ from hyperpod_ft.planning.parallelism import check_model, degrees_of
 # keys of the run file and their new values
 Change = dict[str, Any]
 
-_FACTORS = (2, 4, 8)  # of nodes and pipeline stages
+_FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,15 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     family = str(model_config.get("model_type", ""))
     rules = rules_of(config.engine)
+    check_encoder_decoder(config, model_config)
     rules.check_family(config, family, degrees)
-    rules.check_model_config(model_config)
-    shape = model_shape(model_config)
-    if shape is None:
-        return Fit(rules.sharding(config, degrees, shape), None)
-    check_model(config, degrees, shape)
-    memory = check_memory(config, degrees, shape)
-    return Fit(rules.sharding(config, degrees, shape), memory, rules.explain_pipeline(config, degrees, shape))
+    rules.check_model_config(model_config, degrees)
+    shape = model_shape(model_config) or t5_shape(model_config)
+    if shape is not None:
+        check_model(config, degrees, shape)
+    sharding = rules.sharding(config, degrees, shape)
+    memory = check_memory(config, degrees, shape) if shape is not None else None
+    return Fit(sharding, memory, rules.explain_pipeline(config, degrees, model_config))
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
@@ -109,9 +112,9 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
         changed = RunConfig.model_validate(values)
         degrees = degrees_of(changed)
         check_model(changed, degrees, shape)
+        return estimate(changed, degrees, shape).total
     except (ValidationError, UserError):
         return math.inf
-    return estimate(changed, degrees, shape).total
 
 
 def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
@@ -128,6 +131,7 @@ def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
     for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):
         if degrees.ranks_per_node % degree == 0:
             yield {"parallelism.tensor_parallel": degree}
+    yield from ({"parallelism.context_parallel": degrees.context_parallel * more} for more in _FACTORS)
     yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
     if training.method == "full":
         yield {"training.method": "lora"}

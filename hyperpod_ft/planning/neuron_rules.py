@@ -109,7 +109,7 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
         raise UserError("parallelism.pipeline_parallel: optimum-neuron has none for granite", "set it to 1")
 
 
-def check_model_config(model_config: Mapping[str, Any]) -> None:
+def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> None:
     """Refuse a config.json whose RoPE transformers 4.57, of engine neuron, would silently replace by the default.
 
     transformers 5 writes `rope_parameters` instead of `rope_theta` and `rope_scaling`. It reads both.
@@ -161,7 +161,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
     return "replicated"
 
 
-def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+def explain_pipeline(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
     """neuronx-distributed cuts by numbers of layers."""
     return None
 

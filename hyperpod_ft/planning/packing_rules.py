@@ -1,10 +1,10 @@
 """The families of models whose attention engine torch computes itself, so that packed documents stay apart.
 
 transformers lets a program replace the attention of most families (AttentionInterface). Those listed hand to it all
-that their attention depends on, as the size of a sliding window. Of the others, some have part of it in a mask alone,
-some mix tokens in convolutions or recurrences too, some cannot be replaced: they keep transformers' own attention.
-tests/unit/planning/test_packing_rules.py compares losses and gradients of packed documents with those of the same ones
-alone, for every family here.
+that their attention depends on, as the size of a sliding window; GPT-J's is replaced in its class (model/gptj.py). Of
+the others, some have part of it in a mask alone, some mix tokens in convolutions or recurrences too, some cannot be
+replaced: they keep transformers' own attention. tests/unit/planning/test_packing_rules.py compares losses and gradients
+of packed documents with those of the same ones alone, for every family here.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -31,6 +31,7 @@ SEPARATING_FAMILIES = frozenset(
         "gpt2",
         "gpt_bigcode",
         "gpt_neox",
+        "gptj",
         "granite",
         "granitemoe",
         "granitemoeshared",

@@ -1,6 +1,5 @@
 """Plan: the stages of a run with their needs, resources and fingerprints. A pure function of RunConfig."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Stage
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.neuron_environment import graph_settings
@@ -215,7 +215,7 @@ def _applies(name: Stage, config: RunConfig) -> bool:
 
 def _fingerprint(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text_sha256(text)[:16]
 
 
 def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:

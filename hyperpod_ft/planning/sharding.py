@@ -48,7 +48,9 @@ class Sharding:
 
 
 def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
-    """The shardings that the run file allows, the fastest first. Raises UserError when there is none.
+    """The shardings that the run file allows, the fastest first.
+
+    Raises UserError when `shard_ranks` does not divide the data-parallel ranks.
 
     LoRA is fastest without any: its gradients are small. With all parameters trained, zero1 communicates as much as
     replicated ranks do and updates less on each. The others communicate more: gradients after every micro batch

@@ -1,11 +1,14 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning import pipeline
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder import t5_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
     FP32,
     GIB,
@@ -57,18 +60,17 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in rank_shares(config, degrees, shape))
+    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
 
 
-def rank_shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """The part of the model on each rank of the pipeline."""
-    return stage_shares(
-        config,
-        degrees,
-        shape,
-        layers_of=pipeline.layers_of_ranks(config, degrees, shape),
-        in_flight=pipeline.in_flight(config, degrees),
-    )
+def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """One for each rank of a pipeline."""
+    if isinstance(shape, T5Shape):
+        yield t5_memory.share_of(config, degrees, shape)
+    else:
+        layers = pipeline.layers_of_ranks(config, degrees, pipeline.work_of_shape(shape))
+        in_flight = pipeline.in_flight(config, degrees)
+        yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
@@ -79,32 +81,52 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
-    attention = element * (3 * shape.queries + 2 * shape.keys)
+    keys = shape.keys * key_value_copies(degrees, shape)
     kept = KeptTensors(
-        outside_share=1.0, attention=attention, activated=False, normalized=config.training.method == "full"
+        outside_share=1.0,
+        attention=element * (3 * shape.queries + 2 * keys),
+        activated=False,
+        normalized=config.training.method == "full",
+        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
     )
+    if isinstance(shape, T5Shape):
+        count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
     block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
     of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
     logits = share.last * (of_batch + block)
-    kept_activations = activations(config, degrees, shape, share, kept, logits)
-    if config.parallelism.pipeline_schedule == "gpipe":
-        # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
-        head = shape.vocabulary * shape.hidden * FP32 if config.training.method == "full" else 0
-        kept_activations += share.last * (share.in_flight - 1) * (of_batch + head)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
         optimizer=_optimizer(config, share, sharding),
-        activations=kept_activations + _received(config, degrees) * count * shape.hidden * element,
+        activations=(
+            t5_memory.activations(config, degrees, shape, logits)
+            if isinstance(shape, T5Shape)
+            else activations(config, degrees, shape, share, kept, logits)
+            + _pipeline(config, degrees, shape, share, of_batch)
+        ),
         logits=logits,
     )
 
 
-def _received(config: RunConfig, degrees: Degrees) -> int:
-    """Tensors of a pipeline's inputs and of their gradients on a rank: torch has one for each micro batch and stage."""
+def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, of_batch: float) -> float:
+    """Bytes that a pipeline adds. `of_batch`: what the loss keeps of a micro batch."""
     if degrees.pipeline_parallel == 1:
-        return 0
-    return 2 * pipeline.stages_per_rank(config) * config.training.gradient_accumulation_steps
+        return 0.0
+    # torch has a tensor for each stage's input and its gradient, and for each micro batch
+    stages, micro_batches = pipeline.stages_per_rank(config), config.training.gradient_accumulation_steps
+    hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
+    received = 2 * stages * micro_batches * hidden
+    if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
+        return received
+    # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
+    head = shape.vocabulary * shape.hidden * FP32 if config.training.method == "full" else 0
+    return received + (share.in_flight - 1) * (of_batch + head)
+
+
+def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
+    """How many of the ranks that share a row hold each key/value head in attention."""
+    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
+    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

@@ -9,9 +9,11 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import pipeline, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
+from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.packing_rules import check_packing
+from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 
 PRECOMPILES = False
 GENERATES_ON_ACCELERATORS = True
@@ -22,6 +24,8 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("parallelism.offload", "optimizer"),
     ("parallelism.offload", "parameters"),
 )
+# keys of config.json for the number of query heads
+_HEADS = ("num_attention_heads", "n_head")
 
 
 def environment_name(config: RunConfig) -> str:
@@ -45,42 +49,128 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
+    """All that divide the ranks can be trained, on rows that they divide."""
+    length, ranks = config.dataset.max_length, degrees.context_parallel
+    if length % ranks:
+        raise UserError(
+            f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
+            f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
+        )
+    sequence_parallel(config, degrees)
     pipeline.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
-    """Any family of transformers' causal models trains; packing needs one that keeps packed documents apart."""
-    check_packing(config, family)
+    """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
     pipeline.check_family(degrees, family)
+    if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
+        return
+    check_packing(config, family)
+    if degrees.context_parallel > 1 and family not in SEPARATING_FAMILIES:
+        raise UserError(
+            f"parallelism.context_parallel: engine torch does not compute the attention of models of type"
+            f" {family or '(none)'} itself, so that their rows cannot be divided",
+            "set it to 1",
+        )
+    if degrees.tensor_parallel > 1:
+        divisible_family(family)
 
 
-def check_model_config(model_config: Mapping[str, Any]) -> None:
-    """transformers 5 reads every spelling of config.json."""
+def divisible_family(family: str) -> Family:
+    """How the models of a config.json's model_type are built. Raises UserError when that is not known."""
+    found = family_of(family)
+    if found is None:
+        raise UserError(
+            f"parallelism.tensor_parallel: engine torch cannot divide models of type {family or '(none)'} over"
+            " tensor-parallel ranks",
+            f"set it to 1, so that data-parallel ranks share the model; it divides {divisible_types()}",
+        )
+    return found
+
+
+def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> None:
+    """transformers 5 reads every spelling of config.json; divided rows need positions that count alike everywhere."""
+    if degrees.context_parallel == 1:
+        return
+    if found := _rope_types(model_config) & {"dynamic", "longrope"}:
+        raise UserError(
+            f"parallelism.context_parallel: the model's rope_type {found.pop()} depends on the longest document of a"
+            " batch, which a rank that has part of each row does not see",
+            "set it to 1",
+        )
+    heads = next((model_config[key] for key in _HEADS if isinstance(model_config.get(key), int)), None)
+    if heads is not None:
+        _check_heads_over_ranks(degrees, heads)
+
+
+def _rope_types(model_config: Mapping[str, Any]) -> set[str]:
+    """The kinds of rotary embeddings; some families have one for each kind of layer."""
+    given = [model_config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    nested = [value for item in given if isinstance(item, Mapping) for value in (item, *item.values())]
+    return {str(item.get("rope_type") or item.get("type")) for item in nested if isinstance(item, Mapping)}
+
+
+def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
+    """In attention, each rank that shares a row has whole heads of its own. Key/value heads are copied as needed."""
+    tensor, context = degrees.tensor_parallel, degrees.context_parallel
+    if heads % (tensor * context):
+        raise UserError(
+            f"parallelism.context_parallel: tensor_parallel {tensor} x context_parallel {context} = {tensor * context}"
+            f" does not divide the model's {heads} attention heads",
+            f"choose degrees whose product is {divisors(heads)}",
+        )
 
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
-    """Key/value heads are not replicated."""
-    if kv_heads % tensor_parallel:
+    """Each rank has some key/value heads, or some ranks have copies of each."""
+    if kv_heads % tensor_parallel and tensor_parallel % kv_heads:
         raise UserError(
-            f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {kv_heads} key/value heads,"
-            " and engine torch does not replicate them",
-            f"set it to {divisors(kv_heads)}",
+            f"parallelism.tensor_parallel: {tensor_parallel} neither divides the model's {kv_heads} key/value heads nor"
+            " is a multiple of them",
+            f"set it to {divisors(kv_heads)}, or to a multiple of {kv_heads}",
         )
 
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    pipeline.check_layers(config, degrees, shape)
+    """Ranks that share a row have whole heads; a fused linear of queries, keys and values holds no copies of heads."""
+    _check_heads_over_ranks(degrees, shape.heads)
+    pipeline.check_layers(config, degrees, shape.layers)
+    pipeline.check_targets(config, degrees, shape)
+    family = family_of(shape.family)
+    fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
+    if fused and degrees.tensor_parallel > shape.kv_heads:
+        raise UserError(
+            f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
+            f" of a {shape.family} model, whose linears for them are one",
+            f"set it to {divisors(shape.kv_heads)}",
+        )
+
+
+def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
+
+    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
+    """
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    length = config.dataset.max_length // degrees.context_parallel
+    divides = ranks > 1 and length % ranks == 0
+    if given and ranks > 1 and not divides:
+        raise UserError(
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
+        )
+    return divides if given is None else given and divides
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     return torch_memory.explain(config, degrees, shape)
 
 
-def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    return pipeline.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
+def explain_pipeline(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
+    return pipeline.explain(config, degrees, model_config) if degrees.pipeline_parallel > 1 else None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = torch_memory.choose(config, degrees, shape)
-    for share in torch_memory.rank_shares(config, degrees, shape):
+    for share in torch_memory.shares(config, degrees, shape):
         yield torch_memory.on_rank(config, degrees, shape, share, chosen)

@@ -11,8 +11,12 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.runs.run import Run
 
-# Exit status, as a shell reports it, of a process that Slurm's notice of the time limit ended.
-NOTICE_STATUS = 128 + signal.SIGUSR1
+# Slurm's notice of the time limit. Slurm sends it to the job's script (`--signal=B:USR1@...`); supervisor, srun and
+# torchrun forward it.
+NOTICE = signal.SIGUSR1
+NOTICE_STATUS = 128 + NOTICE  # as a shell reports it, of a process that the notice ended
+# What asks a training to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
+STOP_SIGNALS = (NOTICE, signal.SIGTERM)
 
 _SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
 
@@ -57,7 +61,7 @@ class Attempt:
     def cause(self) -> Literal["crash", "time limit"]:
         """What ended it, if it failed."""
         first = self.first_failure
-        notified = self.signal == signal.SIGUSR1 or (first is not None and first.status == NOTICE_STATUS)
+        notified = self.signal == NOTICE or (first is not None and first.status == NOTICE_STATUS)
         return "time limit" if notified else "crash"
 
     @property

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -11,8 +11,11 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
+from hyperpod_ft.runs import base_model
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 
@@ -34,11 +37,18 @@ class Run:
 
     config: RunConfig
     plan: Plan
+    proposal: Proposal | None = field(default=None, compare=False)  # of degrees, if they were just chosen
 
     @classmethod
     def of(cls, config: RunConfig) -> "Run":
-        """The run of a resolved run file. Raises UserError when its degrees do not divide."""
-        return cls(config, plan(config))
+        """The run of a resolved run file; with `parallelism.degrees: auto` its config has the degrees chosen.
+
+        Raises UserError when the degrees do not divide, or cannot be chosen.
+        """
+        if config.parallelism.degrees == "manual":
+            return cls(config, plan(config))
+        proposal = propose(config, base_model.model_config(config))
+        return cls(proposal.chosen.config, plan(proposal.chosen.config), proposal)
 
     @classmethod
     def open(cls, directory: Path) -> "Run":
@@ -160,7 +170,7 @@ class Run:
         A digest, since Slurm's listings leave no path with spaces whole. `root` was made absolute when the run file
         was loaded.
         """
-        return f"{JOB_COMMENT}{self.plan.run_id}@{publish.text_digest(str(self.directory))[:12]}"
+        return f"{JOB_COMMENT}{self.plan.run_id}@{text_sha256(str(self.directory))[:12]}"
 
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
@@ -191,7 +201,7 @@ class Run:
 
     @property
     def model_asset(self) -> Asset:
-        return Asset(self.config.model.source, self.config.model.revision or "")
+        return base_model.model_asset(self.config)
 
     @property
     def dataset_asset(self) -> Asset:
@@ -199,12 +209,12 @@ class Run:
 
     @property
     def base_model(self) -> Path:
-        return self.root / "models" / self.model_asset.slug
+        return base_model.base_model(self.config)
 
     @property
     def raw_dataset(self) -> Path:
         """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
-        wanted = publish.text_digest("\n".join(self.config.dataset.files))[:6]
+        wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
         return self.root / "datasets" / "raw" / f"{self.dataset_asset.slug}-{wanted}"
 
     @property
@@ -282,9 +292,13 @@ class Run:
 
     def outputs_of(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
-        files = [file for path in paths for file in publish.files_below(path)]
+        files = [file for path in paths for file in files_below(path)]
         return tuple(
-            Output(file.relative_to(self.root).as_posix(), file.stat().st_size, publish.sha256(file) if digests else "")
+            Output(
+                file.relative_to(self.root).as_posix(),
+                file.stat().st_size,
+                file_sha256(file) if digests else "",
+            )
             for file in files
         )
 

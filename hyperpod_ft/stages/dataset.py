@@ -18,13 +18,15 @@ if __name__ == "__main__":
     gc.set_threshold(50_000)  # a row makes many objects, none of them in a cycle
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import packing, prepared, reading, workers
 from hyperpod_ft.data.encoder import Encoder
@@ -33,7 +35,9 @@ from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.report import DatasetReport, RowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
+from hyperpod_ft.data.seq2seq.packing import PairedLayout, PairedRows, fill_pairs, pack_pairs
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder, decoder_start
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -43,6 +47,7 @@ _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor'
 
 def work(run: Run) -> Result:
     dataset = run.config.dataset
+    start = _decoder_start(run)
     encoder = Encoder.load(run.base_model, chat=dataset.format == "chat")
     chunks = reading.chunks(run.raw_dataset)
     run.dataset_path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +57,14 @@ def work(run: Run) -> Result:
     examples = stream.tokens()
     drawn = draw(len(examples), dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset_path) as directory:
+        write = _write if start is None else partial(_write_pairs, decoder_start=start)
         layouts = {
-            "train": _write(directory, "train", examples, drawn.train, dataset, run.config.seed, encoder.pad),
-            "validation": _write(
+            "train": write(directory, "train", examples, drawn.train, dataset, run.config.seed, encoder.pad),
+            "validation": write(
                 directory, "validation", examples, drawn.validation, dataset, run.config.seed, encoder.pad
             ),
         }
-        report = _report(counts, examples, drawn, layouts, dataset.max_length)
+        report = _report(counts, examples, drawn, layouts, dataset)
         samples = SampleReader(run.raw_dataset, chunks, ordinals, dataset, encoder)
         prepared.write_samples(directory, samples.samples(drawn))
         prepared.write_report(directory, report.as_dict())
@@ -104,25 +110,61 @@ def _write(
         for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // length)):
             yield packing.fill(layout, examples.ids, examples.trained, first, stop, length, pad)
 
-    prepared.write_split(directory, name, blocks(), layout.row_count, length)
+    prepared.write_split(directory, name, blocks(), layout.row_count)
     return layout
 
 
+def _write_pairs(
+    directory: Path,
+    name: SplitName,
+    examples: Tokens,
+    chosen: NDArray[np.int64],
+    dataset: Dataset,
+    seed: int,
+    pad: int,
+    decoder_start: int,
+) -> PairedLayout:
+    """As `_write`, for an encoder-decoder."""
+    assert dataset.max_target_length is not None and dataset.packing != "wrapped"
+    widths = dataset.max_length, dataset.max_target_length
+    layout = pack_pairs(dataset.packing, examples.starts, examples.lengths, examples.label_tokens, chosen, widths, seed)
+
+    def blocks() -> Iterator[PairedRows]:
+        for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // sum(widths))):
+            yield fill_pairs(layout, examples.ids, first, stop, widths, pad, decoder_start)
+
+    prepared.write_split(directory, name, blocks(), layout.row_count)
+    return layout
+
+
+def _decoder_start(run: Run) -> int | None:
+    """The id that an encoder-decoder's decoder reads first; None for other models.
+
+    Raises UserError when the run file is for the other kind of model.
+    """
+    config = read_config(run.base_model)
+    check_encoder_decoder(run.config, config)
+    return decoder_start(config) if run.config.dataset.max_target_length else None
+
+
 def _report(
-    counts: RowCount, examples: Tokens, drawn: Draw, layouts: dict[str, Layout], max_length: int
+    counts: RowCount, examples: Tokens, drawn: Draw, layouts: Mapping[str, Layout | PairedLayout], dataset: Dataset
 ) -> DatasetReport:
-    tokens = len(examples.ids)
+    tokens, labels = len(examples.ids), int(examples.trained.sum())
     rows = {name: layout.row_count for name, layout in layouts.items()}
+    width, target_width = dataset.max_length, dataset.max_target_length
+    in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
     return DatasetReport(
         rows_read=counts.rows_read,
         rows_used=counts.rows_used,
         train_examples=len(drawn.train),
         validation_examples=len(drawn.validation),
         tokens=tokens,
-        label_tokens=int(examples.trained.sum()),
+        label_tokens=labels,
         train_rows=rows["train"],
         validation_rows=rows["validation"],
-        padding_share=round(1 - tokens / (sum(rows.values()) * max_length), 6),
+        padding_share=round(1 - in_rows / (sum(rows.values()) * width), 6),
+        target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
         truncated=counts.truncated,
         dropped=counts.bad[TOO_LONG] + counts.emptied,
         bad_rows=counts.bad.total(),

@@ -7,15 +7,13 @@ network. Runs on the kit's own interpreter: neither torch nor transformers is im
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.fetch import Manifest, ensure
-from hyperpod_ft.download.listing import FileSource, dataset_files, model_files
-from hyperpod_ft.download.local import Local
-from hyperpod_ft.download.s3 import S3
+from hyperpod_ft.download.file_source import source_of
+from hyperpod_ft.download.listing import dataset_files, model_files
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs.run import Run
@@ -30,7 +28,7 @@ def work(run: Run) -> Result:
         "model",
         _MODEL,
         model,
-        _source("model", _MODEL, model),
+        source_of("model", _MODEL, model),
         model_files(_MODEL, model.source),
         run.base_model,
         _check_model,
@@ -40,7 +38,7 @@ def work(run: Run) -> Result:
         "dataset",
         _DATASET,
         dataset,
-        _source("dataset", _DATASET, dataset),
+        source_of("dataset", _DATASET, dataset),
         dataset_files(_DATASET, dataset.source, run.config.dataset.files),
         run.raw_dataset,
     )
@@ -56,14 +54,6 @@ def _check_model(directory: Path) -> None:
         read_model(directory)
     except UserError as error:
         raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
-
-
-def _source(kind: Literal["model", "dataset"], where: str, asset: Asset) -> FileSource:
-    if asset.kind == "hub":
-        from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - takes half a second, needed for this source only
-
-        return Hub(where, kind, asset)
-    return S3(where, asset.source) if asset.kind == "s3" else Local(where, asset)
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 python -m hyperpod_ft.stages.generate RUN_DIR
 """
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported
+    garbage.pause_collection()
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,10 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import Prepared, Split
+from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
 from hyperpod_ft.data.tokenizer import Tokenizer
-from hyperpod_ft.engines import pretrained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
 from hyperpod_ft.evaluation.loss import Loss, mean_loss
@@ -82,32 +83,39 @@ def work(run: Run) -> Result:
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
-    chat = run.config.dataset.format == "chat"
+    chat, paired = run.config.dataset.format == "chat", run.config.dataset.max_target_length is not None
+
+    def ids_of(text: str, *, chat: bool) -> list[int]:
+        return tokenizers.source_ids(tokenizer, text) if paired else tokenizers.prompt_ids(tokenizer, text, chat=chat)
+
     questions = []
     for number, prompt in enumerate(wanted.prompts):
         if isinstance(prompt, str):
-            questions.append(_Question("prompts", prompt, tokenizers.prompt_ids(tokenizer, prompt)))
+            questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
             continue
         try:
             text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        questions.append(_Question("prompts", text, tokenizers.prompt_ids(tokenizer, text, chat=chat)))
+        questions.append(_Question("prompts", text, ids_of(text, chat=chat)))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
-            ids = tokenizers.prompt_ids(tokenizer, sample.prompt, chat=chat)
-            questions.append(_Question(split, sample.prompt, ids, sample.completion))
+            questions.append(_Question(split, sample.prompt, ids_of(sample.prompt, chat=chat), sample.completion))
     if empty := [question for question in questions if not question.ids]:
         raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
     return questions
 
 
 def _evaluate(
-    run: Run, directory: Path, tokenizer: Tokenizer, questions: Sequence[_Question], validation: Split | None
+    run: Run,
+    directory: Path,
+    tokenizer: Tokenizer,
+    questions: Sequence[_Question],
+    validation: Split | PairedSplit | None,
 ) -> _Evaluation:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
@@ -137,7 +145,5 @@ def _device(run: Run) -> torch.device:
 
 
 if __name__ == "__main__":
-    # The imports made a million objects and hardly any garbage: searching them, also at exit, would take a second.
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     main("generate", work)

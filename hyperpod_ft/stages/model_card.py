@@ -25,7 +25,7 @@ def model_card(run: Run) -> str:
     header: dict[str, Any] = {
         "base_model": _public_name(run.model_asset),
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
         "tags": ["hyperpod-ft", "sft", "lora" if lora else "full-fine-tuning"],
     }
     # the Hub accepts only its own ids

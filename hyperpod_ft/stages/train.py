@@ -22,10 +22,10 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platfo
     # take seconds.
     die_with_parent(os.getppid(), signal.SIGKILL)
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # until the engine is imported, see _engine
+    garbage.pause_collection()  # until the engine is imported, see _engine
 
 import contextlib
 import traceback
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, Trained
 from hyperpod_ft.engines.interruption import Interrupted
@@ -76,14 +77,9 @@ def _join() -> tuple[Run, Processes]:
 
 
 def _engine(run: Run) -> Engine:
-    """The engine of the run.
-
-    Its imports make a million objects and hardly any garbage: searching them for some would be a sixth of the work,
-    then and again in every full collection while it trains.
-    """
+    """The engine of the run, with the packages that it imports."""
     chosen = engine(run.config.engine)
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     return chosen
 
 
@@ -147,7 +143,7 @@ def _check_data(run: Run) -> None:
     record = run.record("dataset")
     outputs = record.outputs if record else ()
     with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(publish.sha256, (run.root / output.path for output in outputs)))
+        digests = list(pool.map(file_sha256, (run.root / output.path for output in outputs)))
     for output, digest in zip(outputs, digests, strict=True):
         if digest != output.sha256:
             raise UserError(

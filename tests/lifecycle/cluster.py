@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.lifecycle.instances import SETTINGS, Instance, slurm_conf
-from tests.lifecycle.nodes import Node, Room
+from tests.lifecycle.nodes import Container, Node
 
 USER = "alice"
 
@@ -28,8 +28,10 @@ WRITTEN_BY_DAEMONS = (
 class Cluster:
     """Machines with lifecycle scripts on them; the first is the controller."""
 
-    def __init__(self, room: Room, instances: Sequence[Instance], logs: Path, **settings_changes: object) -> None:
-        self.room = room
+    def __init__(
+        self, container: Container, instances: Sequence[Instance], logs: Path, **settings_changes: object
+    ) -> None:
+        self.container = container
         self.instances = list(instances)
         self.logs = logs
         self.settings = {**SETTINGS, **settings_changes}
@@ -39,7 +41,7 @@ class Cluster:
 
     def power_on(self, instance: Instance) -> Node:
         """A new machine, onto which HyperPod has downloaded the scripts."""
-        node = self.room.power_on(instance, self.instances)
+        node = self.container.power_on(instance, self.instances)
         node.download_scripts(self.settings)
         return node
 

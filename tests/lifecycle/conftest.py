@@ -1,4 +1,4 @@
-"""Rooms for nodes, or why there are none. No test here asks the machine's own instance metadata."""
+"""Skips tests of nodes where there can be no containers. No test here asks the machine's own instance metadata."""
 
 import os
 
@@ -14,7 +14,7 @@ def _no_instance_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def nodes_possible() -> None:
-    """Skip where nodes cannot stand; root without the packages, where Slurm must be, is a failure."""
+    """Skip where nodes cannot start; root without the packages, where Slurm must be, is a failure."""
     if reason := why_not_here(SYSTEMD):
         if os.geteuid() == 0 and (os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1"):
             pytest.fail(reason)

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# The power switch of a node (see nodes.py): node_boot.sh ROOM NAME ADDRESS, in mount and network namespaces of its own
-# inside the room. Becomes the node's init (image.py), with namespaces for everything that a machine has one of.
+# The power switch of a node (see nodes.py): node_boot.sh CONTAINER NAME ADDRESS, in mount and network namespaces of its
+# own inside the container. Becomes the node's init (image.py), with namespaces for everything that a machine has one of.
 set -euo pipefail
-room=$1 name=$2 address=$3
-node="$room/nodes/$name"
+container=$1 name=$2 address=$3
+node="$container/nodes/$name"
 
 if [[ "${4:-}" != inside ]]; then
-  mkdir -p "$room/group/$name"
-  echo $$ >"$room/group/$name/cgroup.procs"
+  mkdir -p "$container/group/$name"
+  echo $$ >"$container/group/$name/cgroup.procs"
   nsenter --net=/proc/1/ns/net ip link add name "node${address##*.}" up master nodes type veth peer name eth0 netns $$
   ip link set lo up
   ip address add 169.254.169.254/32 dev lo # where the instance metadata service answers
   ip address add "$address/24" dev eth0
   ip link set eth0 up
   ip route add default via 10.1.0.1 # a bridge that forwards nothing
-  mount -t overlay overlay -o "lowerdir=$node/instance:$room/image:/,upperdir=$node/upper,workdir=$node/work" "$node/root"
-  exec unshare --uts --ipc --pid --cgroup --mount --fork --kill-child bash "$0" "$room" "$name" "$address" inside
+  layers="lowerdir=$node/instance:$container/image:/,upperdir=$node/upper,workdir=$node/work"
+  mount -t overlay overlay -o "$layers" "$node/root"
+  exec unshare --uts --ipc --pid --cgroup --mount --fork --kill-child bash "$0" "$container" "$name" "$address" inside
 fi
 
 hostname "$name"
@@ -42,7 +43,7 @@ ln -s /proc/self/fd dev/fd
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${stream%:*}" "dev/${stream#*:}"; done
 touch dev/console
 mount --bind "$node/console.log" dev/console
-mount --bind "$room/lustre" srv/lustre
+mount --bind "$container/lustre" srv/lustre
 pivot_root . mnt
 umount --lazy /mnt
 exec env -i container=namespaces PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

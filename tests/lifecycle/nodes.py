@@ -1,18 +1,18 @@
 """Nodes of a HyperPod cluster on this machine, for tests of `lifecycle/`. Needs root; nothing of it shows outside.
 
-A `Room` is a mount, network and process-id namespace with a bridge (10.1.0.0/24, routed nowhere). Each `Node` in it has
-all namespaces that Linux offers a machine (files, network, processes, hostname, IPC, control groups). Its init is real
-systemd, which starts Slurm's daemons, or for tests of single steps (`LIGHT`) a shell that keeps the instance metadata
-service. Its files are an overlay: the test machine's own root, the image (`image.py`: what the AMI holds), the
-instance (what HyperPod writes before lifecycle scripts run), and on top an empty layer, which afterwards holds exactly
-what happened on this node. What the nodes share with the machine is its kernel: settings without a namespace are
-read-only.
+A `Container` is a mount, network and process-id namespace with a bridge (10.1.0.0/24, routed nowhere). Each `Node` in
+it has all namespaces that Linux offers a machine (files, network, processes, hostname, IPC, control groups). Its init
+is real systemd, which starts Slurm's daemons, or for tests of single steps (`LIGHT`) a shell that keeps the instance
+metadata service. Its files are an overlay: the test machine's own root, the image (`image.py`: what the AMI holds),
+the instance (what HyperPod writes before lifecycle scripts run), and on top an empty layer, which afterwards holds
+exactly what happened on this node. What the nodes share with the machine is its kernel: settings without a namespace
+are read-only.
 
-    pytest ── room.sh ── sleep (init of the room)
+    pytest ── container.sh ── sleep (init of the container)
            └─ nsenter ── unshare ── systemd (init of a node) ── munged, slurmd, ...
 
-Whatever way pytest ends, room.sh's standard input ends, and with the room's init every process, mount and network in
-it; so two copies of a test may run at once.
+Whatever way pytest ends, container.sh's standard input ends, and with the container's init every process, mount and
+network in it; so two copies of a test may run at once.
 """
 
 import json
@@ -79,8 +79,8 @@ def why_not_here(kind: Kind) -> str:
     return ""
 
 
-class Room:
-    """Where nodes stand. `directory` has to be there and stays empty: what is in it only the room sees."""
+class Container:
+    """Holds the nodes of a test. `directory` must exist and stays empty: what is in it only the container sees."""
 
     def __init__(self, directory: Path, kind: Kind) -> None:
         self.directory = directory
@@ -92,17 +92,17 @@ class Room:
                 "--propagation",
                 "private",
                 "bash",
-                str(HERE / "room.sh"),
+                str(HERE / "container.sh"),
                 str(directory),
                 FSX_SOURCE,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for pytest alone, which then ends the room
+            start_new_session=True,  # Ctrl-C is for pytest alone, which then ends the container
         )
         assert self.keeper.stdout is not None
-        assert self.keeper.stdout.readline() == "ready\n", "no room: see room.sh's message above"
+        assert self.keeper.stdout.readline() == "ready\n", "no container: see container.sh's message above"
         self.init = descendants(self.keeper.pid)[-1]
         self.files = Path(f"/proc/{self.keeper.pid}/root{directory}")
         write_image(self.files / "image", systemd=kind.systemd)
@@ -145,9 +145,9 @@ class Room:
 
 
 @contextmanager
-def room(directory: Path, kind: Kind = SYSTEMD) -> Iterator[Room]:
-    """A room until the block ends."""
-    opened = Room(directory, kind)
+def container(directory: Path, kind: Kind = SYSTEMD) -> Iterator[Container]:
+    """A container that ends with the block."""
+    opened = Container(directory, kind)
     try:
         yield opened
     finally:

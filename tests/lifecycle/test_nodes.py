@@ -14,7 +14,7 @@ import pytest
 
 from tests.lifecycle.cluster import Cluster, snapshot
 from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
-from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, room, why_not_here
+from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, why_not_here
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
 
@@ -34,7 +34,7 @@ def nodes(directory: Path, workers: int, instance_type: str = "ml.c5.xlarge") ->
     """A controller and workers, each with the scripts. `directory` is empty."""
     addresses = [f"10.1.0.{number}" for number in range(12, 12 + workers)]
     groups = [Instance("worker-group-1", each, f"i-0123456789abcde{each[-2:]}", instance_type) for each in addresses]
-    with room(directory, LIGHT) as opened:
+    with container(directory, LIGHT) as opened:
         yield Cluster(opened, [CONTROLLER, *groups], directory).nodes
 
 

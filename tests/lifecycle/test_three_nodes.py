@@ -12,7 +12,7 @@ import pytest
 
 from tests.lifecycle.cluster import USER, Cluster, daemons, disk, shared_disk
 from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, LOGIN, WORKERS, Instance
-from tests.lifecycle.nodes import Node, kill_tree, room
+from tests.lifecycle.nodes import Node, container, kill_tree
 
 pytestmark = pytest.mark.lifecycle
 
@@ -45,7 +45,7 @@ WORKER_NAMES = [worker.hostname for worker in WORKERS]
 
 @pytest.fixture(scope="module")
 def cluster(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with room(tmp_path_factory.mktemp("room")) as opened:
+    with container(tmp_path_factory.mktemp("container")) as opened:
         yield Cluster(opened, [CONTROLLER, *WORKERS, LOGIN], tmp_path_factory.mktemp("logs"), accounting=True)
 
 
@@ -240,7 +240,7 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
 def test_where_hyperpod_started_slurm_nothing_of_it_changes(
     nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with room(tmp_path_factory.mktemp("room")) as opened:
+    with container(tmp_path_factory.mktemp("container")) as opened:
         logs = tmp_path_factory.mktemp("logs")
         cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="api")
         _start_slurm_as_hyperpod_does(cluster)
@@ -257,7 +257,7 @@ def test_where_hyperpod_started_slurm_nothing_of_it_changes(
 def test_accounting_and_metrics_can_be_turned_on_later(
     nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with room(tmp_path_factory.mktemp("room")) as opened:
+    with container(tmp_path_factory.mktemp("container")) as opened:
         logs = tmp_path_factory.mktemp("logs")
         cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs)
         cluster.write_slurm_conf()

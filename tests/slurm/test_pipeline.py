@@ -196,10 +196,10 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
             assert TOKEN.encode() not in file.read_bytes(), file
 
     # the run directory alone is enough for plain sbatch
-    run.record_path("generate").unlink()
-    job = head.slurm("sbatch", "--parsable", str(run.script("generate"))).strip()
-    head.wait(lambda: run.is_done("generate"))
-    assert run.record("generate").job_id == job  # type: ignore[union-attr]
+    run.record_path("consolidate").unlink()
+    job = head.slurm("sbatch", "--parsable", str(run.script("consolidate"))).strip()
+    head.wait(lambda: run.is_done("consolidate"))
+    assert run.record("consolidate").job_id == job  # type: ignore[union-attr]
 
 
 def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(head: Head, shared: Path) -> None:
@@ -327,8 +327,10 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
 
     head.wait(lambda: ranks_of(directory) and metrics(directory)[-1]["step"] >= 12)
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
-    head.wait_for_the_queue()
-    assert head.status()["state"] == "done", "what depended on it has waited"
+    head.wait(lambda: run.is_done("consolidate"))
+    states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
+    assert states["train"] == states["consolidate"] == "done", "what depended on it has waited"
+    head("cancel")
     assert [row["step"] for row in metrics(directory)] == list(range(1, 31))
     record = run.record("train")
     assert record is not None and record.job_id == training["job_id"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5Config
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
@@ -23,6 +23,7 @@ from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage, train
+from tests.unit import tiny_t5
 
 VOCABULARY = 128
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -63,6 +64,28 @@ def write_rows(directory: Path, rows: int, max_length: int, seed: int = 0) -> No
     directory.mkdir(parents=True, exist_ok=True)
     for name, array in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids)):
         np.save(directory / f"{name}.npy", array.astype(np.int32))
+
+
+def write_pairs(directory: Path, rows: int, widths: tuple[int, int], seed: int = 0) -> None:
+    """Packed rows of an encoder-decoder, each of two to four pairs and padding; a target repeats its source's start."""
+    random = np.random.default_rng(seed)
+    arrays = {name: np.zeros((rows, widths[0]), np.int32) for name in ("input_ids", "documents")}
+    arrays |= {name: np.zeros((rows, widths[1]), np.int32) for name in ("decoder_input_ids", "decoder_documents")}
+    arrays["labels"] = np.full((rows, widths[1]), -100, np.int32)
+    for row in range(rows):
+        count = int(random.integers(2, 5))
+        source_end = target_end = 0
+        for number in range(1, count + 1):
+            length, target = (int(random.integers(2, width // count + 1)) for width in widths)
+            ids = random.integers(3, VOCABULARY, max(length, target))
+            of_source, of_target = slice(source_end, source_end + length), slice(target_end, target_end + target)
+            source_end, target_end = of_source.stop, of_target.stop
+            arrays["input_ids"][row, of_source], arrays["documents"][row, of_source] = ids[:length], number
+            arrays["labels"][row, of_target], arrays["decoder_documents"][row, of_target] = ids[:target], number
+            arrays["decoder_input_ids"][row, of_target] = [0, *ids[: target - 1]]
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        np.save(directory / f"{name}.npy", array)
 
 
 @dataclass
@@ -261,9 +284,16 @@ def make_run(tmp_path: Path) -> MakeRun:
         run.freeze()
         if not run.base_model.exists():
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)
+            if isinstance(model, T5Config):
+                tiny_t5.save_model(run.base_model, model)
+            else:
+                AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)
         if not (run.dataset_path / "train").exists():
-            write_rows(run.dataset_path / "train", rows, max_length)
+            target = run.config.dataset.max_target_length
+            if target:
+                write_pairs(run.dataset_path / "train", rows, (max_length, target))
+            else:
+                write_rows(run.dataset_path / "train", rows, max_length)
         for need in run.plan["train"].needs:
             facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
             Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(

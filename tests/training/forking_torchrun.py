@@ -5,10 +5,10 @@
 The agent, its ranks and their environment are torchrun's. tests/slurm uses torchrun as it is.
 """
 
-import gc
+from hyperpod_ft import garbage
 
 if __name__ == "__main__":
-    gc.disable()  # the imports make a million objects and hardly any garbage
+    garbage.pause_collection()
 
 import os
 import runpy
@@ -66,6 +66,5 @@ def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], e
 
 if __name__ == "__main__":
     subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
-    gc.freeze()
-    gc.enable()
+    garbage.resume_collection()
     torch.distributed.run.main()

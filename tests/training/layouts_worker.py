@@ -9,17 +9,18 @@ that pass, the parameters before it, and the losses of all passes.
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.runs.run import Run
 
 original = adapters.initial_value
@@ -33,8 +34,16 @@ def filled_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    # clone: two views of one tensor cannot be saved
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone().contiguous()
+    """What the ranks have of a tensor, together. Collective."""
+    if not isinstance(tensor, Pieces):
+        # clone: two views of one tensor cannot be saved
+        return tensor.detach().clone().contiguous()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, tensor.boxes)
+    result = torch.full(tensor.shape, torch.nan, dtype=tensor.dtype)
+    for start, values in (box for boxes in gathered for box in boxes):
+        result[tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))] = values
+    return result
 
 
 def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import data_parallel
+from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -30,7 +31,7 @@ def live_bytes() -> int:
     gc.collect()
     storages = {}
     for found in gc.get_objects():
-        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor):  # those have another inside
+        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor | Pieces):  # those have others inside
             storage = found.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

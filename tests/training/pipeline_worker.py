@@ -3,17 +3,18 @@
     python -m forking_torchrun ... -m pipeline_worker OUT_DIRECTORY RUN_DIR...
 
 `shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: the gradients of the first step,
-then STEPS steps and the validation loss. The first rank of each stage writes, whole, these gradients, the parameters,
-losses and norms.
+then STEPS steps and the validation loss. Rank 0 writes, whole, these gradients, the parameters, losses and norms.
 """
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from layouts_worker import filled_value, whole
+from layouts_worker import filled_value
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.processes import Processes, join_processes
@@ -21,6 +22,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.engines.torch.sharding.parts import Box
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -31,24 +33,38 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
     device = device_of("local", processes.local_rank)
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         loop = TrainingLoop(run, processes, device, meshes, sharding)
-        tensors: dict[str, torch.Tensor] = {}
+        parts, held = loop.data_parallel.parts, {}
         loop.forward_backward(1)
         for names in loop.data_parallel.groups:
             for name, gradient in zip(names, loop.data_parallel.take_gradients(names), strict=True):
-                tensors[f"gradient.{name}"] = whole(loop.data_parallel.parts[name].wrap(gradient))
+                held[f"gradient.{name}"] = parts[name].shape, parts[name].boxes(gradient.clone())
         steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
         loop.data_parallel.check_replicas(STEPS)
         assert loop.evaluation is not None
         summed_loss = loop.pipeline.summed_loss if loop.pipeline else loop._summed_loss
         validation = loop.evaluation.loss(loop.model.module, lambda batch: summed_loss(loop._inputs(batch)))
+        for name in loop.data_parallel.parameters:
+            held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.data_parallel.master(name))
+        tensors = whole(held)
         tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
         tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
         tensors["validation"] = torch.tensor(validation)
-        for name, master in loop.data_parallel.state().items():
-            tensors[f"parameter.{name}"] = whole(master)
-        stage = meshes.weights.get_local_rank("pp")
-        if processes.rank == int(meshes.weights.mesh[stage].flatten()[0]):
-            save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}-{stage}.safetensors")
+        if processes.leads:
+            save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}.safetensors")
+
+
+def whole(held: Mapping[str, tuple[torch.Size, list[Box]]]) -> dict[str, torch.Tensor]:
+    """What all ranks have of tensors, given by shape and boxes; copies must be the same bits. Collective."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, dict(held))
+    result: dict[str, torch.Tensor] = {}
+    for name, (shape, boxes) in (item for one in gathered for item in one.items()):
+        tensor = result.setdefault(name, torch.full(shape, torch.nan))
+        for start, values in boxes:
+            place = tensor[tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
+            assert place.isnan().all() or torch.equal(place, values), f"{name} differs between ranks"
+            place.copy_(values)
+    return result
 
 
 def main() -> None:

@@ -24,7 +24,11 @@ CHOICES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("parallelism", [{"sharding": "zero3"}, {"tensor_parallel": 2}], ids=["zero3", "tp"])
+@pytest.mark.parametrize(
+    "parallelism",
+    [{"sharding": "zero3"}, {"tensor_parallel": 2}, {"context_parallel": 2}],
+    ids=["zero3", "tp", "cp"],
+)
 def test_no_bit_changes_on_two_ranks(
     make_run: MakeRun, jobs: Jobs, tmp_path: Path, parallelism: dict[str, Any]
 ) -> None:

@@ -14,11 +14,11 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
-from hyperpod_ft.engines.torch.loading.skeleton import local_part
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
+from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import stage_shares
@@ -86,12 +86,13 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
     with meshes_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as meshes:
         data_parallel = build(run, meshes, sharding).data_parallel
         for name, master in data_parallel.state().items():
-            start, values = local_part(master)
-            expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
-            assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
-            start, weight = local_part(data_parallel.parameters[name].detach())
-            expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, weight.shape, strict=True))]
-            assert torch.equal(weight, expected.bfloat16()), name
+            for start, values in master.boxes if isinstance(master, Pieces) else [((0,) * master.ndim, master)]:
+                expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
+                assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
+            weight = data_parallel.parameters[name].detach()
+            for start, values in data_parallel.parts[name].unsharded.boxes(weight):
+                expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
+                assert torch.equal(values, expected.bfloat16()), name
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])

@@ -10,7 +10,9 @@ pytestmark = pytest.mark.training
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "method"), [({"sharding": "zero3"}, "full"), ({"tensor_parallel": 2}, "lora")], ids=["zero3", "tp"]
+    ("parallelism", "method"),
+    [({"sharding": "zero3"}, "full"), ({"tensor_parallel": 2}, "lora"), ({"context_parallel": 2}, "full")],
+    ids=["zero3", "tp", "cp"],
 )
 def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: dict[str, Any], method: str) -> None:
     runs = [

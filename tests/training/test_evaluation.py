@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines import sanity
@@ -270,7 +270,7 @@ def test_files_are_hashed_while_they_are_written(make_evaluated: MakeRun) -> Non
     described = json.loads((run.checkpoint(4) / "checkpoint.json").read_text())
     assert set(described["sha256"]) == {".metadata", "__0_0.distcp"}
     for name, digest in described["sha256"].items():
-        assert publish.sha256(run.checkpoint(4) / name) == digest
+        assert digests.file_sha256(run.checkpoint(4) / name) == digest
 
 
 def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: MakeRun) -> None:

@@ -1,5 +1,6 @@
 """Every layout of ranks computes what one process computes with plain transformers, PEFT and torch.optim."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,29 @@ def engine_name(live: str) -> str:
     return name.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
-def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
+Loss = Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+def causal_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean over the labels of packed rows."""
+    labels = batch.pop("labels")
+    logits = model(**batch, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def reference(
+    run: Run, steps: int, loss_of: Loss = causal_loss, auto: Any = AutoModelForCausalLM
+) -> dict[str, torch.Tensor]:
     """The same in one process, written without the engine: whole batch at once, clip_grad_norm_, AdamW."""
     training, lora = run.config.training, run.config.lora
-    model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
+    model = auto.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
     if training.method == "lora":
         adapters = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
             target_modules=list(lora.target_modules),
             use_dora=lora.dora,
-            task_type="CAUSAL_LM",
+            task_type="CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_2_SEQ_LM",
         )
         model = get_peft_model(model, adapters)
     model.train()
@@ -58,10 +71,7 @@ def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
     for name, parameter in trainable.items():
         if training.method == "lora" and (value := filled_value(name, parameter.shape, run.config.seed)) is not None:
             parameter.data = value
-    arrays = {
-        name: np.load(run.dataset_path / "train" / f"{name}.npy").astype(np.int64)
-        for name in ("input_ids", "labels", "position_ids")
-    }
+    arrays = {file.stem: np.load(file).astype(np.int64) for file in sorted((run.dataset_path / "train").glob("*.npy"))}
     order = DataOrder(len(arrays["labels"]), run.config.seed, ROWS_PER_STEP, 1, 1)
     decayed = [p for name, p in trainable.items() if p.ndim > 1 and "lora_B" not in name]
     faster = [p for name, p in trainable.items() if "lora_B" in name]
@@ -76,9 +86,7 @@ def reference(run: Run, steps: int) -> dict[str, torch.Tensor]:
     losses = []
     for step in range(1, steps + 2):
         batch = {name: torch.from_numpy(array[order.step(step)]) for name, array in arrays.items()}
-        labels = batch.pop("labels")
-        logits = model(**batch, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = loss_of(model, batch)
         loss.backward()
         losses.append(loss.item())
         if step > steps:

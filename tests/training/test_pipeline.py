@@ -1,17 +1,18 @@
 """A pipeline computes what one process computes with plain transformers: losses, gradients, weights."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_divided_families import OWN, SIZES, TYPES
 from test_evaluation import mean_loss
 from test_layouts import differences, reference
-from transformers import GraniteConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, PretrainedConfig
 
-from hyperpod_ft.planning import pipeline
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, write_rows
@@ -28,17 +29,13 @@ LIMITS = {"loss": 1e-6, "gradient": 1e-5, "parameter": 1e-5, "validation": 1e-6,
 STEPS = 2  # of pipeline_worker
 
 
-def of_family(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
-    values = tiny_llama(**FOUR_LAYERS).to_dict() | {"model_type": kind.model_type, "architectures": None}
-    return kind(**values | changes)
-
-
 @pytest.fixture
 def make_pipeline(make_run: MakeRun) -> MakeRun:
     """Four ranks and eight rows in a step, in four micro batches for each data-parallel rank; five validation rows."""
 
     def make(name: str, parallelism: dict[str, Any], model: PretrainedConfig | None = None, **changes: Any) -> Run:
-        model_ranks = parallelism["pipeline_parallel"] * parallelism.get("tensor_parallel", 1)
+        degrees = ("pipeline_parallel", "tensor_parallel", "context_parallel")
+        model_ranks = math.prod(parallelism.get(degree, 1) for degree in degrees)
         settings = {
             "parallelism": {"ranks_per_node": 4} | parallelism,
             "training.gradient_accumulation_steps": 2 if model_ranks == 1 else 4,
@@ -59,20 +56,16 @@ def make_pipeline(make_run: MakeRun) -> MakeRun:
 def results(
     jobs: Jobs, tmp_path: Path, runs: dict[str, tuple[Run, list[Case]]]
 ) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
-    """What all stages found together, by run and sharding; a tensor that two stages have must be the same bits."""
+    """What all ranks found together, by run and sharding."""
     for run, cases in runs.values():
         (run.directory / "shardings.json").write_text(json.dumps(cases))
     started = jobs.start(4, ["pipeline_worker", str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
     assert started.wait(280) == 0, started.text()
-    found: dict[tuple[str, Case], dict[str, torch.Tensor]] = {}
-    for name, (run, cases) in runs.items():
-        for case in cases:
-            together = found.setdefault((name, case), {})
-            for stage in range(run.plan.degrees.pipeline_parallel):
-                tensors = load_file(tmp_path / f"{run.config.name}-{case[0]}-{case[2]}-{stage}.safetensors")
-                for key, tensor in tensors.items():
-                    assert torch.equal(together.setdefault(key, tensor), tensor), (name, case, key)
-    return found
+    return {
+        (name, case): load_file(tmp_path / f"{run.config.name}-{case[0]}-{case[2]}.safetensors")
+        for name, (run, cases) in runs.items()
+        for case in cases
+    }
 
 
 def check(found: dict[tuple[str, Case], dict[str, torch.Tensor]], like: dict[str, Run]) -> None:
@@ -108,6 +101,7 @@ def test_lora(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
         "pp4": (make_pipeline("pp4", {"pipeline_parallel": 4}), [REPLICATED]),
         "gpipe": (make_pipeline("gpipe", {"pipeline_parallel": 4} | GPIPE), [REPLICATED]),
         "tp": (make_pipeline("tp", {"pipeline_parallel": 2, "tensor_parallel": 2}), [REPLICATED]),
+        "cp": (make_pipeline("cp", {"pipeline_parallel": 2, "context_parallel": 2}), [REPLICATED]),
         "dp": (make_pipeline("dp", {"pipeline_parallel": 2}), ALL_MODES),
         "interleaved": (make_pipeline("interleaved", {"pipeline_parallel": 2} | INTERLEAVED), ALL_MODES),
     }
@@ -134,20 +128,23 @@ def test_full_with_tied_embeddings(make_pipeline: MakeRun, jobs: Jobs, tmp_path:
 
 
 def test_families(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
-    """What transformers' forward pass does before and after the layers is done once."""
-    models = {
-        "llama": of_family(LlamaConfig, attention_bias=True, mlp_bias=True),
-        "mistral": of_family(MistralConfig, sliding_window=8),
-        "qwen2": of_family(Qwen2Config, use_sliding_window=True, sliding_window=8, max_window_layers=2),
-        "qwen3": of_family(Qwen3Config, head_dim=16, tie_word_embeddings=True),
-        "granite": of_family(GraniteConfig, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0),
-    }
-    assert models.keys() == pipeline.FAMILIES
-    runs = {
-        name: (make_pipeline(name, {"pipeline_parallel": 4}, model=model, **FULL), [REPLICATED])
-        for name, model in models.items()
-    }
-    check(results(jobs, tmp_path, runs), {name: run for name, (run, _) in runs.items()})
+    """What transformers' forward pass does before and after the layers is done once, for each family of the table."""
+    layers = {"num_hidden_layers": 3}
+    windows = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    own = {"granite": {"embedding_multiplier": 3.0}, "gemma2": windows, "gemma3_text": windows}
+    runs = {}
+    for index, model_type in enumerate(TYPES):
+        model = AutoConfig.for_model(model_type, **SIZES | OWN.get(model_type, {}) | layers | own.get(model_type, {}))
+        parallelism = {"pipeline_parallel": 2, "tensor_parallel": 1 + index % 2}
+        runs[model_type] = make_pipeline(model_type, parallelism, model=model, **FULL), [REPLICATED]
+    for (model_type, _), tensors in results(jobs, tmp_path, runs).items():
+        expected = reference(runs[model_type][0], 0)
+        assert tensors["loss"][0].item() == pytest.approx(expected["loss"].item(), rel=1e-6), model_type
+        found = {name: tensors[name] for name in expected}
+        off = differences(found, expected, "gradient")
+        where = max(off, key=off.__getitem__)
+        print(f"{model_type}: {len(off)} gradients, {off[where]:.1e}")
+        assert off[where] <= 1e-5, (model_type, where)
 
 
 def curves(run: Run) -> list[tuple[float, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
@@ -62,4 +62,4 @@ def finished(stage: str, run: Run, **environment: str) -> tuple[int, str]:
 
 def tree(directory: Path) -> dict[str, bytes]:
     """Every file below a directory."""
-    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in publish.files_below(directory)}
+    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in digests.files_below(directory)}

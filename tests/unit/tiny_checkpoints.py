@@ -16,12 +16,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.runs.run import Run
 from tests.unit import tiny_tokenizer
@@ -137,7 +137,7 @@ def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
 
 def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None) -> None:
     """The checkpoint.json of engine torch."""
-    digests = {file.name: publish.sha256(file) for file in checkpoint.iterdir() if file.name != description.NAME}
+    digests = {file.name: file_sha256(file) for file in checkpoint.iterdir() if file.name != description.NAME}
     lora = adapter and Lora(
         r=adapter.r,
         alpha=adapter.lora_alpha,
@@ -190,6 +190,6 @@ def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7)
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
     progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
-    digests = {path.name: publish.sha256(path) for path in sorted(directory.iterdir())}
+    digests = {path.name: file_sha256(path) for path in sorted(directory.iterdir())}
     checkpoint_directory.write_description(run, progress, directory, digests)
     return directory

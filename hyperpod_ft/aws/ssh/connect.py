@@ -1,6 +1,5 @@
 """`hyperpod-ft cluster ssh`: connect to a node by ssh through SSM, or by SSM alone."""
 
-import hashlib
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, by_name, in_group, login_group
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 
 _SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
@@ -137,4 +137,4 @@ def _write(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> No
 def _uploaded(route: SshRoute, request: SshRequest, identity: ssh_key.SshKey) -> Path:
     # homes are on the shared volume, so an uploaded key serves the whole cluster
     what = "\0".join((route.cluster.id, request.user, identity.line))
-    return route.files.uploaded(hashlib.sha256(what.encode()).hexdigest()[:32])
+    return route.files.uploaded(text_sha256(what)[:32])

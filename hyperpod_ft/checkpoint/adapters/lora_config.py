@@ -156,11 +156,11 @@ class AdapterConfig(BaseModel):
         found = next((match for pattern in patterns if (match := re.match(rf".*\.{pattern}\.(\d+)\.", module))), None)
         return found is not None and int(found[1]) in self.layers_to_transform
 
-    def as_peft(self, base_model: str, revision: str | None, dropout: float) -> dict[str, Any]:
+    def as_peft(self, base_model: str, revision: str | None, dropout: float, task: str) -> dict[str, Any]:
         """adapter_config.json for PEFT, of a configuration whose optional fields have their defaults."""
         return {
             "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
+            "task_type": task,
             "base_model_name_or_path": base_model,
             "revision": revision,
             "inference_mode": True,

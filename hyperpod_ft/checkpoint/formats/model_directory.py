@@ -56,6 +56,11 @@ def read_config(directory: Path, remedy: str = "download the model again") -> di
     return read_object(directory / CONFIG, remedy)
 
 
+def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a model with encoder and decoder; transformers omits what its class has."""
+    return bool(config.get("is_encoder_decoder", config.get("model_type") == "t5"))
+
+
 def set_dtype(directory: Path, torch_name: str) -> None:
     """Set the dtype of the weights in config.json, under the key that it already uses.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import VOLUME_FULL, UserError
@@ -94,7 +94,7 @@ def _whole(partial: Path, before: Mapping[str, str]) -> dict[str, str]:
 
 def _remove_unfinished(partial: Path) -> None:
     kept = {partial / JOURNAL, *(partial / name for name in finished(partial))}
-    for path in publish.files_below(partial):
+    for path in digests.files_below(partial):
         if path not in kept:
             path.unlink()
 

@@ -9,12 +9,16 @@ from typing import Any
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 
 OUTPUT = "lm_head.weight"
-# Names of the embedding in transformers' language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
+# T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
+SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def embedding(names: Collection[str]) -> str | None:
     """The name of the embedding among a model's tensors; None unless there is exactly one."""
+    if SHARED in names:
+        return SHARED
     found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
     return found[0] if len(found) == 1 else None
 
@@ -22,6 +26,9 @@ def embedding(names: Collection[str]) -> str | None:
 def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """`config`: config.json, where a missing key means the default of the architecture."""
     stated = config.get("tie_word_embeddings")
+    if config.get("model_type") == "t5":
+        # transformers 5 always writes true, and here what the original key said: v1.0 scales, and ties
+        return OUTPUT not in names or bool(config.get("scale_decoder_outputs", stated is not False))
     return bool(stated) if stated is not None else OUTPUT not in names and embedding(names) is not None
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_b
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
+from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
@@ -134,10 +134,10 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
     inputs |= {model.directory / model_directory.CONFIG}
     states = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(inputs)]
     adapters = [
-        (str(one.directory.absolute()), one.digest, publish.sha256(one.directory / CONFIG), weight)
+        (str(one.directory.absolute()), one.digest, file_sha256(one.directory / CONFIG), weight)
         for one, weight in zip(files, weights, strict=True)
     ]
-    return {"kit": __version__, "inputs": sha256(json.dumps([states, adapters]).encode()).hexdigest()}
+    return {"kit": __version__, "inputs": text_sha256(json.dumps([states, adapters]))}
 
 
 def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:

@@ -27,6 +27,7 @@ class Lora(_Part):
     target_modules: tuple[str, ...]
     rslora: bool
     dora: bool
+    task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # PEFT's task_type
 
 
 class BaseModelSource(_Part):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.adapters import peft_names
 from hyperpod_ft.checkpoint.adapters.lora import PREFIX
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
@@ -22,7 +22,7 @@ from hyperpod_ft.errors import UserError
 # The key of the parameters in a state dict; engines/checkpoint_directory.py lists all keys of the kit's own.
 _PARAMETERS = "model."
 # How the names of a model's own parameters begin.
-_MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.")
+_MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.", "shared.", "encoder.", "decoder.")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _own(directory: Path) -> Sharded:
     """What engine torch wrote."""
     tensors = tuple(dcp.read(directory, _PARAMETERS))
     described = description.read(directory)
-    if publish.sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
+    if digests.file_sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
         raise UserError(
             f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",
@@ -126,7 +126,7 @@ def _own(directory: Path) -> Sharded:
         raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")
     # engine torch's names are those in PEFT's files but for this prefix
     named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
-    values = config.as_peft(base.source, base.revision, lora.dropout)
+    values = config.as_peft(base.source, base.revision, lora.dropout, lora.task)
     return Sharded(directory, (ShardedAdapter("default", values, named),), (), None)
 
 

@@ -30,6 +30,8 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
         if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
             yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
     stated = config.get("tie_word_embeddings")  # its default depends on the architecture
+    if stated and model_directory.is_encoder_decoder(config):
+        stated = tied.is_tied(config, tensors)
     if embedding and output not in tensors and stated is False and _is_causal(config):
         yield f"{where}: tie_word_embeddings is false, but there is no {output}"
     if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):

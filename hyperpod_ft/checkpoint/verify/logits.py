@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftConfig, get_peft_model
@@ -21,6 +22,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
+from hyperpod_ft.checkpoint.formats import tied
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
 from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
@@ -89,8 +92,8 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     vocabulary = min(model.config.get_text_config().vocab_size for model in (bare, live))
     tokens = torch.arange(_TOKENS).mul(7919).add(1).remainder(vocabulary).unsqueeze(0)
 
-    find_merged = _find_in(merged, merged_tensors, _tied(bare))
-    find_base = _find_in(base, base_tensors, _tied(live))
+    find_merged = _find_in(merged, merged_tensors, _tied(bare, merged, merged_tensors))
+    find_base = _find_in(base, base_tensors, _tied(live, base, base_tensors))
     wrapped, touched = _with_adapter(live, adapter, factors)
     rounded = {
         name
@@ -125,19 +128,22 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     )
 
 
-def _tied(model: PreTrainedModel) -> dict[str, str]:
-    """Maps the output layer's weight to the embedding's, by name, if they are tied."""
+def _tied(model: PreTrainedModel, directory: Path, tensors: Tensors) -> dict[str, str]:
+    """Maps the output layer's weight to the embedding's, by name, if they are tied; and those of T5's stacks."""
     names = {id(module): name for name, module in model.named_modules()}
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding = model.get_input_embeddings()
+    if model.config.is_encoder_decoder:
+        copies = [*tied.SHARED_ALIASES, *([tied.OUTPUT] if tied.is_tied(read_config(directory), tensors) else [])]
+        return dict.fromkeys(copies, tied.SHARED)
     if output is None or not model.config.get_text_config().tie_word_embeddings:
         return {}
     return {f"{names[id(output)]}.weight": f"{names[id(embedding)]}.weight"}
 
 
-def _find_in(directory: Path, tensors: Tensors, tied: Mapping[str, str]) -> Find:
+def _find_in(directory: Path, tensors: Tensors, shared: Mapping[str, str]) -> Find:
     def find(name: str) -> LogicalTensor:
-        name = tied.get(name, name)
+        name = shared.get(name, name)
         # a model saved without its head lacks the first part of these names
         for known in (name, name.partition(".")[2]):
             if known in tensors:
@@ -192,14 +198,16 @@ def _find_live(factors: Tensors, find_base: Find) -> Find:
 
 
 def _run(
-    model: nn.Module, find: Find, tokens: torch.Tensor, where: Path, what: str, change: Change | None = None
+    model: Any, find: Find, tokens: torch.Tensor, where: Path, what: str, change: Change | None = None
 ) -> torch.Tensor:
     """Logits, (tokens, vocabulary), fp32."""
     with Weights(change) as weights:
         total = stream(model, find, weights, _users(model))
+        # the decoder of an encoder-decoder reads other tokens than its encoder
+        of_decoder = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
         with ByteProgress(f"logits {what}", total) as weights.progress, torch.inference_mode():
             try:
-                logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+                logits: torch.Tensor = model(input_ids=tokens, use_cache=False, **of_decoder).logits
             except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"{where}: its logits cannot be computed layer by layer: {first_sentence(error)}",

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.tensors import reading
@@ -32,7 +33,8 @@ Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
-    """The causal language model that config.json describes; its parameters are on the meta device, buffers are real.
+    """The language model that config.json describes, causal or an encoder-decoder; its parameters are on the meta
+    device, buffers are real.
 
     Raises UserError when transformers cannot build it, or its weights are quantized.
     """
@@ -41,8 +43,9 @@ def skeleton(directory: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
             raise UserError(f"{directory}: its weights are quantized", "compare logits of unquantized models")
+        loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = loader.from_config(
                 config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
             )
     except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:

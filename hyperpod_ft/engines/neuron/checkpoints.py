@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hyperpod_ft import publish
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import part_held
@@ -186,7 +187,7 @@ class Checkpoints:
         for file in files:
             publish.fsync(file)
             if file.is_file():
-                digests[file.relative_to(directory).as_posix()] = publish.sha256(file)
+                digests[file.relative_to(directory).as_posix()] = file_sha256(file)
         return digests
 
 

@@ -16,10 +16,10 @@ import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
-from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
@@ -154,7 +154,7 @@ class TrainingLoop:
         The ranks of one model use the same seed: masks of replicated activations must be the same.
         """
         text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
-        seed = int(publish.text_digest(text)[:12], 16)
+        seed = int(digests.text_sha256(text)[:12], 16)
         torch.manual_seed(seed)
         xm.set_rng_state(seed)
 
@@ -184,7 +184,9 @@ class TrainingLoop:
         return total
 
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        batch = self.rows.batch(rows).to(torch.device("cpu") if self.pipeline else self.device)
+        batch = self.rows.batch(rows)
+        assert isinstance(batch, Batch)  # setting_combinations.py refuses encoder-decoders
+        batch = batch.to(torch.device("cpu") if self.pipeline else self.device)
         inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
         if self.pipeline:
             # it was traced with one; the rows are full, and the model applies the causal mask itself

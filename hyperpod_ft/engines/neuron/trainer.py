@@ -14,7 +14,8 @@ from optimum.neuron.models.training.transformations_utils import GQAQKVColumnPar
 from peft import LoraConfig
 from torch import nn
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
+from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
@@ -62,7 +63,7 @@ def build(run: Run, steps: int) -> Trainer:
         attn_implementation=neuron_arguments.attention(config),
     )
     if config.training.method == "lora":
-        _check_targets(model, config.lora.target_modules)
+        _check_targets(model, config.lora)
     trainer = Trainer(
         model=model,
         args=settings,
@@ -87,13 +88,12 @@ def build(run: Run, steps: int) -> Trainer:
     return trainer
 
 
-def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
+def _check_targets(model: nn.Module, lora: Lora) -> None:
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
     # by their names in the model's files: upstream fuses some of them
     names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-    for target in targets:
-        if target.rpartition(".")[2] not in names:
-            raise no_such_module(target, names)
+    if unknown := lora.target_names - names:
+        raise no_such_module(min(unknown), names)
 
 
 def _adapters(run: Run) -> LoraConfig:
@@ -125,7 +125,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         parts, dimension = _division(parameter)
         shape = list(parameter.shape)
         shape[dimension] *= parts
-        generator = torch.Generator().manual_seed(int(publish.text_digest(f"{seed} {name}")[:15], 16))
+        generator = torch.Generator().manual_seed(int(digests.text_sha256(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         repeated = kv_size_multiplier(heads[1], parts)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
 from hyperpod_ft.errors import UserError
@@ -34,7 +34,7 @@ class Evaluation:
         self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]
 
     @torch.no_grad()
-    def loss(self, module: nn.Module, summed_loss: Callable[[Batch], torch.Tensor]) -> float:
+    def loss(self, module: nn.Module, summed_loss: Callable[[Batch | PairedBatch], torch.Tensor]) -> float:
         """The mean loss, equal on all ranks; `summed_loss` sums that of a batch, on the CPU, over its label tokens.
 
         Leaves generators as they are: nothing is dropped out.
@@ -50,7 +50,7 @@ class Evaluation:
         dist.all_reduce(total)
         return float(total) / self._meshes.weights["tp"].size() / self._tokens
 
-    def _batch(self, rows: np.ndarray) -> Batch:
+    def _batch(self, rows: np.ndarray) -> Batch | PairedBatch:
         batch = self._rows.batch(np.maximum(rows, 0))
         batch.labels[torch.from_numpy(rows < 0)] = IGNORED
         return batch

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit, PairedBatch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
@@ -27,12 +27,13 @@ from hyperpod_ft.engines.torch import checkpoints
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model, t5
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
@@ -49,7 +50,8 @@ def train(run: Run, processes: Processes) -> Trained:
 
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(read_config(run.base_model)))
+    config = read_config(run.base_model)
+    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class TrainingLoop:
         self.config = run.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
+        self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.rows = PackedSplit(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
@@ -94,9 +97,11 @@ class TrainingLoop:
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; every dp rank has its own, and stage
-        stage, data_parallel = meshes.weights.get_local_rank("pp"), self.order.data_parallel
-        torch.manual_seed(run.config.seed + 1 + self.data_parallel_rank + stage * data_parallel)
+        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens, or another
+        # stage, have their own
+        tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
+        of_stage = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
+        torch.manual_seed(run.config.seed + 1 + tokens_of + of_stage)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -160,10 +165,12 @@ class TrainingLoop:
         """None when the model is in one piece."""
         if self.meshes.weights["pp"].size() == 1:
             return None
-        shape = model_shape(read_config(self.run.base_model))
-        assert shape is not None
         dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        size = (self.config.micro_batch_size, self.rows.max_length, shape.hidden)
+        size = (
+            self.config.micro_batch_size,
+            self.rows.max_length // self.chunk.count,
+            self.model.module.config.hidden_size,
+        )
         return Pipeline(
             self.model.module,
             self.model.stages,
@@ -216,8 +223,8 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns this dp rank's share of the loss, which the last stage of a pipeline has, and this rank's share of the
-        squared gradient norm, both fp32 [].
+        Returns the part of the loss that is of this rank's tokens, which in a pipeline the last stage has, and the
+        rank's share of the squared gradient norm, both fp32 [].
         """
         tokens = self.rows.label_tokens(self.order.step(number))
         if not tokens:
@@ -245,8 +252,11 @@ class TrainingLoop:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self._inputs(self.rows.batch(rows))
 
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return language_model.inputs(batch, self.device, compiling.compiles(self.config, self.device))
+    def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+        compiled = compiling.compiles(self.config, self.device)
+        if isinstance(batch, PairedBatch):
+            return t5.inputs(batch, self.device, compiled)
+        return language_model.inputs(batch, self.device, compiled, self.chunk)
 
     def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Cross entropy summed over the label tokens of a batch, fp32 []."""

@@ -103,3 +103,13 @@ def pipeline_ends(mesh: DeviceMesh) -> dist.ProcessGroup | None:
         if dist.get_rank() in pair:
             own = group
     return own
+
+
+def groups_of_neighbors(mesh: DeviceMesh, size: int) -> dist.ProcessGroup:
+    """This rank's group of `size` neighbors along a mesh of one axis, whose ranks are divided into such groups.
+
+    Collective over all ranks of the process group.
+    """
+    group = mesh._unflatten(0, (mesh.size() // size, size), ("groups", "neighbors")).get_group("neighbors")
+    _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    return group

@@ -199,8 +199,8 @@ def synthetic(directory: Path, layers: int) -> Path:
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    few, many = synthetic(tmp_path / "few", 2), synthetic(tmp_path / "many", 10)
-    assert (many / "model.safetensors").stat().st_size > 400e6
+    few, many = synthetic(tmp_path / "few", 2), synthetic(tmp_path / "many", 6)
+    assert (many / "model.safetensors").stat().st_size > 250e6
     before, after, torch_is_there = peak_mb(many, "against")
     assert after < 200 and not torch_is_there, (before, after)
     small = peak_mb(few, "logits")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch import Tensor
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit.nxd_shards import gather
@@ -38,7 +38,7 @@ def save(directory: Path, state: Mapping[str, Any], method: str | None = None, l
     torch_dcp.save(dict(state), storage_writer=torch_dcp.FileSystemWriter(directory), no_dist=True)
     if method:
         index = directory / ".metadata"
-        files = {"files": {index.name: index.stat().st_size}, "sha256": {index.name: publish.sha256(index)}}
+        files = {"files": {index.name: index.stat().st_size}, "sha256": {index.name: digests.file_sha256(index)}}
         description = DESCRIBED | {"method": method, "lora": lora} | files
         (directory / "checkpoint.json").write_text(json.dumps(description))
     return directory

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.verify import logits
@@ -51,7 +51,7 @@ def save_checkpoint(directory: Path, model: nn.Module, lora: Lora) -> None:
         "degrees": {"world_size": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1},
         "progress": {},
         "files": {index.name: index.stat().st_size},
-        "sha256": {index.name: publish.sha256(index)},
+        "sha256": {index.name: digests.file_sha256(index)},
     }
     (directory / "checkpoint.json").write_text(json.dumps(description))
 

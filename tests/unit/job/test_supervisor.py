@@ -28,9 +28,19 @@ def run(make_run: MakeRun) -> Run:
     return run
 
 
-def start(run: Run, command: str, **environment: str) -> "subprocess.Popen[str]":
+# The supervisor, but it waits for less long for what outlives the stage's record.
+IMPATIENT = """
+import sys
+from hyperpod_ft.job import supervisor
+supervisor._RECORD_POLL_SECONDS, supervisor._GRACE_SECONDS, supervisor._TERMINATION_SECONDS = 0.1, 1, 1
+sys.exit(supervisor.main())
+"""
+
+
+def start(run: Run, command: str, impatient: bool = False, **environment: str) -> "subprocess.Popen[str]":
+    program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
     return subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft.job.supervisor", "train", run.directory, "bash", "-c", command],
+        [sys.executable, *program, "train", run.directory, "bash", "-c", command],
         cwd=run.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
@@ -75,7 +85,7 @@ def finished_training(run: Run) -> str:
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
 def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
-    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done")
+    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", impatient=True)
     wait_for(run.record_path("train"))
     recorded_at = time.monotonic()
     status, output = finish(process)
@@ -88,7 +98,7 @@ def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run
 def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     remove = f"trap 'rm {shlex.quote(str(run.record_path('train')))}; exit 1' TERM"
-    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", **slurm)
+    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", impatient=True, **slurm)
     assert finish(process)[0] == 0
     assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
     assert restarts.history(run, "train") == []

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from hyperpod_ft.config import engine_rules as config_rules
+from hyperpod_ft.config import setting_combinations
 from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.planning import engine_rules
 from hyperpod_ft.stages import env
@@ -13,7 +13,7 @@ from hyperpod_ft.stages import env
 NAMES = get_args(EngineName)
 
 
-@pytest.mark.parametrize("table", [config_rules._CHECKS, engine_rules._RULES, env._BUILDERS])
+@pytest.mark.parametrize("table", [setting_combinations._CHECKS, engine_rules._RULES, env._BUILDERS])
 def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
     assert sorted(table) == sorted(NAMES)
 

@@ -49,6 +49,7 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "glm4_moe": EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "gpt2": GPT2_DROPOUT,
     "gpt_bigcode": GPT2_DROPOUT,
+    "gptj": GPT2_DROPOUT | {"rotary_dim": 4},
     "granite": {"logits_scaling": 4.0, "attention_multiplier": 0.5},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0},
     "granitemoeshared": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16},
@@ -156,7 +157,7 @@ def test_a_family_with_its_window_in_a_mask_is_refused(make_run: MakeRun) -> Non
         check_packing(make_run().config, "qwen2_moe")
 
 
-@pytest.mark.parametrize("family", ["gptj", "opt", "bloom", "gpt_oss", "jamba", "qwen3_next", ""])
+@pytest.mark.parametrize("family", ["codegen", "opt", "bloom", "gpt_oss", "jamba", "qwen3_next", ""])
 def test_other_families_are_refused(make_run: MakeRun, family: str) -> None:
     with pytest.raises(UserError, match=family or "none"):
         check_packing(make_run().config, family)
@@ -164,16 +165,16 @@ def test_other_families_are_refused(make_run: MakeRun, family: str) -> None:
 
 @pytest.mark.parametrize("packing", ["bfd", "wrapped"])
 def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path: Path, packing: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
     config = make_run(dataset__packing=packing).config
     with pytest.raises(UserError) as raised:
         check_model_directory(config, degrees_of(config), tmp_path)
-    assert all(fact in str(raised.value) for fact in ("model.source", "gptj", "dataset.packing: none"))
+    assert all(fact in str(raised.value) for fact in ("model.source", "opt", "dataset.packing: none"))
 
 
 def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gptj"}))
-    config = make_run(dataset__packing="none").config
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
+    config = make_run(dataset__packing="none", parallelism={"ranks_per_node": 2, "tensor_parallel": 1}).config
     assert check_model_directory(config, degrees_of(config), tmp_path).memory is None
 
 

@@ -1,13 +1,16 @@
 """Degrees of parallelism: what they are when nothing is said, and which a run file or a model does not allow."""
 
 import contextlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
@@ -161,6 +164,34 @@ def test_what_divides_a_model(
     assert shape is not None
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_model(config, Degrees(1, tensor_parallel, tensor_parallel, 1), shape)
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "model_config", "words"),
+    [
+        (4, 1, {}, None),
+        (2, 4, {}, None),
+        (8, 1, {}, None),
+        (3, 1, {}, "3 does not divide dataset.max_length 2048; set max_length to 2049, or context_parallel to a"),
+        (4, 4, {}, "tensor_parallel 4 x context_parallel 4 = 16 does not divide the model's 8 attention heads"),
+        (16, 1, {"model_type": "gemma2"}, "16 does not divide the model's 8 attention heads; .* 1, 2, 4 or 8$"),
+        (16, 1, {"model_type": "gpt2", "num_attention_heads": None, "n_head": 8}, "the model's 8 attention heads"),
+        (2, 1, {"model_type": "opt"}, "attention of models of type opt .* set it to 1$"),
+        (2, 1, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type dynamic .* set it to 1$"),
+        (2, 1, {"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
+        (2, 1, {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope_type longrope"),
+        (2, 1, {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, None),
+        (1, 1, {"rope_parameters": {"rope_type": "longrope"}}, None),
+    ],
+)
+def test_rows_that_can_be_shared(
+    make_run: MakeRun, tmp_path: Path, context: int, tensor: int, model_config: dict[str, Any], words: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | model_config))
+    parallelism = {"ranks_per_node": tensor * context, "tensor_parallel": tensor, "context_parallel": context}
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        config = make_run(dataset__max_length=2048, dataset__packing="none", parallelism=parallelism).config
+        check_model_directory(config, degrees_of(config), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
 assert SHAPE is not None
+WORK = pipeline.work_of(LLAMA_3_8B)
 Settings = dict[str, Any]
 
 
@@ -45,7 +46,7 @@ GPIPE = {"parallelism__pipeline_schedule": "gpipe"}
 
 
 def sizes(run: RunConfig) -> list[int]:
-    return [len(layers) for layers in pipeline.cut(run, degrees_of(run), SHAPE)]
+    return [len(layers) for layers in pipeline.cut(run, degrees_of(run), WORK)]
 
 
 def torch_order(run: RunConfig) -> list[list[tuple[str, int, int]]]:
@@ -133,15 +134,15 @@ def test_stages_have_as_much_to_do() -> None:
     # each rank has two
     run = config(4, 8, **INTERLEAVED)
     assert sizes(run) == [4, 4, 4, 4, 4, 4, 5, 3]
-    assert pipeline.layers_of_ranks(run, degrees_of(run), SHAPE) == [8, 8, 9, 7]
+    assert pipeline.layers_of_ranks(run, degrees_of(run), WORK) == [8, 8, 9, 7]
 
 
 def test_plan_says_how_it_is_cut() -> None:
     run = config(4, 8)
-    said = pipeline.explain(run, degrees_of(run), SHAPE)
+    said = pipeline.explain(run, degrees_of(run), LLAMA_3_8B)
     assert said.startswith("1f1b, 8 micro batches: idle 27.3%; layers 0-7 | 8-15 | 16-24 | 25-31 and head,")
     run = config(4, 8, **INTERLEAVED)
-    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in pipeline.explain(run, degrees_of(run), SHAPE)
+    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in pipeline.explain(run, degrees_of(run), LLAMA_3_8B)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,9 @@ def test_refused(ranks: int, micro_batches: int, changes: Settings, words: str |
 
 
 def test_families() -> None:
-    with pytest.raises(UserError, match=r"pipeline_parallel: .* type 'phimoe' into stages; set it to 1, or .*, llama,"):
+    with pytest.raises(
+        UserError, match=r"pipeline_parallel: .* type 'phimoe' into stages; set it to 1; it cuts .* llama,"
+    ):
         pipeline.check_family(Degrees(1, 8, 1, 2), "phimoe")
     pipeline.check_family(Degrees(1, 8, 1, 1), "phimoe")
 
@@ -173,7 +176,7 @@ def test_memory_of_the_ranks() -> None:
     def activations(run: RunConfig) -> list[float]:
         degrees = degrees_of(run)
         chosen = torch_memory.choose(run, degrees, SHAPE)
-        shares = torch_memory.rank_shares(run, degrees, SHAPE)
+        shares = torch_memory.shares(run, degrees, SHAPE)
         return [torch_memory.on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
 
     hidden = 4096 * 4096 * 2

@@ -8,6 +8,7 @@ import functools
 import http.server
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -78,10 +79,18 @@ def pins(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment to copy: to make one takes seconds."""
+    directory = tmp_path_factory.mktemp("empty") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    return directory
+
+
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
+def python(empty_environment: Path, tmp_path: Path) -> Path:
     """The interpreter of an empty virtual environment."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    shutil.copytree(empty_environment, tmp_path / "venv", symlinks=True)
     return tmp_path / "venv" / "bin" / "python"
 
 

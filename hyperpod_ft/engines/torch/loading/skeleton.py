@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, initialization
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
+from hyperpod_ft.engines.torch.sharding.parts import Box, Part, local
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
 
 
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """The causal language model of `directory`, its parameters on the meta device; buffers not in files are real.
+    """The language model of `directory`, causal or an encoder-decoder, its parameters
+    on the meta device; buffers not in files are real.
 
     Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
     Raises UserError when config.json describes no model that can be built, or a quantized one.
@@ -36,8 +36,9 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
+            loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
             with torch.device("meta"), initialization.meta_device_safe_creation_ops():
-                model: Any = AutoModelForCausalLM.from_config(
+                model: Any = loader.from_config(
                     config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
                 )
             _keep_in_fp32(model, dtype)
@@ -76,33 +77,25 @@ def materialize(module: nn.Module, device: torch.device, parameters_on: torch.de
                 submodule._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def fill(module: nn.Module, weights: Mapping[str, LogicalTensor]) -> None:
+def fill(module: nn.Module, weights: Mapping[str, LogicalTensor], parts: Mapping[str, Part]) -> None:
     """Read this rank's part of `weights` into the parameters and persistent buffers of `module` with these names.
 
-    These are plain tensors or DTensors of any sharding, on any device. Raises UserError when a file cannot be read.
+    `parts`: of its parameters; what has none is whole. Raises UserError when a file cannot be read.
     """
-    fill_tensors(dict(_stored(module)), weights)
+    found = {}
+    for name, tensor in _stored(module):
+        values = local(tensor.detach())
+        found[name] = parts[name].boxes(values) if name in parts else [((0,) * values.ndim, values)]
+    fill_boxes(found, weights)
 
 
 @torch.no_grad()
-def fill_tensors(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, LogicalTensor]) -> None:
-    """Read this rank's part of `weights` into the tensors with these names; as `fill`."""
+def fill_boxes(boxes: Mapping[str, list[Box]], weights: Mapping[str, LogicalTensor]) -> None:
+    """Read `weights` into the boxes with these names; as `fill`."""
     with SliceReader() as reader:
-        for name, tensor in tensors.items():
-            if name in weights:
-                start, part = local_part(tensor)
-                reader.copy(weights[name], start, part)
-
-
-def local_part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Where this rank's part of a tensor begins in the whole, and the part itself, which shares its memory."""
-    if not isinstance(tensor, DTensor):
-        return (0,) * tensor.ndim, tensor
-    part = tensor.to_local()
-    # handles what FSDP2 makes of a tensor that tp has split along the same dimension
-    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    assert tuple(part.shape) == tuple(shape), f"a shard of {list(part.shape)}, not {list(shape)}"
-    return tuple(start), part
+        for name, own in boxes.items():
+            for start, values in own if name in weights else ():
+                reader.copy(weights[name], start, values)
 
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -25,6 +25,7 @@ LoRA+ (arXiv:2402.12354) changes the learning rate of B only: `learning_rate_fac
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,6 @@ from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
-from hyperpod_ft.engines.torch.sharding.parts import local
 
 
 def adapt(model: nn.Module, lora: Lora, seed: int) -> None:
@@ -89,17 +89,23 @@ def initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | Non
     return None if name.endswith(".lora_magnitude_vector") else value
 
 
-def initial_magnitude(module: nn.Module) -> torch.Tensor:
-    """DoRA's whole initial magnitude of an adapted module: the norms of the base weight's rows, fp32 [out].
+def initial_magnitude(module: Any) -> torch.Tensor:
+    """DoRA's initial magnitude of an adapted module: the norms of the base weight's rows, fp32 [out].
 
-    Collective if the weight is a DTensor. An embedding's output is a column of its weight.
+    Of this rank's outputs, where tensor parallelism divides them. Collective if ranks have parts of rows, or the weight
+    is sharded. An embedding's output is a column of its weight.
     """
     if isinstance(module, LoraLinear):
         weight = module.base_weight(torch.float32) if module.codes is not None else module.weight.detach()
     else:
         weight = module.weight.detach().T
     norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
-    return norms.full_tensor() if isinstance(norms, DTensor) else norms
+    norms = norms.full_tensor() if isinstance(norms, DTensor) else norms
+    if module.row_group is None:
+        return norms
+    squares = norms.square()
+    dist.all_reduce(squares, group=module.row_group)
+    return squares.sqrt()
 
 
 def learning_rate_factor(name: str, lora: Lora) -> float:
@@ -118,7 +124,7 @@ class LoraLinear(nn.Linear):
         device = base.weight.device
         self.weight, self.bias = base.weight, base.bias
         self.scale, self.dropout = _scale(lora), lora.dropout
-        self._row_group: dist.ProcessGroup | None = None
+        self.row_group: dist.ProcessGroup | None = None
         self.lora_A = nn.Linear(self.in_features, lora.r, bias=False, device=device, dtype=torch.float32)
         self.lora_B = nn.Linear(lora.r, self.out_features, bias=False, device=device, dtype=torch.float32)
         self.lora_magnitude_vector = _new(self.out_features, device=device) if lora.dora else None
@@ -138,28 +144,28 @@ class LoraLinear(nn.Linear):
 
     def divide_rows(self, group: dist.ProcessGroup) -> None:
         """Each rank of the group has a part of every row of the weight; the caller sums outputs and adds the bias."""
-        self._row_group = group
+        self.row_group = group
 
     def base_weight(self, dtype: torch.dtype) -> torch.Tensor:
         """The frozen weight [out, in]; one in 4 bits is decoded to `dtype`."""
         if self.codes is None or self.scales is None:
-            return local(self.weight.detach())
+            return self.weight.detach()
         return nf4.dequantize(self.codes, self.scales, (self.out_features, self.in_features), dtype)
 
     def ratio(self, plain: torch.Tensor) -> torch.Tensor:
         """DoRA's magnitude over norm of each row, fp32 [out]; `plain`: the base weight."""
-        a, b = local(self.lora_A.weight), local(self.lora_B.weight)
+        a, b = self.lora_A.weight, self.lora_B.weight
         squares = squared_row_norms(plain, a, b, self.scale)
-        if self._row_group is not None:
-            dist.all_reduce(squares, group=self._row_group)
+        if self.row_group is not None:
+            dist.all_reduce(squares, group=self.row_group)
         assert self.lora_magnitude_vector is not None
-        return local(self.lora_magnitude_vector) / squares.sqrt()
+        return self.lora_magnitude_vector / squares.sqrt()
 
     def forward(self, input: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """`ratio`: what the method of this name returns, for a caller that calls this more than once."""
-        a, b = local(self.lora_A.weight), local(self.lora_B.weight)
-        weight = local(self.weight) if self.codes is None else self.codes
-        bias = local(self.bias) if self._row_group is None and self.bias is not None else None
+        a, b = self.lora_A.weight, self.lora_B.weight
+        weight = self.weight if self.codes is None else self.codes
+        bias = self.bias if self.row_group is None else None
         dropped = nn.functional.dropout(input, self.dropout) if self.training and self.dropout else None
         if self.lora_magnitude_vector is None:
             return product(input, dropped, weight, self.scales, bias, a, b, self.scale)
@@ -183,28 +189,36 @@ def _new(*shape: int, device: torch.device) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, device=device, dtype=torch.float32))
 
 
-def _adapt_embedding(module: nn.Embedding, lora: Lora) -> None:
+def _adapt_embedding(module: Any, lora: Lora) -> None:
     device = module.weight.device
     module.lora_embedding_A = _new(lora.r, module.num_embeddings, device=device)
     module.lora_embedding_B = _new(module.embedding_dim, lora.r, device=device)
     module.lora_magnitude_vector = _new(module.embedding_dim, device=device) if lora.dora else None
-    module.register_forward_hook(_EmbeddingUpdate(_scale(lora)))
+    module.row_group, module.own_rows = None, slice(None)
+    module.register_forward_hook(_EmbeddingUpdate(_scale(lora), module.padding_idx))
+
+
+def divide_embedding(module: Any, own: range, group: dist.ProcessGroup) -> None:
+    """Let each rank of the group have its `own` rows of an adapted embedding's base weight; the factors stay whole."""
+    module.row_group, module.own_rows = group, slice(own.start, own.stop)
 
 
 class _EmbeddingUpdate:
     """A forward hook that adds an embedding's adapter to its output: token ids [...] -> [..., width]."""
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    def __init__(self, scale: float, padding: int | None) -> None:
+        self._scale, self._padding = scale, padding
 
     def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         a, b = module.lora_embedding_A, module.lora_embedding_B
-        narrow = nn.functional.embedding(args[0], a.T, module.padding_idx).to(output.dtype)
+        narrow = nn.functional.embedding(args[0], a.T, self._padding).to(output.dtype)
         factor = getattr(module, "embed_scale", None)  # Gemma's embedding multiplies its output
         if factor is not None:
             narrow = narrow * factor.to(narrow.dtype)
         update = torch.addmm(flat(output), flat(narrow), b.to(output.dtype).T, alpha=self._scale).view_as(output)
         if module.lora_magnitude_vector is None:
             return update
-        norms = squared_row_norms(module.weight.T, a, b, self._scale).sqrt()
-        return update * (module.lora_magnitude_vector / norms).to(update.dtype)
+        squares = squared_row_norms(module.weight.T, a[:, module.own_rows], b, self._scale)
+        if module.row_group is not None:
+            dist.all_reduce(squares, group=module.row_group)
+        return update * (module.lora_magnitude_vector / squares.sqrt()).to(update.dtype)

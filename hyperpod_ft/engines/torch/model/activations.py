@@ -22,7 +22,7 @@ from hyperpod_ft.engines.torch.sharding.parts import local
 from hyperpod_ft.planning.memory import OFFLOADED_BYTES
 
 _aten = torch.ops.aten
-# Matrix products and attention: nearly all the time of a forward pass, for a part of its memory.
+# Matrix products, attention and its exchanges: nearly all the time of a forward pass, for a part of its memory.
 _KEPT = {
     _aten.mm.default,
     _aten.addmm.default,
@@ -36,6 +36,8 @@ _KEPT = {
     _aten._scaled_dot_product_fused_attention_overrideable.default,
     torch.ops.torch_attn._varlen_attn.default,
     product.OPERATION,
+    # what ranks have exchanged for attention
+    torch.ops._c10d_functional.all_to_all_single.default,
 }
 
 

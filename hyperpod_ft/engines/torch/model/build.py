@@ -1,36 +1,38 @@
 """The model on this rank: its part of the base model and of the adapters, split over tp and divided over dp."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import Meshes, pipeline_ends
+from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     compiling,
+    context_parallel,
     gated_mlp,
     language_model,
     stages,
+    t5,
     tensor_parallel,
 )
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, trained_parts
+from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
+from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, pipeline
-from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning import parallelism, pipeline, torch_rules
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -67,64 +69,64 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         heads = model.config.num_attention_heads
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    language_model.return_loss(model)
+    context_parallel.divide_attention(meshes.tokens["cp"])
+    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
-    own_stages, ends = _cut(run, model, mesh)
-    layers = decoder_layers(model)
-    partial: set[str] = set()
+    cut = _cut(run, model)
+    divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        tensor_parallel.parallelize(layers, mesh["tp"])
-        summed = {id(parameter) for parameter in tensor_parallel.partial_gradient_parameters(layers)}
-        partial = {name for name, parameter in model.named_parameters() if id(parameter) in summed}
-    _change_forward(layers, run, torch.device(mesh.device_type))
-    parts = trained_parts(model, mesh)
-    if ends and (name := stages.embedding_name(model)) in parts:
-        parts[name] = replace(parts[name], ends=ends)
+        family = torch_rules.divisible_family(model.config.model_type)
+        sequence_parallel = torch_rules.sequence_parallel(config, run.plan.degrees)
+        divisions = tensor_parallel.parallelize(
+            model, family, mesh["tp"], sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
+        )
+    own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
+    ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
+    _change_forward(decoder_layers(model), run, torch.device(mesh.device_type))
+    parts = parts_of(model, mesh, divisions)
+    parts |= {name: replace(parts[name], ends=group) for name, group in ends.items()}
     if sharding.by_layer:
-        following = iter(layers)
-        by_stage = [list(itertools.islice(following, len(stage.layers))) for stage in own_stages]
-        shard_by_layer(model, by_stage, mesh, sharding, dtype)
+        shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
     skeleton.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
-    skeleton.fill(model, weights)
+    held = parts if sharding.by_layer else {name: part.unsharded for name, part in parts.items()}
+    skeleton.fill(model, weights, held)
     if config.training.method == "lora":
-        _initialize_adapters(model, weights, config.seed)
+        _initialize_adapters(model, weights, held, config.seed)
     data_parallel: DataParallel
     if sharding.by_layer:
-        several_stages = len(own_stages) > 1
-        data_parallel = ShardedWeights(model, parts, partial, mesh, sharding, several_stages)
+        data_parallel = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
-        data_parallel = ReplicatedWeights(model, parts, partial, mesh, offload=sharding.offload == "optimizer")
+        data_parallel = ReplicatedWeights(model, parts, mesh, offload=sharding.offload == "optimizer")
         rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
-        masters = {name: master for name, master in data_parallel.state().items() if name in rounded}
+        masters = {name: parts[name].boxes(data_parallel.master(name)) for name in rounded}
         # from the files, which may hold more digits than the weights that compute
-        skeleton.fill_tensors(masters, weights)
+        skeleton.fill_boxes(masters, weights)
     return ShardedModel(model.train(), data_parallel, own_stages, trainable_parameters, total_parameters)
 
 
-def _cut(
-    run: Run, model: PreTrainedModel, mesh: DeviceMesh
-) -> tuple[tuple[stages.Stage, ...], dist.ProcessGroup | None]:
-    """Cut a model into the stages of a pipeline, in place; this rank's own, and the ranks that share an embedding."""
+def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
+    """All stages of the pipeline, in their order; one that has all layers if there is none."""
     degrees = run.plan.degrees
     if degrees.pipeline_parallel == 1:
-        return (stages.Stage(0, 1, range(len(decoder_layers(model)))),), None
+        return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)
     model_config = read_config(run.base_model)
     pipeline.check_family(degrees, str(model_config.get("model_type", "")))
-    shape = model_shape(model_config)
-    assert shape is not None, "that of a family which can be cut is known"
-    layers = pipeline.cut(run.config, degrees, shape)
-    cut = [stages.Stage(index, len(layers), some) for index, some in enumerate(layers)]
+    layers = pipeline.cut(run.config, degrees, pipeline.work_of(model_config))
+    cut = tuple(stages.Stage(index, len(layers), some) for index, some in enumerate(layers))
     stages.check_trained(model, cut)
-    ends = pipeline_ends(mesh) if stages.trains_tied_embedding(model) else None
-    own = tuple(cut[number] for number in pipeline.stages_of(mesh.get_local_rank("pp"), run.config, degrees))
-    stages.keep(model, own)
-    return own, ends
+    return cut
+
+
+def _layers_of(model: PreTrainedModel, some: Sequence[stages.Stage]) -> list[list[nn.Module]]:
+    """The layers of each of the stages that `model` has."""
+    following = iter(decoder_layers(model))
+    return [list(itertools.islice(following, len(stage.layers))) for stage in some]
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
@@ -137,7 +139,9 @@ def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> 
 
 
 @torch.no_grad()
-def _initialize_adapters(model: PreTrainedModel, weights: Mapping[str, LogicalTensor], seed: int) -> None:
+def _initialize_adapters(
+    model: PreTrainedModel, weights: Mapping[str, LogicalTensor], parts: Mapping[str, Part], seed: int
+) -> None:
     """Give the adapters their initial values, and those linears that keep their weight in 4 bits this weight."""
     with SliceReader() as reader:
         for name, module in model.named_modules():
@@ -147,20 +151,29 @@ def _initialize_adapters(model: PreTrainedModel, weights: Mapping[str, LogicalTe
                 module.quantize(weight)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            value = adapters.initial_value(name, parameter.shape, seed)
+            value = adapters.initial_value(name, parts[name].shape, seed)
+            own = local(parameter)
             if value is None:
-                value = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
-            start, part = skeleton.local_part(parameter)
-            part.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, part.shape, strict=True))])
+                magnitude = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
+                own.copy_(parts[name].of(magnitude))
+                continue
+            for start, box in parts[name].boxes(own):
+                box.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, box.shape, strict=True))])
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The repeated blocks of a causal language model, by the class names that transformers lists for it."""
+    """The repeated blocks of a language model, by the class names that transformers lists; an encoder's come first."""
     classes = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
+    config = read_config(run.base_model)
     # other families keep their own attention, one document a row
-    separates = read_config(run.base_model).get("model_type") in SEPARATING_FAMILIES
-    return skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    separates = config.get("model_type") in SEPARATING_FAMILIES
+    model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+    if model.config.is_encoder_decoder:
+        names = [tensor.name for tensor in read_model(run.base_model)]
+        if not tied.is_tied(config, names):
+            t5.untie_head(model)
+    return model

@@ -1,6 +1,7 @@
 """A Hugging Face causal language model that returns its loss: documents apart, logits in blocks."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,39 +9,47 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model.context_parallel import Chunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
 # Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
-_ANY_SHAPE = ("cpu", "cuda")
+ANY_SHAPE = ("cpu", "cuda")
+_WHOLE_ROWS = Chunk()
 
 
-def inputs(batch: Batch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+def inputs(
+    batch: Batch, device: torch.device, compiled: bool = False, chunk: Chunk = _WHOLE_ROWS
+) -> dict[str, torch.Tensor]:
     """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
-    input_ids, position_ids [rows, length]; attention_mask as in attention.py; targets int64 [positions], the tokens to
-    predict; predicted_at int64 [positions], where in the batch's rows laid end to end, unless it is everywhere.
+    input_ids, position_ids [rows, length of the chunk]; attention_mask as in attention.py, of whole rows; targets int64
+    [positions], the tokens to predict; predicted_at int64 [positions], where in the chunks of the batch's rows laid end
+    to end, unless it is everywhere.
     """
-    # the token after each; none follows the last
-    targets = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    tensors = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "targets": targets}
-    if device.type in _ANY_SHAPE:
+    # the token after each, which may be in the next chunk; none follows the last of a row
+    following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
+    targets = chunk.of(following).flatten()
+    own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | {"targets": targets}
+    if device.type in ANY_SHAPE:
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     # a graph would break where attention, as on CPUs, is called for each document
-    by_bounds = device.type in _ANY_SHAPE and not (compiled and device.type == "cpu")
+    by_bounds = device.type in ANY_SHAPE and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
-    moved = {name: _on(device, tensor) for name, tensor in tensors.items()}
+    moved = {name: on_device(device, tensor) for name, tensor in tensors.items()}
     if compiled and by_bounds:
         compiling.let_vary(moved["attention_mask"], dimension=3)
     return moved
 
 
-def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     """Copy a CPU tensor to `device`; an accelerator reads it from pinned memory while the program continues."""
     if device.type != "cpu" and torch.accelerator.is_available():
         tensor = tensor.pin_memory()
@@ -55,7 +64,7 @@ def return_loss(model: PreTrainedModel) -> None:
     softly capped.
     """
     rule = _logits_rule(model.config)
-    _check_logits(model, rule)
+    check_logits(model, rule, stacks=(model.base_model_prefix,))
     model.forward = LossForward(model, rule)
 
 
@@ -115,8 +124,11 @@ def _logits_rule(config: Any) -> LogitsRule:
 
 
 @torch.no_grad()
-def _check_logits(model: PreTrainedModel, rule: LogitsRule) -> None:
-    """Compare the family's own logits for one random hidden state with those by `rule`; no weight is touched."""
+def check_logits(model: PreTrainedModel, rule: LogitsRule, stacks: Sequence[str]) -> None:
+    """Compare the family's own logits for one random hidden state with those by `rule`; no weight is touched.
+
+    `stacks`: the names of the model's parts that are called before its head. Raises UserError when they differ.
+    """
     width = _head(model).weight.shape[1]
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, width, generator=random)
@@ -124,11 +136,15 @@ def _check_logits(model: PreTrainedModel, rule: LogitsRule) -> None:
     probe = copy.copy(model)
     probe._modules = dict(model._modules)
     try:
+        biased = _head(model).bias is not None
         with torch.random.fork_rng(devices=[]):
-            head = nn.Linear(width, 3, device="cpu", dtype=torch.float32)
-        setattr(probe, model.base_model_prefix, _Answer(hidden))
+            head = nn.Linear(width, 3, biased, device="cpu", dtype=torch.float32)
+        for stack in stacks:
+            setattr(probe, stack, _Answer(hidden))
         probe.set_output_embeddings(head)
-        found = type(model).forward(probe, input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits
         agree = torch.allclose(found, rule(head(hidden)), rtol=1e-4, atol=1e-5)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         agree = False

@@ -3,17 +3,25 @@
 The gradient of a sum of cross entropies is known as soon as the logits are, softmax less one-hot, so one pass over the
 blocks computes the loss and the gradients of hidden states, output matrix and bias; the backward pass only scales them.
 Logits are multiplied by `scale`, then bent by `softcap` c to c tanh(x / c) (Gemma Team, arXiv:2408.00118, section 2).
+
+Where the head is divided over tensor-parallel ranks by words (vocabulary_parallel.py), each computes the logits of its
+own. The largest logit of a position, the sum of exponentials and the target's logit, one number each, are all that the
+ranks exchange; the gradients of hidden states add up over them. A block then has as many more positions as there are
+ranks: its logits take the same memory on each, and there are fewer exchanges.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
+from hyperpod_ft.engines.torch.model.tensor_collectives import Copy
+from hyperpod_ft.engines.torch.model.vocabulary_parallel import Words, words_of
 from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
 
 
@@ -35,29 +43,61 @@ def summed_cross_entropy(
     """The sum over positions of -log p(target), fp32 [].
 
     hidden [positions, width] are the inputs of the head; targets int64 [positions], where IGNORED counts nothing.
-    Shapes do not depend on how many count. The result has one backward pass.
+    Shapes do not depend on how many count. The result has one backward pass. Collective where the head is divided.
     """
+    words = words_of(head)
+    block = LOSS_BLOCK
+    if words:
+        block *= words.group.size()
+        hidden = Copy.apply(hidden, words.group)
     if type(head) is nn.Linear:
         weight, bias = head.weight, head.bias
         if not torch.is_grad_enabled():
             # autograd.Function asks for gradients of whatever requires them, also under no_grad
             hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rule)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rule, words, block)
         return loss
     # a head with an adapter computes its logits again in the backward pass
-    blocks = zip(hidden.split(LOSS_BLOCK), targets.split(LOSS_BLOCK), strict=True)
+    blocks = zip(hidden.split(block), targets.split(block), strict=True)
     # all blocks share DoRA's norms, for which the whole matrix is read
     has_dora = isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None
     shared = (head.ratio(head.base_weight(hidden.dtype)),) if has_dora else ()
-    parts = [checkpoint(_block_loss, x, head, target, rule, *shared, use_reentrant=False) for x, target in blocks]
+    parts = [
+        checkpoint(_block_loss, x, head, target, rule, words, *shared, use_reentrant=False) for x, target in blocks
+    ]
     return torch.stack(parts).sum()
 
 
 def _block_loss(
-    hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule, *shared: torch.Tensor
+    hidden: torch.Tensor,
+    head: nn.Module,
+    targets: torch.Tensor,
+    rule: LogitsRule,
+    words: Words | None,
+    *shared: torch.Tensor,
 ) -> torch.Tensor:
-    logits = rule(head(hidden, *shared).float())
-    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    loss: torch.Tensor = _CrossEntropy.apply(head(hidden, *shared), targets, rule, words)
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The same from the output of a head [positions, words]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rule: LogitsRule, words: Words | None
+    ) -> torch.Tensor:
+        loss, gradient, factor = _softmax_less_one_hot(
+            logits.to(torch.float32, copy=True), targets[:, None], rule, words
+        )
+        ctx.save_for_backward(gradient.mul_(factor))
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> Any:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return (gradient * scale).to(ctx.dtype), None, None, None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -69,6 +109,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         rule: LogitsRule,
+        words: Words | None,
+        block: int,
     ) -> torch.Tensor:
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         loss = torch.zeros((), device=hidden.device)
@@ -77,14 +119,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
         for begin in range(0, len(hidden), LOSS_BLOCK):
-            x, target = hidden[begin : begin + LOSS_BLOCK], targets[begin : begin + LOSS_BLOCK, None]
+            x, target = hidden[begin : begin + block], targets[begin : begin + LOSS_BLOCK, None]
             logits = nn.functional.linear(x, weight, bias).float()
-            part, gradient, factor = _softmax_less_one_hot(logits, target, rule)
+            part, gradient, factor = _softmax_less_one_hot(logits, target, rule, words)
             loss += part
             # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
             gradient = gradient.to(weight.dtype)
             if grad_hidden is not None:
-                grad_hidden[begin : begin + LOSS_BLOCK] = (gradient @ weight) * factor
+                grad_hidden[begin : begin + block] = (gradient @ weight) * factor
             if grad_weight is not None:
                 scaled = (x * factor).to(weight.dtype)
                 if weight.dtype == torch.float32:
@@ -108,20 +150,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hidden,
             None if weight is None else weight.to(of_weight),
             None if bias is None else bias.to(of_bias),
-            None,
-            None,
+            *[None] * 4,
         )
 
 
 def _softmax_less_one_hot(
-    logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule
+    logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule, words: Words | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss [], and its gradient by the head's output as (gradient [rows, vocabulary], factor of each row [rows, 1]).
+    """Loss [], and its gradient by the head's output as (gradient [rows, words], factor of each row [rows, 1]).
 
-    logits fp32 [rows, vocabulary], the output of the head, is overwritten; target int64 [rows, 1].
+    logits fp32 [rows, words], the output of the head, is overwritten; target int64 [rows, 1], of the whole vocabulary.
     """
     counted = target != IGNORED
     target = target.clamp(min=0)
+    is_own = None
+    if words:
+        is_own = (target >= words.own.start) & (target < words.own.stop)
+        target = torch.where(is_own, target - words.own.start, 0)
     slope = None
     if rule.scale != 1:
         logits.mul_(rule.scale)
@@ -131,10 +176,16 @@ def _softmax_less_one_hot(
         logits.mul_(rule.softcap)
     chosen = logits.gather(1, target)
     largest = logits.amax(1, keepdim=True)
+    if words:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=words.group)
     exponentials = logits.sub_(largest).exp_()
     total = exponentials.sum(1, keepdim=True)
+    if words and is_own is not None:
+        both = torch.stack([total, chosen * is_own])
+        dist.all_reduce(both, group=words.group)
+        total, chosen = both
     loss = torch.where(counted, total.log() + largest - chosen, 0).sum()
-    gradient = exponentials.scatter_add_(1, target, -total)
+    gradient = exponentials.scatter_add_(1, target, -total if is_own is None else -total * is_own)
     if slope is not None:
         gradient.mul_(slope)
     return loss, gradient, torch.where(counted, rule.scale / total, 0)

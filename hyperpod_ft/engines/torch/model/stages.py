@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.engines.torch.mesh import pipeline_ends
 from hyperpod_ft.engines.torch.model.language_model import LossForward
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import Family, family_of
 
-# Where transformers' classes of the families in planning/pipeline.py have them.
-_EMBEDDING, _LAYERS, _NORM, _HEAD = "embed_tokens", "layers", "norm", "lm_head"
+# What transformers' forward passes drop out before the first layer.
+_DROPOUTS = ("drop", "emb_dropout")
 
 
 @dataclass(frozen=True)
@@ -38,47 +42,60 @@ class Stage:
         return self.index == self.count - 1
 
 
-def keep(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
+def keep(model: PreTrainedModel, stages: Sequence[Stage], mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
     """Drop what other ranks have, and let `forward` compute one of this rank's stages: see `_StageForward`.
 
     The model returns its loss (`language_model.return_loss`) and is on the meta device. An embedding that is tied to
-    the output matrix and trained stays on the last stage too: both are saved under its name.
+    the output matrix and trained stays on the last stage too: both are saved under its name. Returns this name with the
+    ranks of the pipeline's two ends, if this rank is one of them. Collective over all ranks of the weights' `mesh`.
     """
-    whole = model.forward
+    whole, family = model.forward, _family(model)
     assert isinstance(whole, LossForward)
-    decoder = model.base_model
     first, last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
-    layers = getattr(decoder, _LAYERS)
+    tied = _trains_tied_embedding(model, family)
+    ends = pipeline_ends(mesh) if tied else None
+    layers = model.get_submodule(family.layers)
     own = {str(number) for stage in stages for number in stage.layers}
     for name in layers._modules.keys() - own:
         del layers._modules[name]
+    if not first:
+        dropped = [family.positions] if family.positions else []
+        if not (last and tied):
+            dropped.append(family.embedding)
+        _drop(model, dropped)
     if not last:
-        delattr(decoder, _NORM)
-        delattr(model, _HEAD)
-    if not first and not (last and trains_tied_embedding(model)):
-        delattr(decoder, _EMBEDDING)
+        _drop(model, [family.last_norm, family.head])
     # transformers' own finds none without an embedding
-    model.get_output_embeddings = lambda: getattr(model, _HEAD)
-    model.forward = _StageForward(stages, [_view(decoder, stage) for stage in stages], whole)
+    model.get_output_embeddings = lambda: model.get_submodule(family.head)
+    views = [_view(model.base_model, stage, family) for stage in stages]
+    model.forward = _StageForward(stages, views, whole)
+    return {f"{family.embedding}.weight": ends} if ends else {}
 
 
-def trains_tied_embedding(model: PreTrainedModel) -> bool:
+def _trains_tied_embedding(model: PreTrainedModel, family: Family) -> bool:
     """Whether embedding and output matrix are one parameter that is trained."""
-    embedding: Any = getattr(model.base_model, _EMBEDDING, None)
-    head: Any = getattr(model, _HEAD, None)
-    return embedding is not None and head is not None and head.weight is embedding.weight and head.weight.requires_grad
+    embedding, head = (model.get_submodule(path).weight for path in (family.embedding, family.head))
+    return head is embedding and head.requires_grad
 
 
-def embedding_name(model: PreTrainedModel) -> str:
-    """The name of the embedding's weight, also for the output matrix that it is tied to."""
-    return f"{model.base_model_prefix}.{_EMBEDDING}.weight"
+def _family(model: PreTrainedModel) -> Family:
+    family = family_of(model.config.model_type)
+    assert family is not None, "others are not cut"
+    return family
+
+
+def _drop(model: nn.Module, paths: Sequence[str]) -> None:
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        delattr(model.get_submodule(owner), name)
 
 
 def check_trained(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
     """Raise UserError when one of all the stages would train nothing; on every rank, since `model` is whole."""
+    layers = list(model.get_submodule(_family(model).layers).children())
     for stage in stages:
-        layers = (getattr(model.base_model, _LAYERS)[number] for number in stage.layers)
-        if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+        parameters = (parameter for number in stage.layers for parameter in layers[number].parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
             raise UserError(
                 f"lora.target_modules: matches nothing in layers {stage.layers[0]} to {stage.layers[-1]}, which are one"
                 " pipeline stage",
@@ -86,22 +103,36 @@ def check_trained(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
             )
 
 
-def _view(decoder: nn.Module, stage: Stage) -> nn.Module:
+def _view(decoder: nn.Module, stage: Stage, family: Family) -> nn.Module:
     """A decoder with this stage's layers, which are those of `decoder`, and with what else the stage computes."""
-    layers = getattr(decoder, _LAYERS)
+    layers, norm = (path.rpartition(".")[2] for path in (family.layers, family.last_norm))
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)
-    setattr(view, _LAYERS, nn.ModuleList(layers._modules[str(number)] for number in stage.layers))
+    every = getattr(decoder, layers)._modules
+    setattr(view, layers, nn.ModuleList(every[str(number)] for number in stage.layers))
     if not stage.last:
-        setattr(view, _NORM, nn.Identity())
-    if not stage.first and hasattr(view, "embedding_multiplier"):
-        view.embedding_multiplier = 1.0  # Granite's factor of what its forward pass begins with
+        setattr(view, norm, nn.Identity())
+    if not stage.first:
+        for name in _DROPOUTS:
+            if name in view._modules:
+                setattr(view, name, nn.Identity())
+        if family.positions:
+            setattr(view, family.positions.rpartition(".")[2], _NoPositions())
+        if hasattr(view, "embedding_multiplier"):
+            view.embedding_multiplier = 1.0  # Granite's factor of what its forward pass begins with
     config: Any = decoder.config
     if getattr(config, "layer_types", None):
         # of the layers by their place in the list
         view.config = copy.copy(config)
         view.config.layer_types = [config.layer_types[number] for number in stage.layers]
     return view
+
+
+class _NoPositions(nn.Module):
+    """In place of an embedding of positions, which the first stage has added."""
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), device=positions.device)
 
 
 class _StageForward:

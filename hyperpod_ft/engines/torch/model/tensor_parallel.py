@@ -1,189 +1,241 @@
-"""Tensor parallelism over a Hugging Face model's own modules.
+"""Tensor parallelism over a Hugging Face model's own modules, by the table of families.
 
-Megatron's scheme (Shoeybi et al., arXiv:1909.08053): q, k, v, gate and up are split by output rows
-("column-parallel", as y = x W^T), o and down by input columns ("row-parallel"), so each attention head and each inner
-unit of the MLP is entirely on one rank. Each attention or MLP block then needs one all-reduce in the forward pass
-(of its output) and one in the backward pass (of its input's gradient).
+Megatron's scheme (Shoeybi et al., arXiv:1909.08053): the linears that a block, attention or MLP, begins with are split
+by outputs ("column-parallel", as y = x W^T), the last one by inputs ("row-parallel"), so each attention head and each
+inner unit of the MLP is entirely on one rank. A block then needs one sum over the ranks in the forward pass (of its
+output) and one in the backward pass (of its input's gradient). A fused linear is split part by part.
+
+Where there are more ranks than key/value heads, neighbors have copies of the same head: each computes the attention of
+other queries, so the gradients of the copies add up.
+
+With sequence parallelism (arXiv:2205.05198, section 4.2.2) what lies between blocks, norms and residuals, is divided
+over the ranks by position. Blocks gather the sequence and sum into parts of it, which moves as many bytes as the sums.
 
 LoRA factors follow: on a column-parallel linear, lora_A is replicated on every rank and lora_B is split like the
 output; on a row-parallel one, lora_A is split like the input and lora_B is replicated. The adapter's output joins the
-block's one all-reduce, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). DoRA's norms of the rows of a
-row-parallel linear need an all-reduce of one number per row.
+block's one sum, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). DoRA's norms of the rows of a row-parallel
+linear need an all-reduce of one number per row.
 
-Split parameters are DTensors on the `tp` axis, so FSDP2, the checkpoint and the gradient norm know their global
-shape; the modules compute with their local shard. Replicated parameters that see only their rank's heads or units
-(replicated LoRA factors, norms over head_dim) get partial gradients, which DataParallel sums over tp once a step.
-
-Embedding, output matrix and layer norms are replicated on every tp rank: each holds them in full (sharded over dp
-only) and computes the full logits.
+The modules hold and compute with plain tensors, this rank's parts. Replicated parameters that see only their rank's
+heads, units or positions get partial gradients, which DataParallel sums over the ranks once a step.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from transformers import PreTrainedModel
 
-from hyperpod_ft.engines.torch.sharding.parts import local
+from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
+from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model.tensor_collectives import (
+    Copy,
+    DivideSequence,
+    GatherSequence,
+    JoinSequence,
+    Sum,
+    SumOfAll,
+    SumSequence,
+)
+from hyperpod_ft.engines.torch.sharding.parts import Division, Split
 from hyperpod_ft.errors import UserError
-
-COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-ROW = ("o_proj", "down_proj")
-_BLOCKS = ("self_attn", "mlp")
+from hyperpod_ft.planning.families import Family, Outputs
 
 
-def parallelize(layers: list[nn.Module], mesh: DeviceMesh) -> None:
-    """Split the linears of decoder layers over the 1-D `mesh`, in place; no communication.
+def parallelize(
+    model: PreTrainedModel,
+    family: Family,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    stages: Sequence[Sequence[nn.Module]] | None = None,
+) -> dict[str, Division]:
+    """Split a model over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
 
-    The layers are whole on every rank, with equal values, or on the meta device, without values. Raises UserError for
-    a layer whose modules are not those of the Llama family (Llama, Mistral, Qwen2, Qwen3), or whose widths are not
-    divisible.
+    `stages`: its layers, in the groups that a forward pass computes, if it will be part of a pipeline. The model is
+    whole on every rank, with equal values, or on the meta device, without values; its degrees have passed
+    planning.parallelism.check_heads. Collective over all ranks, since it makes process groups.
     """
-    for layer in layers:
-        _refuse_unknown(layer)
-        for block in _BLOCKS:
-            layer.get_submodule(block).register_forward_pre_hook(_enter_block(mesh), with_kwargs=True)
-        for name, linear in _projections(layer):
-            row = name in ROW
-            _split(name, linear, mesh, dim=1 if row else 0)
-            if _is_adapted(linear):
-                _split(name, linear.lora_A if row else linear.lora_B, mesh, dim=1 if row else 0)
-                if row:
-                    linear.divide_rows(mesh.get_group())
-            else:
-                linear.forward = _LocalLinear(linear, with_bias=not row)
-            if row:
-                linear.register_forward_hook(_leave_block(mesh))
+    splitting = _Splitting(model.config, family, mesh)
+    for layers in stages or [list(model.get_submodule(family.layers).children())]:
+        for layer in layers:
+            splitting.layer(layer, sequence_parallel)
+        if sequence_parallel and layers:
+            layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
+            layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
+    divisions = splitting.divisions | vocabulary_parallel.divide(model, family, splitting.group)
+    return {name: divisions[parameter] for name, parameter in model.named_parameters() if parameter in divisions}
 
 
-def partial_gradient_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
-    """Trainable parameters that are replicated over tp but whose gradient covers only the rank's heads or units."""
-    found: list[nn.Parameter] = []
-    for layer in layers:
-        for name, linear in _projections(layer):
-            if _is_adapted(linear):
-                found.append((linear.lora_B if name in ROW else linear.lora_A).weight)
-                if name in ROW and linear.lora_magnitude_vector is not None:
-                    found.append(linear.lora_magnitude_vector)
-        found.extend(parameter for norm in _head_norms(layer) for parameter in norm.parameters())
-    return [parameter for parameter in found if parameter.requires_grad]
+class _Splitting:
+    """Splits layer after layer; `divisions` by parameter."""
 
+    def __init__(self, config: Any, family: Family, mesh: DeviceMesh) -> None:
+        self.family, self.group = family, mesh.get_group()
+        self.divisions: dict[nn.Parameter, Division] = {}
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
+        self._copies = max(1, self.group.size() // self._kv_heads)
+        self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
 
-class _CopyToBlock(torch.autograd.Function):
-    """Identity forward; backward sums the gradient over the group (Megatron's `f`)."""
+    def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
+        family, group = self.family, self.group
+        enter, leave = (GatherSequence, SumSequence) if sequence_parallel else (Copy, Sum)
+        for name in (family.attention, family.mlp):
+            layer.get_submodule(name).register_forward_pre_hook(_enter_block(enter, group), with_kwargs=True)
+        for path, outputs in family.columns.items():
+            self._column(layer.get_submodule(path), outputs)
+        for path in family.rows:
+            linear = layer.get_submodule(path)
+            self._row(linear)
+            linear.register_forward_hook(_leave_block(leave, group))
+        self._attention(layer.get_submodule(family.attention))
+        # the others, norms between blocks and biases of rows, see a part of the positions
+        for parameter in layer.parameters() if sequence_parallel else ():
+            if parameter not in self.divisions:
+                self._sum(parameter)
 
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return hidden.view_as(hidden)
+    def _column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
+        if _is_adapted(linear):
+            self._sum(linear.lora_A.weight)
+            self._divide(linear.lora_B, outputs, {"weight": 0})
+        self._divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
+        if self.family.transposed:
+            linear.nf = linear.weight.shape[1]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+    def _row(self, linear: Any) -> None:
+        dim = int(not self.family.transposed)
+        self._divide(linear, ("units",), {"weight": dim})
+        if _is_adapted(linear):
+            self._divide(linear.lora_A, ("units",), {"weight": 1})
+            self._sum(linear.lora_B.weight)
+            if linear.lora_magnitude_vector is not None:
+                self._sum(linear.lora_magnitude_vector)
+            linear.divide_rows(self.group)
+        else:
+            linear.forward = _WithoutBias(linear, self.family.transposed)
 
+    def _attention(self, attention: Any) -> None:
+        tensor_parallel = self.group.size()
+        for paths, divisor in (
+            (self.family.query_attributes, tensor_parallel),
+            (self.family.key_attributes, min(tensor_parallel, self._kv_heads)),
+        ):
+            for path in paths:
+                owner, _, name = path.rpartition(".")
+                if owner:  # shared with other modules
+                    setattr(attention, owner, copy.copy(getattr(attention, owner)))
+                holder = getattr(attention, owner) if owner else attention
+                setattr(holder, name, getattr(holder, name) // divisor)
+        if self.family.head_norms == "each":
+            self._sum(attention.q_norm.weight)
+            self._sum(attention.k_norm.weight)
+        elif self.family.head_norms == "all":
+            for norm, outputs, copies in (
+                (attention.q_norm, "queries", 1),
+                (attention.k_norm, "keys", self._copies),
+            ):
+                norm.forward = _NormOfAllHeads(norm, norm.weight.numel(), copies, self.group)
+                self._divide(norm, (outputs,), {"weight": 0})
 
-class _SumOverRanks(torch.autograd.Function):
-    """Sum over the group forward; backward passes the gradient unchanged (Megatron's `g`)."""
+    def _sum(self, parameter: nn.Parameter) -> None:
+        self.divisions[parameter] = Division(parameter.shape, sums=self.group)
 
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        total = partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def _divide(self, module: nn.Module, outputs: tuple[Outputs, ...], dims: Mapping[str, int]) -> None:
+        """Replace these parameters of `module` by this rank's parts of each of their parts along a dimension."""
+        for key, dim in dims.items():
+            parameter = getattr(module, key, None)
+            if parameter is None:
+                continue
+            split = self._split(parameter.shape[dim], dim, outputs)
+            own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
+            setattr(module, key, own)
+            self.divisions[own] = Division(parameter.shape, split, sums=split.copies)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return gradient, None
-
-
-def _enter_block(mesh: DeviceMesh) -> Any:
-    group = mesh.get_group()
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # transformers passes hidden_states by name to attention, by position to the MLP
-        if args:
-            return (_CopyToBlock.apply(args[0], group), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": _CopyToBlock.apply(kwargs["hidden_states"], group)}
-
-    return hook
-
-
-def _leave_block(mesh: DeviceMesh) -> Any:
-    group = mesh.get_group()
-
-    def hook(linear: nn.Linear, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        total = _SumOverRanks.apply(output, group)
-        return total if linear.bias is None else total + local(linear.bias).to(total.dtype)
-
-    return hook
-
-
-def _split(name: str, linear: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
-    width = linear.weight.shape[dim]
-    if width % mesh.size():
-        raise UserError(
-            f"parallelism.tensor_parallel: {mesh.size()} does not divide the {width} units of {name}",
-            "set it to a divisor of that number",
+    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> Split:
+        proportions = [{"queries": self._heads, "keys": self._kv_heads, "units": 1}[kind] for kind in outputs]
+        ranges, begin = [], 0
+        for kind, proportion in zip(outputs, proportions, strict=True):
+            width = size * proportion // sum(proportions)
+            copies = self._copies if kind == "keys" else 1
+            own, rest = divmod(width * copies, self.group.size())
+            if rest:
+                raise UserError(
+                    f"parallelism.tensor_parallel: {self.group.size()} does not divide {width} {kind}",
+                    "set it to a divisor of that number",
+                )
+            first = begin + self.group.rank() // copies * own
+            ranges.append(range(first, first + own))
+            begin += width
+        return Split(
+            dim, tuple(ranges), self.group.rank(), self.group.size(), self._copying if "keys" in outputs else None
         )
-    for key, parameter in list(linear.named_parameters(recurse=False)):
-        if parameter.ndim <= dim:
-            # on a row-parallel linear the bias is added once, after the sum, and DoRA's magnitude is of whole rows
-            continue
-        split = distribute_tensor(parameter.data, mesh, [Shard(dim)], src_data_rank=None)
-        setattr(linear, key, nn.Parameter(split, requires_grad=parameter.requires_grad))
 
 
-class _LocalLinear:
-    """The forward pass of a split nn.Linear on plain tensors: x [..., in] -> x W_local^T [..., out]."""
+class _WithoutBias:
+    """The forward pass of a row-parallel linear: its bias is added once, after the sum."""
 
-    def __init__(self, linear: nn.Linear, with_bias: bool) -> None:
-        self._linear = linear
-        self._with_bias = with_bias
+    def __init__(self, linear: nn.Module, transposed: bool) -> None:
+        self._linear, self._transposed = linear, transposed
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        linear = self._linear
-        bias = local(linear.bias) if self._with_bias and linear.bias is not None else None
-        return nn.functional.linear(hidden, local(linear.weight), bias)
+        weight: Any = self._linear.weight
+        return nn.functional.linear(hidden, weight.T if self._transposed else weight)
 
 
-def _projections(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    for block in _BLOCKS:
-        for name, module in layer.get_submodule(block).named_children():
-            if name in COLUMN + ROW:
-                yield name, module
+class _NormOfAllHeads:
+    """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size]."""
+
+    def __init__(self, norm: Any, width: int, copies: int, group: dist.ProcessGroup) -> None:
+        """`width`: of all heads; each is on `copies` ranks."""
+        self._norm, self._width, self._copies, self._group = norm, width, copies, group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        squares: torch.Tensor = SumOfAll.apply(wide.square().sum(-1, keepdim=True), self._group)
+        normalized = wide * torch.rsqrt(squares / (self._width * self._copies) + self._norm.variance_epsilon)
+        scaled: torch.Tensor = self._norm.weight * normalized
+        return scaled.to(x.dtype)
+
+
+def _enter_block(enter: Any, group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # transformers passes hidden_states by name to most attentions, by position to the MLP
+        if args:
+            return (enter.apply(args[0], group), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": enter.apply(kwargs["hidden_states"], group)}
+
+    return hook
+
+
+def _leave_block(leave: Any, group: dist.ProcessGroup) -> Any:
+    def hook(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = leave.apply(output, group)
+        return total if linear.bias is None else total + linear.bias.to(total.dtype)
+
+    return hook
+
+
+def _on_first(function: Any, group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return function.apply(args[0], group), *args[1:]
+
+    return hook
+
+
+def _on_output(function: Any, group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            return function.apply(output[0], group), *output[1:]
+        return function.apply(output, group)
+
+    return hook
 
 
 def _is_adapted(linear: nn.Module) -> bool:
-    """Whether it is a LoraLinear (lora/adapters.py), which computes with its local shards itself."""
+    """Whether it is a LoraLinear (lora/adapters.py), which computes with its parts itself."""
     return hasattr(linear, "lora_A")
-
-
-def _head_norms(layer: nn.Module) -> list[nn.Module]:
-    attention = layer.get_submodule("self_attn")
-    return [module for name, module in attention.named_children() if name in ("q_norm", "k_norm")]
-
-
-def _refuse_unknown(layer: nn.Module) -> None:
-    """Every parameter must belong to a projection that can be split, a norm over one head, or a layer norm."""
-    blocks = [name for name in _BLOCKS if hasattr(layer, name)]
-    unknown = {name for name, p in layer.named_parameters() if p.ndim > 1 or name.startswith(_BLOCKS)}
-    projections: set[str] = set()
-    if len(blocks) == len(_BLOCKS):
-        projections = {name for name, _ in _projections(layer)}
-        known = [p for _, linear in _projections(layer) for p in linear.parameters()]
-        # OLMo 2 norms all heads together, which needs their sum of squares over all ranks
-        head_dim = getattr(layer.self_attn, "head_dim", None)
-        known += [p for norm in _head_norms(layer) for p in norm.parameters() if p.numel() == head_dim]
-        ids = {id(p) for p in known}
-        unknown = {name for name in unknown if id(layer.get_parameter(name)) not in ids}
-    if unknown or projections != {*COLUMN, *ROW}:
-        seen = ", ".join(sorted({name.removesuffix(".weight").removesuffix(".bias") for name in unknown}))
-        raise UserError(
-            f"parallelism.tensor_parallel: engine torch cannot split {type(layer).__name__} ({seen or 'no MLP'})",
-            "set it to 1; models built like Llama, Mistral, Qwen2 and Qwen3 can be split",
-        )

@@ -16,15 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.parts import Part, part, squared_norm
+from hyperpod_ft.engines.torch.sharding.parts import Part, squared_norm
 from hyperpod_ft.planning.sharding import BUCKET_BYTES
 
 _Item = TypeVar("_Item")
-
-
-def trained_parts(module: nn.Module, mesh: DeviceMesh) -> dict[str, Part]:
-    """This rank's part of each trained parameter, by FQN; before FSDP2 shards the module, on any device."""
-    return {name: part(parameter, mesh) for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[list[_Item]]:
@@ -44,10 +39,9 @@ def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[lis
 class DataParallel(ABC):
     """The gradients and trained parameters of a module on one rank."""
 
-    def __init__(self, module: nn.Module, parts: dict[str, Part], partial: set[str], mesh: DeviceMesh) -> None:
+    def __init__(self, module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh) -> None:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.parts = parts
-        self.partial = partial  # names of parameters whose gradients must be summed over tp
+        self.parts = {name: parts[name] for name in self.parameters}
         self.mesh = mesh
         # names of parameters, in the order in which their gradients become known
         self.groups: list[list[str]] = []
@@ -86,7 +80,7 @@ class DataParallel(ABC):
         return [self._gradients.pop(name) for name in names]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The masters by name, for checkpoints: DTensors where ranks hold different parts. They share memory."""
+        """The masters by name, for checkpoints: Pieces where ranks hold different parts. They share memory."""
         return {name: self.parts[name].wrap(self.master(name)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
@@ -98,6 +92,11 @@ class DataParallel(ABC):
         self._tied |= {name: gradients.pop(name) for name in [*gradients] if self.parts[name].ends}
         self._keep(gradients)
 
+    def _keep(self, gradients: dict[str, torch.Tensor]) -> None:
+        if gradients:
+            self._squared_norms.append(squared_norm(gradients, self.parts))
+            self._gradients |= self._host.receive(gradients) if self._host else gradients
+
     def _squared_norm(self) -> torch.Tensor:
         for name, gradient in self._tied.items():
             dist.all_reduce(gradient, group=self.parts[name].ends)
@@ -106,11 +105,6 @@ class DataParallel(ABC):
         total = torch.stack(self._squared_norms).sum()
         self._squared_norms = []
         return total.to(self.mesh.device_type)
-
-    def _keep(self, gradients: dict[str, torch.Tensor]) -> None:
-        if gradients:
-            self._squared_norms.append(squared_norm(gradients, self.parts))
-            self._gradients |= self._host.receive(gradients) if self._host else gradients
 
 
 class HostMemory:

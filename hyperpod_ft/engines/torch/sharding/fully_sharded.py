@@ -6,9 +6,11 @@ pass; in zero3, until they have been used, and gathered again for the backward p
 kept from the forward pass to the backward pass in both.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -35,7 +37,7 @@ def shard_by_layer(
     }
     # for small layers a collective costs nothing but latency
     for layers in stages:
-        for bucket in grouped(layers, lambda layer: sum(local(p).nbytes for p in layer.parameters())):
+        for bucket in grouped(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
             fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
     for part in module.modules():
@@ -58,17 +60,21 @@ class ShardedWeights(DataParallel):
     def __init__(
         self,
         module: nn.Module,
-        parts: dict[str, Part],
-        partial: set[str],
+        parts: Mapping[str, Part],
         mesh: DeviceMesh,
         sharding: Sharding,
         several_stages: bool = False,
     ) -> None:
         """`several_stages`: not all layers take part in a backward pass, since they are stages of a pipeline."""
-        super().__init__(module, parts, partial, mesh)
+        super().__init__(module, parts, mesh)
         assert isinstance(module, FSDPModule)
         self._module = module
         self._gather_once, self._several_stages = sharding.mode == "zero2", several_stages
+        # names of parameters by the tensor-parallel ranks whose gradients add up
+        self._summed: dict[dist.ProcessGroup, list[str]] = {}
+        for name, part in self.parts.items():
+            if part.division.sums:
+                self._summed.setdefault(part.division.sums, []).append(name)
         # 0 bytes on a rank without rows of it
         self.groups = grouped(self.parameters, lambda name: local(self.parameters[name]).nbytes)
         if sharding.offload == "optimizer":
@@ -94,7 +100,8 @@ class ShardedWeights(DataParallel):
         gradients = {name: self._gradient(name) for name in self.parameters}
         for parameter in self.parameters.values():
             parameter.grad = None
-        sum_over([gradients[name] for name in self.parameters if name in self.partial], self.mesh.get_group("tp"))
+        for group, names in self._summed.items():
+            sum_over([gradients[name] for name in names], group)
         for names in self.groups:
             self._complete({name: gradients.pop(name) for name in names})
         return self._squared_norm()
@@ -111,4 +118,5 @@ class ShardedWeights(DataParallel):
 
     def check_replicas(self, step: int) -> None:
         shards = {name: self._shard(name) for name in self.parameters}
-        check_replicas(shards, {name: part.copies for name, part in self.parts.items()}, self.parts, step)
+        copies = {name: part.copies for name, part in self.parts.items()}
+        check_replicas(shards, copies, self.mesh.device_type, step)

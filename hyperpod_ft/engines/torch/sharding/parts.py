@@ -1,4 +1,4 @@
-"""A rank's part of each trained parameter: which elements it updates and saves, and who else holds the same.
+"""A rank's part of each parameter: which elements it holds, updates and saves, and who else holds the same.
 
 tp divides a parameter first, then `dp_shard` divides the rows (dimension 0) of what a tp rank holds, as evenly as
 whole rows allow: each rank gets ceil(rows / ranks), the last ones fewer or none. FSDP2 divides in the same way, so a
@@ -6,86 +6,203 @@ checkpoint has the same pieces in every mode.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+
+Box = tuple[tuple[int, ...], torch.Tensor]
+"""Some elements of a tensor: where they begin in the whole, and their values."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a tensor-parallel rank has of a parameter, along one dimension."""
+
+    dim: int
+    ranges: tuple[range, ...]  # of the whole, in the order in which the rank has them
+    index: int  # of this rank in its tensor-parallel group
+    ranks: int  # of that group
+    copies: dist.ProcessGroup | None = None  # the ranks of it that have the same, if several do
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part, copied; on the meta device too."""
+        parts = [whole.narrow(self.dim, part.start, len(part)) for part in self.ranges]
+        return torch.cat(parts, self.dim)
+
+
+@dataclass(frozen=True)
+class Division:
+    """What tensor parallelism makes of a parameter."""
+
+    shape: torch.Size  # of the whole parameter
+    split: Split | None = None  # None: each rank holds it whole
+    sums: dist.ProcessGroup | None = None  # the ranks whose gradients add up to that of the part; None: each has it
 
 
 @dataclass(frozen=True)
 class Part:
     """Where this rank's part of a parameter lies in the whole."""
 
-    shape: torch.Size  # of the whole parameter
-    split: Shard | None  # over axis `tp`; None when each tp rank holds the same
-    rows: int  # of dimension 0 on this rank's tp shard
+    division: Division
+    rows: int  # of dimension 0 on this tp rank
     shard_ranks: int
     index: int  # of this rank among them
     mesh: DeviceMesh
-    ends: dist.ProcessGroup | None = None
-    """The ranks of a pipeline's first and last stage that both hold this part: of a tied embedding."""
+    ends: dist.ProcessGroup | None = None  # of a tied embedding: the ranks of a pipeline's two ends, which both hold it
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole parameter."""
+        return self.division.shape
 
     @property
     def rows_each(self) -> int:
         return math.ceil(self.rows / self.shard_ranks)
 
+    @property
+    def first_row(self) -> int:
+        return min(self.index * self.rows_each, self.rows)
+
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of its tp shard; a view."""
-        start = min(self.index * self.rows_each, self.rows)
-        return whole[start : start + self.rows_each]
+        """This rank's rows of what its tp rank holds; a view."""
+        return whole[self.first_row : self.first_row + self.rows_each]
 
     @property
-    def copies(self) -> tuple[str, ...]:
-        """The axes of the mesh along which ranks hold the same part."""
-        return ("dp_replicate",) if self.split else ("dp_replicate", "tp")
+    def unsharded(self) -> "Part":
+        """What this tp rank holds, all rows of it."""
+        return replace(self, shard_ranks=1, index=0)
+
+    @property
+    def copies(self) -> dict[str, dist.ProcessGroup]:
+        """The groups of ranks that hold the same part, by their axis."""
+        found = {"dp_replicate": self.mesh.get_group("dp_replicate")}
+        split = self.division.split
+        if split is None:
+            found["tp"] = self.mesh.get_group("tp")
+        elif split.copies:
+            found["tp copies"] = split.copies
+        if self.ends:
+            found["first and last pipeline"] = self.ends
+        return found
 
     @property
     def replicas(self) -> int:
         """How many ranks hold the same part."""
-        return math.prod(self.mesh[axis].size() for axis in self.copies) * (self.ends.size() if self.ends else 1)
+        return math.prod(group.size() for group in self.copies.values())
+
+    def boxes(self, tensor: torch.Tensor) -> list[Box]:
+        """Where this part's values, given as `tensor`, lie in the whole; views.
+
+        Its last dimension may be another than the parameter's, as that of scales of blocks of a row.
+        """
+        start = (self.first_row, *[0] * (tensor.ndim - 1))
+        split = self.division.split
+        if split is None:
+            return [(start, tensor)]
+        ranges = split.ranges
+        if split.dim == tensor.ndim - 1 > 0 and tensor.shape[-1] != split.length:
+            ranges = (range(split.index * tensor.shape[-1], (split.index + 1) * tensor.shape[-1]),)
+        found: list[Box] = []
+        first = 0  # of this range in what the tp rank holds
+        begins = start[split.dim]
+        for part in ranges:
+            low, high = max(first, begins), min(first + len(part), begins + tensor.shape[split.dim])
+            if low < high:
+                place = (*start[: split.dim], part.start + low - first, *start[split.dim + 1 :])
+                found.append((place, tensor.narrow(split.dim, low - begins, high - low)))
+            first += len(part)
+        return found
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A DTensor of the whole shape that shares this part's memory; the tensor itself when it is whole.
-
-        The last dimension may be another than the parameter's, if it is not split.
-        """
-        divided = {"tp": self.split, "dp_shard": Shard(0) if self.shard_ranks > 1 else None}
-        placements = {axis: placement for axis, placement in divided.items() if placement}
-        if not placements:
+        """This part's values for a checkpoint, sharing their memory; the tensor itself when it is whole."""
+        split = self.division.split
+        if split is None and self.shard_ranks == 1:
             return tensor
         shape = list(self.shape)
         if tensor.ndim > 1:
-            inner = self.split and self.split.dim == tensor.ndim - 1
-            shape[-1] = tensor.shape[-1] * (self.mesh["tp"].size() if inner else 1)
-        return DTensor.from_local(
-            tensor,
-            _mesh(self.mesh, tuple(placements), tensor.device.type),
-            list(placements.values()),
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=torch.empty(shape, device="meta").stride(),
+            inner = split is not None and split.dim == tensor.ndim - 1
+            if not inner:
+                shape[-1] = tensor.shape[-1]
+            elif split is not None and tensor.shape[-1] != split.length:
+                shape[-1] = tensor.shape[-1] * split.ranks
+        return Pieces(torch.Size(shape), tensor.dtype, tensor.device, self.boxes(tensor))
+
+
+class Pieces(torch.Tensor):
+    """A tensor of which this rank has some boxes, as torch.distributed.checkpoint saves and loads it.
+
+    The three methods are its protocol (torch/distributed/_checkpointable.py). Unlike a DTensor, the boxes of a rank can
+    lie anywhere.
+    """
+
+    boxes: list[Box]
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device, boxes: list[Box]) -> "Pieces":
+        made: Pieces = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        made.boxes = boxes
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.new_empty.default:
+            # what copies a state to host memory begins with this, and then copies the boxes
+            return cls(args[0].shape, args[0].dtype, (kwargs or {}).get("device", args[0].device), [])
+        raise NotImplementedError(f"{func} of a part of a tensor")
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(offsets=torch.Size(start), sizes=values.shape)
+            for start, values in self.boxes
+            if values.numel()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        return next(values for start, values in self.boxes if torch.Size(start) == index.offset)
+
+
+def parts_of(module: nn.Module, mesh: DeviceMesh, divisions: Mapping[str, Division]) -> dict[str, Part]:
+    """This rank's part of each parameter, by FQN; before FSDP2 shards the module, on any device.
+
+    `divisions`: of those that tensor parallelism changes.
+    """
+    return {
+        name: Part(
+            division=divisions.get(name, Division(parameter.shape)),
+            rows=parameter.shape[0],
+            shard_ranks=mesh["dp_shard"].size(),
+            index=mesh.get_local_rank("dp_shard"),
+            mesh=mesh,
         )
-
-
-def part(parameter: nn.Parameter, mesh: DeviceMesh) -> Part:
-    """`parameter` is split over tp or not at all; on any device, also meta."""
-    placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
-    return Part(
-        shape=parameter.shape,
-        split=placement if isinstance(placement, Shard) else None,
-        rows=local(parameter).shape[0],
-        shard_ranks=mesh["dp_shard"].size(),
-        index=mesh.get_local_rank("dp_shard"),
-        mesh=mesh,
-    )
+        for name, parameter in module.named_parameters()
+    }
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor; under no_grad it shares the DTensor's memory."""
+    """This rank's shard of a tensor that FSDP2 has sharded; under no_grad it shares the DTensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -117,33 +234,22 @@ def sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 @torch.no_grad()
 def check_replicas(
-    tensors: Mapping[str, torch.Tensor], copies: Mapping[str, Iterable[str]], parts: Mapping[str, Part], step: int
+    tensors: Mapping[str, torch.Tensor],
+    copies: Mapping[str, Mapping[str, dist.ProcessGroup]],
+    device_type: str,
+    step: int,
 ) -> None:
-    """Raise RuntimeError when a tensor differs between ranks along an axis of `copies`, by name. Collective.
+    """Raise RuntimeError when a tensor differs within one of its groups, `copies` by name and axis. Collective.
 
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
     # exact in int64: a single changed bit changes it; several may cancel
     sums = {name: tensor.contiguous().view(torch.int16).sum(dtype=torch.int64) for name, tensor in tensors.items()}
-    by_ranks: dict[tuple[str, dist.ProcessGroup], list[str]] = {}
-    for name in tensors:
-        mesh, ends = parts[name].mesh, parts[name].ends
-        groups = [(f"{axis} ranks", mesh.get_group(axis)) for axis in copies[name] if mesh[axis].size() > 1]
-        for ranks in [*groups, *([("the first and the last stage", ends)] if ends else [])]:
-            by_ranks.setdefault(ranks, []).append(name)
-    for (ranks, group), names in sorted(by_ranks.items(), key=lambda item: item[0][0]):
-        device_type = parts[names[0]].mesh.device_type
+    groups = {axis: group for name in tensors for axis, group in copies[name].items() if group.size() > 1}
+    for axis, group in groups.items():
+        names = [name for name in tensors if axis in copies[name]]
         one = torch.stack([sums[name] for name in names]).to(device_type)
         both = torch.stack([one, -one])
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
         if different := [name for name, low_high in zip(names, both.sum(0).tolist(), strict=True) if low_high]:
-            raise RuntimeError(f"step {step}: {len(different)} parameters differ between {ranks}: {different[:3]}")
-
-
-def _mesh(mesh: DeviceMesh, axes: tuple[str, ...], device_type: str) -> DeviceMesh:
-    """The mesh of some axes, in this order and for tensors of this device type, with the process groups of `mesh`."""
-    names = mesh.mesh_dim_names or ()
-    here = mesh.mesh[tuple(slice(None) if name in axes else mesh.get_local_rank(name) for name in names)]
-    ranks = here.permute([[name for name in names if name in axes].index(axis) for axis in axes])
-    groups = [mesh.get_group(axis) for axis in axes]
-    return DeviceMesh.from_group(groups, device_type, mesh=ranks.contiguous(), mesh_dim_names=axes)
+            raise RuntimeError(f"step {step}: {len(different)} parameters differ between {axis} ranks: {different[:3]}")

@@ -2,12 +2,12 @@
 
 Gradients accumulate in `.grad`, in fp32, over the micro batches of a step. In the last backward pass they are summed
 in buckets, each as soon as its gradients are complete: a reduce-scatter over `dp_shard`, then an all-reduce over
-`dp_replicate`, and over `tp` for parameters of which each tp rank saw only its share. A rank then updates its part and
+`dp_replicate`, and over the tensor-parallel ranks that each saw only a share of it. A rank then updates its part and
 gathers those of the others. In mode replicated `dp_shard` has one rank, so that a part is the whole and nothing is
 gathered. On one rank nothing is copied or exchanged at all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
-from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
+from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas
 
 
 class Bucket:
@@ -24,23 +24,25 @@ class Bucket:
     A row holds that rank's parts, one after another, each with room for the largest part of that parameter.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], parts: dict[str, Part], axes: list[str]) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> None:
         self.parameters, self.parts = parameters, parts
-        mesh = next(iter(parts.values())).mesh
-        self._mesh = mesh
-        self._shard_ranks = mesh["dp_shard"].size()
-        self._axes = [axis for axis in axes if mesh[axis].size() > 1]  # to sum over, beside dp_shard
+        first = next(iter(parts.values()))
+        self._mesh = first.mesh
+        self._shard_ranks = self._mesh["dp_shard"].size()
+        # to sum over, beside dp_shard
+        groups = (self._mesh.get_group("dp_replicate"), first.division.sums)
+        self._groups = [group for group in groups if group and group.size() > 1]
         self._columns: dict[str, tuple[int, int]] = {}  # first column and width of each parameter
         self._width = 0
         for name, parameter in parameters.items():
-            width = parts[name].rows_each * local(parameter)[:1].numel()
+            width = parts[name].rows_each * parameter[:1].numel()
             self._columns[name] = (self._width, width)
             self._width += width
         self.waiting = 0  # parameters whose gradient is not complete yet
 
     @property
     def communicates(self) -> bool:
-        return self._shard_ranks > 1 or bool(self._axes)
+        return self._shard_ranks > 1 or bool(self._groups)
 
     @torch.no_grad()
     def reduce(self) -> dict[str, torch.Tensor]:
@@ -61,8 +63,8 @@ class Bucket:
         if self._shard_ranks > 1:
             own = torch.empty_like(buffer[0])
             dist.reduce_scatter_tensor(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
-        for axis in self._axes:
-            dist.all_reduce(own, group=self._mesh.get_group(axis))
+        for group in self._groups:
+            dist.all_reduce(own, group=group)
         return dict(self._parts_of(own))
 
     @torch.no_grad()
@@ -70,7 +72,7 @@ class Bucket:
         """Fill the parameters with the parts that their ranks have updated."""
         if self._shard_ranks == 1:
             return
-        weights = {name: local(parameter.detach()) for name, parameter in self.parameters.items()}
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         first = next(iter(weights.values()))
         own = first.new_zeros(self._width)
         for name, place in self._parts_of(own):
@@ -84,7 +86,7 @@ class Bucket:
         """The views of a row that this rank's parts take up."""
         for name, parameter in self.parameters.items():
             start, _ = self._columns[name]
-            shape = self.parts[name].of(local(parameter.detach())).shape
+            shape = self.parts[name].of(parameter.detach()).shape
             yield name, row[start : start + shape.numel()].view(shape)
 
     def _pieces(
@@ -101,8 +103,8 @@ class Bucket:
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     if parameter.grad is None:
-        return torch.zeros_like(local(parameter.detach()), dtype=torch.float32)
-    return local(parameter.grad).contiguous()
+        return torch.zeros_like(parameter.detach(), dtype=torch.float32)
+    return parameter.grad.contiguous()
 
 
 class ReplicatedWeights(DataParallel):
@@ -114,14 +116,13 @@ class ReplicatedWeights(DataParallel):
     def __init__(
         self,
         module: nn.Module,
-        parts: dict[str, Part],
-        partial: set[str],
+        parts: Mapping[str, Part],
         mesh: DeviceMesh,
         offload: bool,
     ) -> None:
         """The trained parameters must be on the device. Masters begin with their values."""
-        super().__init__(module, parts, partial, mesh)
-        own = {name: parts[name].of(local(p.detach())) for name, p in self.parameters.items()}
+        super().__init__(module, parts, mesh)
+        own = {name: parts[name].of(p.detach()) for name, p in self.parameters.items()}
         if offload:
             self._host = HostMemory(own)
             self._masters = self._host.masters
@@ -130,7 +131,7 @@ class ReplicatedWeights(DataParallel):
         self._separate = {name for name, p in self.parameters.items() if offload or p.dtype != torch.float32}
         for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32
-        self._buckets = _buckets(self.parameters, parts, partial)
+        self._buckets = _buckets(self.parameters, self.parts)
         self.groups = [list(bucket.parameters) for bucket in self._buckets]
         self._last = False
         self._reduced = 0  # buckets of this step
@@ -163,15 +164,17 @@ class ReplicatedWeights(DataParallel):
     def use_masters(self, names: list[str]) -> None:
         for name in names:
             if name in self._separate:
-                own = self.parts[name].of(local(self.parameters[name].detach()))
+                own = self.parts[name].of(self.parameters[name].detach())
                 own.copy_(self._masters[name], non_blocking=True)
         for bucket in self._buckets:
             if names[0] in bucket.parameters:
                 bucket.gather()
 
     def check_replicas(self, step: int) -> None:
-        copies = {name: (*part.copies, "dp_shard") for name, part in self.parts.items()}
-        check_replicas({name: local(p.detach()) for name, p in self.parameters.items()}, copies, self.parts, step)
+        shared = {"dp_shard": self.mesh.get_group("dp_shard")}
+        copies = {name: part.copies | shared for name, part in self.parts.items()}
+        weights = {name: p.detach() for name, p in self.parameters.items()}
+        check_replicas(weights, copies, self.mesh.device_type, step)
 
     def _on_gradient(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -195,12 +198,12 @@ class ReplicatedWeights(DataParallel):
             self._stream.wait_stream(torch.accelerator.current_stream())
             for parameter in bucket.parameters.values():
                 if parameter.grad is not None:
-                    local(parameter.grad).record_stream(self._stream)
+                    parameter.grad.record_stream(self._stream)
             with self._stream:
                 self._complete(bucket.reduce())
 
 
-def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partial: set[str]) -> list[Bucket]:
+def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[Bucket]:
     """In the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
@@ -208,20 +211,14 @@ def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part], partia
     in one dtype.
     """
     position = {name: index for index, name in enumerate(reversed(parameters))}
-    by_kind: dict[tuple[bool, bool, torch.dtype], list[str]] = {}
+    by_kind: dict[tuple[dist.ProcessGroup | None, bool, torch.dtype], list[str]] = {}
     for name in position:
-        by_kind.setdefault((name in partial, parameters[name].ndim == 1, parameters[name].dtype), []).append(name)
+        kind = parts[name].division.sums, parameters[name].ndim == 1, parameters[name].dtype
+        by_kind.setdefault(kind, []).append(name)
     made = [
         names
         for alike in by_kind.values()
-        for names in grouped(alike, lambda name: local(parameters[name]).numel() * torch.float32.itemsize)
+        for names in grouped(alike, lambda name: parameters[name].numel() * torch.float32.itemsize)
     ]
     made.sort(key=lambda names: position[names[-1]])
-    return [
-        Bucket(
-            {name: parameters[name] for name in names},
-            {name: parts[name] for name in names},
-            ["dp_replicate", "tp"] if names[0] in partial else ["dp_replicate"],
-        )
-        for names in made
-    ]
+    return [Bucket({name: parameters[name] for name in names}, {name: parts[name] for name in names}) for names in made]

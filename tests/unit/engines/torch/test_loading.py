@@ -33,7 +33,9 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.engines.torch.model.build import decoder_layers
+from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import family_of
 from tests.unit import tiny_checkpoints
 
 # an odd vocabulary, so that shards are uneven
@@ -63,9 +65,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**SIZES, **EXPERTS, num_local_experts=4),
     "qwen3_moe": Qwen3MoeConfig(**SIZES | HEADS, **EXPERTS, num_experts=4, moe_intermediate_size=16),
 }
-SPLIT_BY_TP = ("llama", "llama-tied", "qwen2")
 # data parallel, tensor parallel
-LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +104,21 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int
     model = skeleton.build(directory, dtype, "eager")
     assert all(parameter.is_meta for parameter in model.parameters())
     weights = locate(model, directory)
+    parts: dict[str, Part] = {}
     if data_parallel * tensor_parallel_degree > 1:
-        mesh = init_device_mesh("cpu", (data_parallel, tensor_parallel_degree), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh("cpu", (data_parallel, tensor_parallel_degree), mesh_dim_names=("dp_shard", "tp"))
+        divisions: dict[str, Division] = {}
         if tensor_parallel_degree > 1:
-            tensor_parallel.parallelize(decoder_layers(model), mesh["tp"])
+            family = family_of(model.config.model_type)
+            assert family is not None
+            divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=True)
+        parts = parts_of(model, mesh, divisions)
         if data_parallel > 1:
             for layer in decoder_layers(model):
-                fully_shard(layer, mesh=mesh["dp"])
-            fully_shard(model, mesh=mesh["dp"])
+                fully_shard(layer, mesh=mesh["dp_shard"])
+            fully_shard(model, mesh=mesh["dp_shard"])
     skeleton.materialize(model, torch.device("cpu"))
-    skeleton.fill(model, weights)
+    skeleton.fill(model, weights, parts)
     return model
 
 
@@ -126,14 +132,29 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
 
 
 def share(name: str, whole: torch.Tensor, layout: tuple[int, int], rank: int) -> torch.Tensor:
-    """A rank's part, by Megatron's rule for tp and FSDP's for dp, written without DTensor."""
-    data_parallel, tensor_parallel_degree = layout
-    dp_rank, tp_rank = divmod(rank, tensor_parallel_degree)
-    module = name.split(".")[-2]
-    if module in tensor_parallel.COLUMN:
-        whole = whole.chunk(tensor_parallel_degree)[tp_rank]
-    elif module in tensor_parallel.ROW and whole.ndim == 2:
-        whole = whole.chunk(tensor_parallel_degree, dim=1)[tp_rank]
+    """A rank's part, by Megatron's rule for tp and FSDP's for dp, written without the engine."""
+    data_parallel, ranks = layout
+    dp_rank, tp_rank = divmod(rank, ranks)
+    *_, module, kind = name.split(".")
+    if ranks > 1:
+        if module in ("embed_tokens", "lm_head", "wte", "embed_in"):
+            whole = whole.tensor_split(ranks)[tp_rank]
+        elif module in ("k_proj", "v_proj"):  # as many copies of the two heads as there are ranks for each
+            heads = whole.chunk(2)
+            whole = torch.cat([head for head in heads for _ in range(max(1, ranks // 2))]).chunk(ranks)[tp_rank]
+        elif module in ("q_proj", "gate_proj", "up_proj", "query_key_value", "dense_h_to_4h"):
+            whole = whole.chunk(ranks)[tp_rank]
+        elif module == "c_fc":
+            whole = whole.chunk(ranks, dim=-1)[tp_rank]
+        elif module in ("qkv_proj", "gate_up_proj", "c_attn"):
+            dim, sizes = {"qkv_proj": (0, [32, 16, 16]), "gate_up_proj": (0, [48, 48]), "c_attn": (-1, [32] * 3)}[
+                module
+            ]
+            whole = torch.cat([part.chunk(ranks, dim)[tp_rank] for part in whole.split(sizes, dim)], dim)
+        elif module in ("o_proj", "down_proj", "dense", "dense_4h_to_h") and kind == "weight":
+            whole = whole.chunk(ranks, dim=1)[tp_rank]
+        elif module == "c_proj" and kind == "weight":
+            whole = whole.chunk(ranks)[tp_rank]
     parts = whole.chunk(data_parallel)
     return parts[dp_rank] if dp_rank < len(parts) else whole[:0]
 
@@ -143,7 +164,7 @@ def check(directory: Path, layout: tuple[int, int], dtype: torch.dtype) -> None:
     for rank in range(layout[0] * layout[1]):
         with rank_of(rank, layout[0] * layout[1]):
             loaded = load(directory, dtype, *layout)
-            found = {name: skeleton.local_part(p.detach())[1] for name, p in loaded.named_parameters()}
+            found = {name: local(p.detach()) for name, p in loaded.named_parameters()}
             wanted = {name: share(name, p.detach(), layout, rank) for name, p in expected.named_parameters()}
             assert found.keys() == wanted.keys()
             for name, part in found.items():
@@ -157,8 +178,10 @@ def check(directory: Path, layout: tuple[int, int], dtype: torch.dtype) -> None:
 def test_every_layout_holds_transformers_bits(
     models: dict[str, Path], layout: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    for family in FAMILIES if layout[1] == 1 else SPLIT_BY_TP:
-        check(models[family], layout, dtype)
+    for name, config in FAMILIES.items():
+        # a fused linear holds no copies of its two key/value heads
+        if layout[1] == 1 or (family_of(config.model_type) and (name, layout[1]) != ("phi3", 4)):
+            check(models[name], layout, dtype)
 
 
 def test_a_rank_may_hold_nothing_of_a_tensor(models: dict[str, Path]) -> None:

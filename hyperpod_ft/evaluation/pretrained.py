@@ -4,16 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
 
 
 def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None) -> PreTrainedModel:
-    """The causal language model in `directory`, on the CPU; `dtype` "auto" is that of config.json.
+    """The language model in `directory`, causal or an encoder-decoder, on the CPU; `dtype` "auto" is that of
+    config.json.
 
     `attention` is transformers' name of an implementation; without, SDPA if the family has it, otherwise its own.
     Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
@@ -22,9 +24,11 @@ def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None
     # it warns, on every rank, that a directory named model@revision is not a Python module; 5.x draws a progress bar
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    paired = is_encoder_decoder(read_config(directory))
+    loader = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
     try:
         # annotated as the model alone
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = loader.from_pretrained(
             directory,
             local_files_only=True,
             trust_remote_code=False,

@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ft.processes import ProcessIdentity, descendants
 from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, WORKERS
-from tests.lifecycle.nodes import room
+from tests.lifecycle.nodes import container
 
 pytestmark = pytest.mark.lifecycle
 
@@ -19,8 +19,8 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from tests.lifecycle.instances import CONTROLLER
-from tests.lifecycle.nodes import room
-with room(Path(sys.argv[1])) as opened:
+from tests.lifecycle.nodes import container
+with container(Path(sys.argv[1])) as opened:
     node = opened.power_on(CONTROLLER, [CONTROLLER])
     escaped = node.start("setsid", "sleep", "600")
     print("up", flush=True)
@@ -35,8 +35,8 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
     owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert owner.stdout is not None
     assert owner.stdout.readline() == "up\n"
-    keeper = next(pid for pid in descendants(owner.pid) if b"room.sh" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    group = f"hyperpod-ft-room-{keeper}"
+    keeper = next(pid for pid in descendants(owner.pid) if b"container.sh" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    group = f"hyperpod-ft-container-{keeper}"
     processes = [identity for pid in descendants(owner.pid) if (identity := ProcessIdentity.of(pid))]
     assert len(processes) > 8  # systemd, journald, munged, sshd, ...
     assert _groups(group)
@@ -54,7 +54,7 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
 
 def test_nodes_are_machines_of_their_own(nodes_possible: None, tmp_path: Path) -> None:
     cluster = [CONTROLLER, WORKERS[0]]
-    with room(tmp_path) as opened:
+    with container(tmp_path) as opened:
         one, other = (opened.power_on(instance, cluster) for instance in cluster)
         one.run("useradd", "--uid", "4711", "someone")
         assert one.run("id", "-u", "someone").stdout.strip() == "4711"
@@ -93,6 +93,6 @@ def test_nodes_are_machines_of_their_own(nodes_possible: None, tmp_path: Path) -
 
 
 def _groups(name: str) -> list[Path]:
-    """The control groups of a room, wherever version 2 of them is mounted."""
+    """The control groups of a container, wherever version 2 of them is mounted."""
     mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return [Path(fields[1], name) for fields in mounts if fields[2] == "cgroup2" and Path(fields[1], name).exists()]

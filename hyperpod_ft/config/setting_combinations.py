@@ -17,12 +17,16 @@ FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 # optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
 _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 
+# Of T5: the embedding, which encoder, decoder and, in some models, the output layer share; the bias of all layers.
+_SHARED_MODULES = {"shared", "embed_tokens", "lm_head", "relative_attention_bias"}
 
-def check_engine(config: RunConfig) -> None:
-    """Raises ValueError for settings that the engine does not support."""
+
+def check_combinations(config: RunConfig) -> None:
+    """Raises ValueError for settings that contradict each other, or that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     _check_evaluation(config)
+    _check_encoder_decoder(config)
     training = config.training
     if training.activation_checkpointing == "none" and training.activation_checkpointing_every > 1:
         raise ValueError(
@@ -45,15 +49,32 @@ def _check_evaluation(config: RunConfig) -> None:
         raise ValueError("training.weights_dtype: only keep_best and save_only_model save such weights; remove it")
 
 
+def _check_encoder_decoder(config: RunConfig) -> None:
+    if config.dataset.max_target_length is None:
+        return
+    if config.engine != "torch":
+        raise ValueError("dataset.max_target_length: only engine torch trains encoder-decoders; set engine: torch")
+    for key in ("pipeline_parallel", "context_parallel"):
+        if getattr(config.parallelism, key) > 1:
+            raise ValueError(f"parallelism.{key}: encoder-decoders are not divided that way; set it to 1")
+    if unsuitable := config.lora.target_names & _SHARED_MODULES:
+        raise ValueError(
+            f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"
+            " of attention and MLP, such as q, k, v, o, wi_0, wi_1, wo"
+        )
+
+
 def _check_torch(config: RunConfig) -> None:
     instance_type = config.cluster.instance_type
     if instance_type.startswith("trn1"):
         raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
     if CATALOGUE[instance_type].device == "neuron" and config.env.python is None:
         raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
-    if config.parallelism.context_parallel > 1:
-        raise ValueError("parallelism.context_parallel: engine torch has no context parallelism; set it to 1")
     given = config.parallelism
+    if given.degrees == "auto":
+        for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
+            if getattr(given, key) != default:
+                raise ValueError(f"parallelism.{key}: parallelism.degrees auto chooses it; remove one of them")
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
             f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
@@ -97,8 +118,12 @@ def _check_neuron(config: RunConfig) -> None:
 
 def _check_torch_only(config: RunConfig) -> None:
     given = config.parallelism
-    if given.sharding != "auto" or given.shard_ranks or given.offload != "none":
-        raise ValueError("parallelism: sharding, shard_ranks and offload are settings of engine torch; leave them out")
+    if given.sequence_parallel is not None:
+        raise ValueError("parallelism.sequence_parallel: engine neuron has neuron.sequence_parallel; set that instead")
+    if given.degrees != "manual" or given.sharding != "auto" or given.shard_ranks or given.offload != "none":
+        raise ValueError(
+            "parallelism: degrees, sharding, shard_ranks and offload are settings of engine torch; leave them out"
+        )
     if given.pipeline_schedule != "1f1b":
         raise ValueError("parallelism.pipeline_schedule: is a setting of engine torch; leave it out")
     training = config.training

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The room in which the nodes of one test stand (see nodes.py): room.sh DIRECTORY, in a mount namespace of its own.
+# The container of the nodes of one test (see nodes.py): container.sh DIRECTORY, in a mount namespace of its own.
 #
-# Prints "ready" when the bridge is there, keeps the room until its standard input ends, which it does however the test
-# ends, and leaves nothing. Should this very process be killed, the kernel ends the room (parent-death signal) and the
-# next room removes the empty control groups.
+# Prints "ready" when the bridge is there, and keeps the container until its standard input ends, which it does however
+# the test ends; then nothing is left. If this process is killed, the kernel ends the container (parent-death signal) and
+# the next container removes the empty control groups.
 set -euo pipefail
 directory=$1
 
-mount -t tmpfs -o mode=755 room "$directory"
+mount -t tmpfs -o mode=755 container "$directory"
 mkdir "$directory"/{cgroup,nodes}
 # Processes of systemd's services are told apart by control groups alone; no controller has to be free for that.
 mount -t cgroup2 cgroup2 "$directory/cgroup"
@@ -22,12 +22,12 @@ remove_groups() { # remove_groups GROUP: true when it is gone
   return 1
 }
 
-for group in "$directory"/cgroup/hyperpod-ft-room-*; do
+for group in "$directory"/cgroup/hyperpod-ft-container-*; do
   if [[ -d "$group" ]] && ! kill -0 "${group##*-}" 2>/dev/null; then
     find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
   fi
 done
-group="$directory/cgroup/hyperpod-ft-room-$$"
+group="$directory/cgroup/hyperpod-ft-container-$$"
 mkdir "$group"
 ln -s "$group" "$directory/group"
 
@@ -43,8 +43,8 @@ setpriv --pdeathsig KILL unshare --net --pid --fork --kill-child --mount-proc ba
   ip link set nodes up
   echo ready
   exec sleep infinity' &
-room=$!
+container=$!
 read -r _ || true
-kill -KILL "$room" 2>/dev/null || true
-wait "$room" 2>/dev/null || true
+kill -KILL "$container" 2>/dev/null || true
+wait "$container" 2>/dev/null || true
 remove_groups "$group"

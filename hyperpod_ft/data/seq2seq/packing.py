@@ -1,0 +1,112 @@
+"""Which pairs are in which row, and the rows' arrays."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft.data.packing import IGNORED, Integers, Layout
+from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
+
+
+@dataclass(frozen=True)
+class PairedLayout:
+    """Where each part of each row comes from; the k-th piece of one layout belongs to the k-th of the other."""
+
+    sources: Layout
+    targets: Layout
+
+    @property
+    def row_count(self) -> int:
+        return self.sources.row_count
+
+
+def pack_pairs(
+    how: Literal["bfd", "none"],
+    starts: Integers,
+    lengths: Integers,
+    targets: Integers,
+    order: Integers,
+    capacities: tuple[int, int],
+    seed: int,
+) -> PairedLayout:
+    """Lay out the pairs `order` in rows; a pair is its source, then its target, in one stream of tokens.
+
+    starts, lengths, targets: int64 [pairs], where each begins, its tokens, and those of its target. `capacities`: of a
+    row's parts; every pair fits. The result depends only on the arguments.
+    """
+    starts, lengths, targets = starts[order], lengths[order], targets[order]
+    sources = lengths - targets
+    if how == "none":
+        rows, count = np.arange(len(order), dtype=np.int64), len(order)
+    else:
+        bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
+        count = int(bins.max(initial=-1)) + 1
+        # The first bins have the longest pairs; training needs them shuffled.
+        rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
+        placed = np.lexsort((np.arange(len(order)), rows))
+        starts, sources, targets, rows = starts[placed], sources[placed], targets[placed], rows[placed]
+    return PairedLayout(Layout(starts, sources, rows, count), Layout(starts + sources, targets, rows, count))
+
+
+@dataclass(frozen=True)
+class PairedRows:
+    """Consecutive rows, int32: the first two [rows, max_length], the others [rows, max_target_length]."""
+
+    input_ids: NDArray[np.int32]
+    documents: NDArray[np.int32]
+    decoder_input_ids: NDArray[np.int32]
+    decoder_documents: NDArray[np.int32]
+    labels: NDArray[np.int32]
+
+
+def fill_pairs(
+    layout: PairedLayout,
+    ids: NDArray[np.int32],
+    first: int,
+    stop: int,
+    widths: tuple[int, int],
+    pad: int,
+    decoder_start: int,
+) -> PairedRows:
+    """Rows `first` to `stop` of a layout over the token stream `ids`.
+
+    Documents are numbered from 1 in each row, alike in both parts; 0 is padding. Labels are the target's tokens, and
+    decoder inputs the same one place later, after `decoder_start`.
+    """
+    input_ids, documents, _ = _fill(layout.sources, ids, first, stop, widths[0], pad)
+    tokens, decoder_documents, begins = _fill(layout.targets, ids, first, stop, widths[1], pad)
+    shifted = np.roll(tokens, 1, axis=1)
+    shifted[begins] = decoder_start
+    return PairedRows(
+        input_ids,
+        documents,
+        decoder_input_ids=np.where(decoder_documents > 0, shifted, np.int32(pad)),
+        decoder_documents=decoder_documents,
+        labels=np.where(decoder_documents > 0, tokens, np.int32(IGNORED)),
+    )
+
+
+def _fill(
+    layout: Layout, ids: NDArray[np.int32], first: int, stop: int, width: int, pad: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    """Tokens, document numbers, and where documents begin: each [rows, width]."""
+    low, high = np.searchsorted(layout.rows, [first, stop])
+    lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
+    before = lengths.cumsum() - lengths
+    source = np.arange(lengths.sum()) + np.repeat(layout.starts[low:high] - before, lengths)
+    filled = np.bincount(rows, weights=lengths, minlength=stop - first)[:, None]
+    # Pieces fill their rows from the left, in the order of the layout: these are the places of the tokens, row by row.
+    places = np.arange(width) < filled
+    numbers = np.arange(high - low) - np.searchsorted(rows, rows) + 1
+
+    shape = (stop - first, width)
+    tokens, documents = np.full(shape, pad, np.int32), np.zeros(shape, np.int32)
+    tokens[places] = ids[source]
+    documents[places] = np.repeat(numbers, lengths)
+    begins = np.zeros(len(source), np.bool_)
+    begins[before] = True
+    where = np.zeros(shape, np.bool_)
+    where[places] = begins
+    return tokens, documents, where

@@ -1,0 +1,82 @@
+"""T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, from rows of packed pairs.
+
+What differs from causal models: two stacks, attention with a bias (t5_attention.py), and an output layer that v1.0
+shares with the embedding, with hidden states scaled by 1 / sqrt(d_model) (Raffel et al., arXiv:1910.10683; Mesh
+TensorFlow, transformer.py), and v1.1 does not.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.batches import PairedBatch
+from hyperpod_ft.engines.torch.model import language_model, t5_attention
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+
+
+def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+    """The arguments of the model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
+
+    input_ids, documents [rows, max_length]; decoder_input_ids, decoder_documents [rows, max_target_length]; targets
+    int64 [positions], the tokens to predict; predicted_at int64 [positions], where in the decoder's rows laid end to
+    end, unless it is everywhere; bounds as in t5_attention.py, for attention document by document.
+    """
+    targets = batch.labels.flatten()
+    tensors = {name: tensor for name, tensor in vars(batch).items() if name != "labels"} | {"targets": targets}
+    if device.type in language_model.ANY_SHAPE:
+        tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
+        tensors["targets"] = targets[tensors["predicted_at"]]
+    if device.type == "cpu" and not compiled:
+        tensors["bounds"] = t5_attention.document_bounds(batch.documents, batch.decoder_documents)
+    return {name: language_model.on_device(device, tensor) for name, tensor in tensors.items()}
+
+
+def return_loss(model: PreTrainedModel) -> None:
+    """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
+
+    Raises UserError when its logits are not those of a head whose input is scaled as said above.
+    """
+    config = model.config
+    rule = LogitsRule(scale=config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)
+    language_model.check_logits(model, rule, stacks=("encoder", "decoder"))
+    t5_attention.replace(model)
+    model.forward = _LossForward(model, rule)
+
+
+def untie_head(model: PreTrainedModel) -> None:
+    """Give the output layer a weight of its own, as v1.1 has; transformers 5 ties it until it reads the files."""
+    head: Any = model.get_output_embeddings()
+    head.weight = nn.Parameter(torch.empty_like(head.weight))
+
+
+class _LossForward:
+    def __init__(self, model: Any, rule: LogitsRule) -> None:
+        self._model, self._rule = model, rule
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        documents: torch.Tensor,
+        decoder_input_ids: torch.Tensor,
+        decoder_documents: torch.Tensor,
+        targets: torch.Tensor,
+        predicted_at: torch.Tensor | None = None,
+        bounds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        model = self._model
+        masks = t5_attention.masks(documents, decoder_documents) if bounds is None else t5_attention.by_bounds(bounds)
+        encoded = model.encoder(input_ids=input_ids, attention_mask=masks.encoder)[0]
+        decoded = model.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=masks.decoder,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=masks.cross,
+            use_cache=False,
+        )[0]
+        hidden = decoded.flatten(0, 1)
+        if predicted_at is not None:
+            hidden = hidden.index_select(0, predicted_at)
+        return summed_cross_entropy(hidden, model.get_output_embeddings(), targets, self._rule)

@@ -1,0 +1,96 @@
+"""Embedding and output matrix divided over tensor-parallel ranks by rows, the words of the vocabulary.
+
+A rank looks up the words it has and zeros for others; the sum over the ranks is the embedding. It computes the logits
+of its words alone (loss.py). Rows are divided as evenly as whole rows allow, so any vocabulary can be divided.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
+from hyperpod_ft.engines.torch.sharding.parts import Division, Split
+from hyperpod_ft.planning.families import Family
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a rank, and the ranks that have the others."""
+
+    own: range
+    group: dist.ProcessGroup
+
+
+def words_of(head: nn.Module) -> Words | None:
+    """The words whose logits a head computes; None for all of them."""
+    return getattr(head, "words", None)
+
+
+def divide(model: PreTrainedModel, family: Family, group: dist.ProcessGroup) -> dict[nn.Parameter, Division]:
+    """Divide embedding and head, in place; returns what became of their parameters.
+
+    Factors of an embedding's adapter stay whole; those of the head's are divided as those of other linears.
+    """
+    dividing = _Dividing(model, group)
+    embedding: Any = model.get_submodule(family.embedding)
+    head: Any = model.get_submodule(family.head)
+    dividing.rows(embedding, "weight")
+    embedding.forward = _OwnWords(embedding, dividing.words)
+    if hasattr(embedding, "lora_embedding_A"):
+        adapters.divide_embedding(embedding, dividing.words.own, group)
+    dividing.rows(head, "weight", "bias", "lora_magnitude_vector")
+    head.words = dividing.words
+    if hasattr(head, "lora_A"):
+        dividing.divisions[head.lora_A.weight] = Division(head.lora_A.weight.shape, sums=group)
+        dividing.rows(head.lora_B, "weight")
+    return dividing.divisions
+
+
+class _Dividing:
+    """`divisions` by parameter; a tied matrix is divided once."""
+
+    def __init__(self, model: PreTrainedModel, group: dist.ProcessGroup) -> None:
+        self.words = Words(_even(model.config.vocab_size, group), group)
+        self.divisions: dict[nn.Parameter, Division] = {}
+        self._own: dict[nn.Parameter, nn.Parameter] = {}  # by the whole one
+
+    def rows(self, module: Any, *keys: str) -> None:
+        for key in keys:
+            whole = getattr(module, key, None)
+            if whole is None:
+                continue
+            if whole not in self._own:
+                group = self.words.group
+                split = Split(0, (self.words.own,), group.rank(), group.size())
+                self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
+                self.divisions[self._own[whole]] = Division(whole.shape, split)
+            setattr(module, key, self._own[whole])
+
+
+def _even(size: int, group: dist.ProcessGroup) -> range:
+    """This rank's share of so many rows: the first ranks have one more where they do not divide."""
+    each, more = divmod(size, group.size())
+    begin = group.rank() * each + min(group.rank(), more)
+    return range(begin, begin + each + (group.rank() < more))
+
+
+class _OwnWords:
+    """The forward pass of an embedding divided by rows, around its class's own: ids [...] -> [..., width]."""
+
+    def __init__(self, embedding: Any, words: Words) -> None:
+        self._forward, self._words = embedding.forward, words
+        padding = embedding.padding_idx
+        # its row has no gradient
+        embedding.padding_idx = words.own.index(padding) if padding in words.own else None
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        own = self._words.own
+        is_own = (ids >= own.start) & (ids < own.stop)
+        found = self._forward(torch.where(is_own, ids - own.start, 0)) * is_own[..., None]
+        result: torch.Tensor = Sum.apply(found, self._words.group)
+        return result

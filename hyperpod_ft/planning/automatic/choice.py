@@ -1,0 +1,184 @@
+"""Which degrees of parallelism a run gets: all that divide its ranks are tried, by the checks that given ones pass.
+
+Those that the engine, the model or the memory does not allow are refused, with the reason that a user would read; of
+the others, those that train most tokens a second by the estimate are chosen.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.setting_combinations import check_combinations
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.memory import GIB, Memory, available
+from hyperpod_ft.planning.model_fit import check_memory, estimate
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.schedule import rows_per_step
+from hyperpod_ft.planning.sharding import Sharding
+
+_SHOWN = 8  # layouts that a proposal shows
+_SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees that the engine and the model allow."""
+
+    config: RunConfig  # with these degrees
+    degrees: Degrees
+    sharding: Sharding
+    memory: Memory | None  # None: without accelerators it is not estimated
+    time: StepTime
+
+    @property
+    def rows(self) -> int:
+        """Of a step."""
+        return rows_per_step(self.config.training, self.degrees.data_parallel)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rows * self.config.dataset.max_length / self.time.total
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Degrees that a run cannot have; `reason` is one line."""
+
+    degrees: Degrees
+    reason: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The degrees of a run, and some of those that it does not get."""
+
+    chosen: Layout
+    slower: tuple[Layout, ...]  # the fastest first
+    refused: tuple[Refused, ...]  # the fastest of those that do not fit, then one for each key that others contradict
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "layouts": [
+                {
+                    "degrees": str(layout.degrees),
+                    "sharding": str(layout.sharding),
+                    "bytes": layout.memory.total if layout.memory else None,
+                    "rows_per_step": layout.rows,
+                    "seconds_per_step": layout.time.total,
+                    "tokens_per_second": layout.tokens_per_second,
+                }
+                for layout in (self.chosen, *self.slower)
+            ],
+            "refused": [{"degrees": str(each.degrees), "reason": each.reason} for each in self.refused],
+        }
+
+
+def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
+    """Choose the degrees of a run whose `parallelism.degrees` is auto; `model_config` is the model's config.json.
+
+    Raises UserError when the size of the model is unknown, or no degrees are possible.
+    """
+    shape = model_shape(model_config)
+    if shape is None:
+        raise UserError(
+            f"parallelism.degrees: the memory of a model of type {model_config.get('model_type') or '(none)'} is not"
+            " known, which auto needs",
+            "remove it, and set the degrees",
+        )
+    room = available(config)
+    fitting: list[Layout] = []
+    too_large: list[Layout] = []
+    impossible: dict[str, Refused] = {}  # by key of the run file
+    first_error: Exception | None = None
+    for candidate in _candidates(config):
+        try:
+            found = _layout(candidate, model_config, shape)
+        except (UserError, ValueError) as error:
+            first_error = first_error or error
+            problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
+            impossible.setdefault(problem.partition(":")[0], Refused(_degrees(candidate), problem))
+            continue
+        (too_large if found.memory and found.memory.total > room else fitting).append(found)
+    if not fitting and not too_large and first_error:
+        raise first_error  # the first candidate divides nothing: all others contradict the same
+    if not fitting:
+        raise _nothing_fits(shape, too_large)
+    # of equally fast ones, those that divide a model least
+    fitting.sort(key=lambda layout: (-layout.tokens_per_second, layout.degrees.model_ranks))
+    chosen, *others = fitting
+    too_large.sort(key=lambda layout: -layout.tokens_per_second)
+    refused = [Refused(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
+    slower = others[:_SHOWN_SLOWER]
+    refused += list(impossible.values())[: _SHOWN - 1 - len(slower) - len(refused)]
+    return Proposal(chosen, tuple(slower), tuple(refused))
+
+
+def _candidates(config: RunConfig) -> Iterator[RunConfig]:
+    """The run file with each product of degrees that divides its ranks."""
+    instance = CATALOGUE[config.cluster.instance_type]
+    # missing ranks_per_node is refused with the first candidate
+    on_node = config.parallelism.ranks_per_node or instance.ranks or 1
+    ranks = config.cluster.nodes * on_node
+    for tensor in _divisors(on_node):
+        for stages in _divisors(ranks // tensor):
+            for context in _divisors(ranks // tensor // stages):
+                given = {
+                    "degrees": "manual",
+                    "tensor_parallel": tensor,
+                    "pipeline_parallel": stages,
+                    "context_parallel": context,
+                }
+                parallelism = config.parallelism.model_copy(update=given)
+                yield config.model_copy(update={"parallelism": parallelism})
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> Layout:
+    """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
+    check_combinations(config)
+    degrees = degrees_of(config)
+    rules_of(config.engine).check_model_config(model_config, degrees)
+    check_model(config, degrees, shape)
+    sharding = torch_memory.choose(config, degrees, shape)
+    return Layout(
+        config=config,
+        degrees=degrees,
+        sharding=sharding,
+        memory=estimate(config, degrees, shape) if available(config) else None,
+        time=step_time(config, degrees, shape, sharding),
+    )
+
+
+def _degrees(config: RunConfig) -> Degrees:
+    """Those of a candidate, unchecked."""
+    given = config.parallelism
+    on_node = given.ranks_per_node or CATALOGUE[config.cluster.instance_type].ranks or 1
+    return Degrees(
+        config.cluster.nodes, on_node, given.tensor_parallel or 1, given.pipeline_parallel, given.context_parallel
+    )
+
+
+def _too_large(layout: Layout, room: float) -> str:
+    assert layout.memory is not None
+    return f"needs {layout.memory.total / GIB:.1f} of {room / GIB:.1f} GiB ({layout.sharding})"
+
+
+def _nothing_fits(shape: ModelShape, too_large: list[Layout]) -> UserError:
+    """The arithmetic of the layout that needs least, and what would make it fit."""
+    closest = min(too_large, key=lambda layout: layout.memory.total if layout.memory else 0.0)
+    try:
+        check_memory(closest.config, closest.degrees, shape)
+    except UserError as error:
+        tried = f"none of the {len(too_large)} that are possible fit; with {closest.degrees}, which needs least"
+        return UserError(f"parallelism.degrees: {tried}, {error.problem}", error.remedy)
+    raise AssertionError("does not fit, but is not refused")

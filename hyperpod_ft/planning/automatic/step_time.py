@@ -1,0 +1,127 @@
+"""How long an optimizer step of engine torch takes: an estimate that compares degrees before anything runs.
+
+Computation is counted as in engines/flops.py, and with what activation checkpointing computes again. Bytes are those
+that a rank sends: (n - 1)/n of a buffer in an all-gather, reduce-scatter or all-to-all over n ranks, and twice that in
+an all-reduce (Thakur et al., doi 10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in
+planning/pipeline.py.
+
+The efficiencies are assumptions, not measurements of this kit. They are the same for all degrees of a run, and matter
+for the order only where computation and communication are about as long.
+"""
+
+from dataclasses import dataclass
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning import pipeline
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch_memory import key_value_copies, shares
+
+COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
+LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
+OVERLAP = 0.8  # of the shorter of computation and what data-parallel ranks exchange
+# Of a CPU rank. Computation is the same under all degrees; communication decides.
+_CPU_FLOPS, _CPU_BANDWIDTH = 1e11, 1e9
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step on a rank, by what they are spent on."""
+
+    compute: float
+    tensor: float  # sums over tensor-parallel ranks
+    context: float  # exchanges of ranks that share rows
+    pipeline: float  # waiting for other stages, and their activations
+    data: float  # gradients and weights of data-parallel ranks
+
+    @property
+    def total(self) -> float:
+        hidden = OVERLAP * min(self.compute, self.data)
+        return self.compute + self.tensor + self.context + self.pipeline + self.data - hidden
+
+
+def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> StepTime:
+    """The estimate for degrees that the model allows."""
+    links = _Links(config, degrees)
+    tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
+    rows = config.training.micro_batch_size * config.training.gradient_accumulation_steps  # of a data-parallel rank
+    tokens = rows * config.dataset.max_length / context  # of a rank
+    layers = -(-shape.layers // stages)
+    activation = tokens * shape.hidden * element_bytes(config)
+    again = config.training.activation_checkpointing
+
+    compute = tokens * _flops_per_token(config, shape) / (tensor * stages) / links.flops
+    # each block sums its output in the forward pass, and its input's gradient in the backward pass
+    sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[again])
+    in_tensor = 2 * sums * links.exchange(activation, tensor, stride=1)
+    heads = 2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape)
+    passes = layers * (2 + (again == "full"))
+    exchanged = tokens * heads * element_bytes(config) / tensor
+    in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
+    idle = pipeline.idle_share(config, degrees)
+    waiting = (compute + in_tensor + in_context) * idle / (1 - idle)
+    passes_on = 2 * pipeline.stages_per_rank(config)
+    sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
+    share = max(shares(config, degrees, shape), key=lambda each: each.parameters)
+    return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, share, sharding, links))
+
+
+def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
+    """With what is computed again. Adapters, below one percent of a model, are not counted."""
+    training = config.training
+    multiplied = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
+    attention = shape.layers * shape.queries * config.dataset.max_length
+    total = float((6 if training.method == "full" else 4) * multiplied + 12 * attention)
+    if training.activation_checkpointing == "full":
+        in_layers = multiplied - shape.vocabulary * shape.hidden
+        total += (2 * in_layers + 4 * attention) / training.activation_checkpointing_every
+    return total
+
+
+def _data(config: RunConfig, degrees: Degrees, share: StageShare, sharding: Sharding, links: "_Links") -> float:
+    """Seconds of what docs/parallelism.md says that each sharding exchanges."""
+    ranks, replicas = sharding.shard_ranks, degrees.weight_replicas
+    inner, outer = degrees.tensor_parallel, degrees.tensor_parallel * ranks
+    micro_batches = config.training.gradient_accumulation_steps
+    gradients = float(share.trainable * FP32)
+    between_groups = 2 * links.exchange(gradients / ranks, replicas // ranks, stride=outer)
+    scatter = links.exchange(gradients, ranks, stride=inner)
+    if not sharding.by_layer:
+        updated = float(share.trainable * element_bytes(config))
+        return between_groups + scatter + links.exchange(updated, ranks, stride=inner)
+    gather = links.exchange(float(share.parameters * element_bytes(config)), ranks, stride=inner)
+    gathers = 2 * micro_batches if sharding.mode == "zero3" else 1
+    return between_groups + micro_batches * scatter + gathers * gather
+
+
+class _Links:
+    """The speed of a rank, and of its links within and between nodes."""
+
+    def __init__(self, config: RunConfig, degrees: Degrees) -> None:
+        instance = CATALOGUE[config.cluster.instance_type]
+        on_accelerators = instance.has_accelerators
+        self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
+        self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
+        # those of a node share its network
+        self._network = instance.rank_network_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
+        self._ranks_per_node = degrees.ranks_per_node
+
+    def exchange(self, size: float, ranks: int, stride: int, to_each: bool = False) -> float:
+        """Seconds in which `ranks` ranks, every `stride`-th one, gather or scatter `size` bytes once.
+
+        Over nodes, the group's ranks on one node pass on what the others need one after another, each over its own part
+        of the network; with `to_each` everything that a rank sends is for one other.
+        """
+        if ranks * stride <= self._ranks_per_node:
+            bandwidth = self._link
+        else:
+            on_node = 1 if to_each else max(1, self._ranks_per_node // stride)
+            bandwidth = min(self._link, self._network * on_node)
+        return size * (ranks - 1) / ranks / bandwidth
+
+    def send(self, size: float, stride: int) -> float:
+        """Seconds in which a rank sends `size` bytes to the one `stride` ranks further."""
+        return size / (self._link if stride < self._ranks_per_node else self._network)

@@ -1,0 +1,69 @@
+"""Memory of a training step of a T5 on a rank: what differs from the Llama family (memory.py, torch_memory.py).
+
+Not compared with measurements. Layers are counted as if all had the same size, since they differ by an attention.
+"""
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
+from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
+
+
+def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
+    """The whole model, after tensor parallelism."""
+    lora, tensor = config.lora, degrees.tensor_parallel
+    linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.linears.items()}
+    parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
+    adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.linears.items() if name in lora.target_names
+    )
+    quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
+    return StageShare(
+        layers=shape.layers,
+        layer_parameters=parameters // shape.layers,
+        end_parameters=shape.end_parameters,
+        quantized=quantized,
+        trainable=adapters if config.training.method == "lora" else parameters + shape.end_parameters,
+        in_flight=1,
+        last=True,
+    )
+
+
+def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: float) -> float:
+    """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them.
+
+    Of accelerators, which compile layers and make a bias of [rows, heads, length, length] for each stack.
+    """
+    training, dataset, element = config.training, config.dataset, element_bytes(config)
+    rows, source = training.micro_batch_size, training.micro_batch_size * dataset.max_length
+    target = rows * (dataset.max_target_length or 0)
+    heads = shape.heads // degrees.tensor_parallel
+    # and its gradient, where it is trained
+    copies = 2 if training.method == "full" else 1
+    biases = copies * element * rows * heads * (dataset.max_length**2 + (dataset.max_target_length or 0) ** 2)
+    norm = shape.hidden * (FP32 + (1 + (training.method == "full")) * element)
+    dropped = shape.hidden  # a mask of the output of attention and of MLP, one byte each
+    queries, tensor = element * shape.queries / degrees.tensor_parallel, degrees.tensor_parallel
+    units = (element * (4 if shape.gated else 2) + 1) * shape.intermediate / tensor
+    own = 2 * norm + 2 * dropped + 5 * queries + units  # attention: q, k, v, and the output twice
+    cross = norm + dropped + 3 * queries  # keys and values are the encoder's tokens
+    whole = {"encoder": source * own, "decoder": target * (own + cross) + source * 2 * queries}
+    given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
+    counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
+    if training.activation_checkpointing == "none":
+        return biases + sum(counts[stack] * whole[stack] for stack in counts)
+    every = training.activation_checkpointing_every
+    products = {"encoder": source * _products(shape, element, tensor), "decoder": 0.0}
+    products["decoder"] = target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries
+    kept = 0.0
+    for stack, count in counts.items():
+        recomputed = -(-count // every)
+        selected = products[stack] if training.activation_checkpointing == "selective" else 0.0
+        kept += recomputed * (given[stack] + selected) + (count - recomputed) * whole[stack]
+    return biases + kept + max(0.0, max(whole.values()) - logits)
+
+
+def _products(shape: T5Shape, element: int, tensor: int) -> float:
+    """Bytes per token of a layer's matrix products, and of attention."""
+    inside = 4 * shape.queries + (2 if shape.gated else 1) * shape.intermediate
+    return element * (2 * shape.hidden + inside / tensor)

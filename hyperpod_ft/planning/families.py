@@ -1,0 +1,121 @@
+"""Families of models that engine torch can divide: the names of their modules, and what divides with what.
+
+One row a family, by config.json's model_type. A family that has no row trains with tensor_parallel 1 and without a
+pipeline. Paths of modules are transformers' (5.20), since the engine runs its classes.
+
+A layer has two blocks, attention and MLP. A block's first linears are divided by outputs (`columns`), its last by
+inputs (`rows`): each head and each unit of the MLP is then on one rank, and a block needs one sum over the ranks. The
+outputs of a fused linear are parts, one after another; each is divided by itself. A bias is divided like the outputs;
+that of a row is added once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# What a part of a linear's outputs is: the heads of queries, or of keys or of values, or units of the MLP.
+Outputs = Literal["queries", "keys", "units"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of one family are built. Paths of linears begin at a layer, others at the model."""
+
+    model_types: tuple[str, ...]
+    columns: Mapping[str, tuple[Outputs, ...]]
+    rows: tuple[str, ...]
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+    embedding: str = "model.embed_tokens"
+    positions: str | None = None  # the embedding of positions, where they are learned
+    layers: str = "model.layers"
+    last_norm: str = "model.norm"
+    head: str = "lm_head"
+    transposed: bool = False  # weights are [inputs, outputs] (transformers' Conv1D)
+    # A norm of queries and one of keys (`q_norm`, `k_norm` of attention): of each head, or of all heads together.
+    head_norms: Literal["none", "each", "all"] = "none"
+    # What transformers' attention reads beside the weights: attributes proportional to the rank's query or key heads.
+    query_attributes: tuple[str, ...] = ()
+    key_attributes: tuple[str, ...] = ()
+    # How config.json spells what most families spell otherwise.
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+_LLAMA_COLUMNS: Mapping[str, tuple[Outputs, ...]] = {
+    "self_attn.q_proj": ("queries",),
+    "self_attn.k_proj": ("keys",),
+    "self_attn.v_proj": ("keys",),
+    "mlp.gate_proj": ("units",),
+    "mlp.up_proj": ("units",),
+}
+_LLAMA_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+_GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}
+
+FAMILIES: tuple[Family, ...] = (
+    Family(("llama", "mistral", "qwen2", "granite", "smollm3", "gemma2"), _LLAMA_COLUMNS, _LLAMA_ROWS),
+    Family(("qwen3", "gemma3_text"), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each"),
+    Family(("olmo2",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="all"),
+    Family(
+        ("phi3",),
+        columns={"self_attn.qkv_proj": ("queries", "keys", "keys"), "mlp.gate_up_proj": ("units", "units")},
+        rows=_LLAMA_ROWS,
+        query_attributes=("config.num_attention_heads",),
+        key_attributes=("num_key_value_heads",),
+    ),
+    Family(
+        ("gpt_neox",),
+        # each head's query, key and value are neighbors
+        columns={"attention.query_key_value": ("queries",), "mlp.dense_h_to_4h": ("units",)},
+        rows=("attention.dense", "mlp.dense_4h_to_h"),
+        attention="attention",
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        last_norm="gpt_neox.final_layer_norm",
+    ),
+    Family(
+        ("gpt2",),
+        columns={"attn.c_attn": ("queries", "keys", "keys"), "mlp.c_fc": ("units",)},
+        rows=("attn.c_proj", "mlp.c_proj"),
+        attention="attn",
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        transposed=True,
+        query_attributes=("split_size", "num_heads"),
+        keys=_GPT2_KEYS,
+    ),
+    Family(
+        ("gptj",),
+        columns={
+            "attn.q_proj": ("queries",),
+            "attn.k_proj": ("keys",),
+            "attn.v_proj": ("keys",),
+            "mlp.fc_in": ("units",),
+        },
+        rows=("attn.out_proj", "mlp.fc_out"),
+        attention="attn",
+        embedding="transformer.wte",
+        layers="transformer.h",
+        last_norm="transformer.ln_f",
+        query_attributes=("num_attention_heads",),
+        keys=_GPT2_KEYS,
+    ),
+)
+_BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+
+def family_of(model_type: str) -> Family | None:
+    """The row of a config.json's model_type; None for a family that cannot be divided."""
+    return _BY_TYPE.get(model_type)
+
+
+def divisible_types() -> str:
+    """The model types of all rows, for the remedy of an error."""
+    *others, last = sorted(_BY_TYPE)
+    return f"{', '.join(others)} and {last}"

@@ -1,0 +1,163 @@
+"""The same checks of engine torch on the CPU and on one CUDA device, where attention, streams and copies differ.
+
+    pytest -m gpu
+
+runs those for CUDA. They have not run yet.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
+
+from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.lora.product import product
+from hyperpod_ft.engines.torch.mesh import device_mesh
+from hyperpod_ft.engines.torch.model import activations, attention
+from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import MakeRun, process_group_of_its_own, tiny_llama
+
+NO_CUDA = "torch.cuda.is_available() is false: torch finds no CUDA device, or was built without CUDA"
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)])
+STEPS, SAVED = 4, 2
+WHOLE = Sharding("replicated", 1)
+# of values that are about 1: another order of summation
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    # as `device_of` sets it: on CUDA some kernels have no deterministic version
+    torch.use_deterministic_algorithms(request.param == "cpu")
+    yield torch.device(request.param, 0) if request.param == "cuda" else torch.device("cpu")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def random(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers on every device."""
+    return torch.randn(*shape).to(device, dtype).requires_grad_()
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    limit = CLOSE[found.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_documents_attend_as_they_do_alone(device: torch.device, dtype: torch.dtype) -> None:
+    """In bf16 on CUDA, flash attention for documents of different lengths (varlen) keeps them apart."""
+    torch.manual_seed(0)
+    lengths = (9, 40, 1, 14)
+    ids = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
+    inputs = [random(1, heads, sum(lengths), 16, device=device, dtype=dtype) for heads in (4, 2, 2)]
+    packed, _ = attention.attend(torch.nn.Module(), *inputs, attention.document_bounds(ids))
+    documents = zip(*(tensor.split(lengths, dim=2) for tensor in inputs), strict=True)
+    alone = torch.cat(
+        [scaled_dot_product_attention(*document, is_causal=True, enable_gqa=True) for document in documents], dim=2
+    ).transpose(1, 2)
+    assert_near(packed, alone)
+    weights = torch.randn(alone.shape).to(device, dtype)
+    of_packed, of_alone = (torch.autograd.grad((output * weights).sum(), inputs) for output in (packed, alone))
+    for one, other in zip(of_packed, of_alone, strict=True):
+        assert_near(one, other)
+
+
+def test_the_loss_in_blocks_is_that_of_whole_logits(device: torch.device) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50, bias=False).to(device)
+    hidden = random(2 * LOSS_BLOCK + 7, 16, device=device, dtype=torch.float32)
+    targets = torch.randint(0, 50, (len(hidden),)).to(device)
+    targets[::4] = IGNORED
+    blocks = summed_cross_entropy(hidden, head, targets, LogitsRule())
+    whole = cross_entropy(head(hidden), targets, ignore_index=IGNORED, reduction="sum")
+    assert_near(blocks, whole)
+    wanted = [hidden, head.weight]
+    for one, other in zip(torch.autograd.grad(blocks, wanted), torch.autograd.grad(whole, wanted), strict=True):
+        assert_near(one, other)
+
+
+def test_the_product_of_a_lora_layer_is_the_formula(device: torch.device) -> None:
+    torch.manual_seed(0)
+    x, a, b = (random(*shape, device=device, dtype=torch.float32) for shape in ((3, 5, 16), (4, 16), (12, 4)))
+    weight = torch.randn(12, 16).to(device)
+    found, expected = product(x, None, weight, None, None, a, b, 0.5), x @ (weight + 0.5 * b @ a).T
+    assert_near(found, expected)
+    weights = torch.randn(expected.shape).to(device)
+    of_found, of_expected = (torch.autograd.grad((output * weights).sum(), (x, a, b)) for output in (found, expected))
+    for one, other in zip(of_found, of_expected, strict=True):
+        assert_near(one, other)
+
+
+def test_activations_in_host_memory_change_no_bit(device: torch.device) -> None:
+    ids = torch.arange(64, device=device).view(2, 32)
+
+    def gradients(offload: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(tiny_llama()).to(device)
+        model.model.embed_tokens.requires_grad_(False)  # its gradient on CUDA is summed in no fixed order
+        if offload:
+            activations.offload_layers(list(model.model.layers), device, at_least=1)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    expected = gradients(offload=False)
+    for name, gradient in gradients(offload=True).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+@contextmanager
+def training(run: Run, device: torch.device, sharding: Sharding) -> Iterator[TrainingLoop]:
+    """The training loop of one rank, in a process group of its own."""
+    processes = Processes(0, 1, 0, torch.distributed.HashStore())
+    with process_group_of_its_own(), device_mesh(device, processes, run.plan.degrees) as mesh:
+        yield TrainingLoop(run, processes, device, mesh, sharding)
+
+
+def losses(run: Run, device: torch.device, sharding: Sharding = WHOLE) -> list[float]:
+    with training(run, device, sharding) as loop:
+        return [loop.step(step, []).loss for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(("mode", "offload"), [("replicated", "optimizer"), ("zero3", "parameters")])
+def test_state_in_host_memory_changes_no_loss(make_run: MakeRun, device: torch.device, mode: Any, offload: Any) -> None:
+    run = make_run("offload", {"training.method": "full", "training.compile": False})
+    expected = losses(run, device)
+    # AdamW runs on the CPU then, which is another processor than CUDA's
+    limit = 0 if device.type == "cpu" else 1e-4
+    assert losses(run, device, Sharding(mode, 1, offload)) == pytest.approx(expected, rel=0, abs=limit)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_restart_changes_no_bit(make_run: MakeRun, device: torch.device, async_save: bool) -> None:
+    run = make_run("restart", {"training.compile": False, "training.async_save": async_save})
+    with training(run, device, WHOLE) as loop:
+        for step in range(1, SAVED + 1):
+            loop.step(step, [])
+        loop._save(Progress(step=SAVED), last=False, wanted=True)
+        straight = [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
+        loop.checkpoints.finish()
+    with training(run, device, WHOLE) as loop:
+        assert loop._resume().step == SAVED
+        assert [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)] == straight
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("device", [CUDA], indirect=True)  # for the CPU, which takes long to compile: test_compiled.py
+def test_compiled_layers_change_no_loss(make_run: MakeRun, device: torch.device) -> None:
+    expected, found = (
+        losses(make_run(f"compile-{compiled}", {"training.compile": compiled}), device) for compiled in (False, True)
+    )
+    assert found == pytest.approx(expected, rel=0, abs=1e-4)

@@ -1,0 +1,70 @@
+"""The table of families against transformers' own classes."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hyperpod_ft.planning.families import FAMILIES, family_of
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
+
+
+def empty_model(model_type: str) -> PreTrainedModel:
+    own = {"rotary_dim": 4} if model_type == "gptj" else {}
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.for_model(model_type, **SIZES, **own)
+        )
+    return model
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_parameter_has_its_place(model_type: str) -> None:
+    """Each path exists, and what remains are vectors: norms, which are not divided."""
+    model, family = empty_model(model_type), family_of(model_type)
+    assert family is not None
+    assert model.get_submodule(family.embedding) is model.get_input_embeddings()
+    assert model.get_submodule(family.head) is model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers = model.get_submodule(family.layers)
+    ends = {family.embedding, family.head, family.last_norm, *([family.positions] if family.positions else [])}
+    divided = {*family.columns, *family.rows}
+    assert {path.partition(".")[0] for path in divided} == {family.attention, family.mlp}
+    for name, parameter in model.named_parameters():
+        if name.startswith(f"{family.layers}."):
+            path = name.removeprefix(f"{family.layers}.").partition(".")[2].rpartition(".")[0]
+            assert path in divided or parameter.ndim == 1, name
+            if path not in divided and path.startswith((family.attention, family.mlp)):
+                assert path in (f"{family.attention}.q_norm", f"{family.attention}.k_norm")
+                size = parameter.numel()
+                assert family.head_norms == ("each" if size == SIZES["head_dim"] else "all"), name
+        else:
+            assert name.rpartition(".")[0] in ends, name
+    for path in divided:
+        assert isinstance(layers[0].get_submodule(path), torch.nn.Module)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_attributes_that_count_heads_exist(model_type: str) -> None:
+    model, family = empty_model(model_type), family_of(model_type)
+    assert family is not None
+    attention = model.get_submodule(f"{family.layers}.0.{family.attention}")
+    for path in (*family.query_attributes, *family.key_attributes):
+        owner, _, name = path.rpartition(".")
+        value = getattr(getattr(attention, owner) if owner else attention, name)
+        assert value % (SIZES["num_key_value_heads"] if path in family.key_attributes else 4) == 0
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "opt", ""])
+def test_others_have_no_row(model_type: str) -> None:
+    assert family_of(model_type) is None
