@@ -5,8 +5,9 @@ python -m benchmarks.training [CASE ...]
 Both train the same random Llama (8 layers of width 512, 32,000 tokens) on the same packed rows of random tokens, in one
 process with one thread, without gradient checkpointing. TRL runs as it comes, with its fused output matrix, and with
 the logits of transformers instead, which is faster on CPUs; the better of the two counts. The first steps, which warm
-up, do not. Writes benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits
-with 1 when a goal is missed.
+up, do not. The kit's process has the allocator settings that its scripts give ranks on CPUs. Writes
+benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits with 1 when a goal is
+missed.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from benchmarks.goals import KIT
 from benchmarks.rounds import Contender
 from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry
 from benchmarks.training_run import Case, prepare
+from hyperpod_ft.launch.render import ALLOCATION_ON_CPUS
 
 PACKAGES = ("trl", "transformers", "peft", "torch")
 PEERS = {
@@ -110,6 +112,8 @@ def _kit(directory: Path, case: Case, steps: int) -> Contender:
     file = directory / "outputs" / "kit.json"
     run = prepare(directory, case, steps)
     program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
+    if case.instance_type == "local":
+        program = ["env", *(f"{name}={value}" for name, value in ALLOCATION_ON_CPUS.items()), *program]
     return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file))
 
 

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, context_parallel, gated_mlp
+from hyperpod_ft.engines.torch.model import activations, attention, context_parallel, gated_mlp, rms_norm
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -104,6 +104,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         AutoConfig.for_model(**values, attn_implementation=attention.NAME), dtype=dtype
     ).train()
     gated_mlp.keep_less(model)
+    rms_norm.keep_less(model)
     if choice.method == "lora":
         adapters.adapt(model, config.lora, seed=0)
         # as adapters of earlier layers do

@@ -23,5 +23,6 @@ mypy
 shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
 
 say "pytest"
-# Three workers keep two cores busy, since tests with Slurm wait much (a fourth gains nothing); the files that take longest come first by name.
+# Three workers keep two cores busy, since tests with Slurm wait much; a fourth gains nothing. The files that take longest
+# come first by name.
 exec pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"

@@ -40,7 +40,8 @@ _STYLES = {
 def plan(known: Preview) -> None:
     run, degrees = known.run, known.run.plan.degrees
     print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
-    print(f"engine    {run.config.engine}, {run.config.training.method}, {run.config.training.precision}")
+    training = run.config.training
+    print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
@@ -82,7 +83,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
             "*" if layout is proposal.chosen else "",
             str(layout.degrees),
             str(layout.sharding),
-            f"{layout.memory.total / GIB:.1f}" if layout.memory else "",
+            f"{layout.needed / GIB:.1f}" if layout.needed else "",
             str(layout.rows),
             f"{layout.tokens_per_second:,.0f}",
         )
@@ -131,7 +132,8 @@ def _progress(current: RunStatus) -> str:
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
     mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{rate}{mfu}"
+    preferred = f"  rewards/accuracies {progress.reward_accuracy:.1%}" if progress.reward_accuracy is not None else ""
+    return f"step {progress.step}{total}  loss {progress.loss:.4f}{preferred}{rate}{mfu}"
 
 
 def _advice(current: RunStatus) -> None:

@@ -169,10 +169,11 @@ class Dataset(Section):
         min_length=1,
         description="Glob patterns of the files to read, relative to the source.",
     )
-    format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template"] = Field(
+    format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"] = Field(
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
         " `prompt-completion` (prompt, completion), `chat` (messages, with the tokenizer's chat template),"
-        " `text` (text), or `template` (prompt_template and completion_template below)."
+        " `text` (text), `template` (prompt_template and completion_template below), or `preference` (prompt, chosen,"
+        " rejected: strings or chat messages; for training.objective dpo)."
     )
     prompt_template: str | None = Field(None, description="Jinja template of the row's fields; for format `template`.")
     completion_template: str | None = Field(
@@ -217,6 +218,11 @@ class Dataset(Section):
     )
 
     @property
+    def documents_per_example(self) -> int:
+        """How many documents one row of the dataset becomes: a preference is a chosen and a rejected one."""
+        return 2 if self.format == "preference" else 1
+
+    @property
     def row_tokens(self) -> int:
         """Positions of a packed row, those of the decoder included."""
         return self.max_length + (self.max_target_length or 0)
@@ -225,7 +231,7 @@ class Dataset(Section):
     def _suits_an_encoder_decoder(self) -> "Dataset":
         if self.max_target_length is None:
             return self
-        if self.format in ("chat", "text"):
+        if self.format in ("chat", "text", "preference"):
             raise ValueError(
                 f"format {self.format}: an encoder-decoder learns to answer a source with a target; use"
                 " prompt-completion, template, dolly or alpaca, or leave max_target_length out"
@@ -291,10 +297,26 @@ class Lora(Section):
         return frozenset(target.rpartition(".")[2] for target in self.target_modules)
 
 
+class Dpo(Section):
+    """Direct preference optimization (training.objective dpo)."""
+
+    beta: PositiveFloat = Field(
+        0.1, description="Scale of the rewards: the higher, the closer the model stays to the one it began as."
+    )
+    label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
+        0.0, description="Assumed share of pairs whose chosen and rejected completions are swapped (conservative DPO)."
+    )
+
+
 class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
+    objective: Literal["sft", "dpo"] = Field(
+        "sft",
+        description="`sft`: make the labelled tokens likely. `dpo`: prefer chosen over rejected completions (section"
+        " dpo), with a dataset of format preference (engine torch).",
+    )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
     max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(1, description="Rows per forward pass on each data-parallel rank.")
@@ -506,6 +528,7 @@ class RunConfig(Section):
     model: Model
     dataset: Dataset
     lora: Lora = Field(default_factory=Lora)
+    dpo: Dpo = Field(default_factory=Dpo)
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     neuron: Neuron = Field(default_factory=Neuron)

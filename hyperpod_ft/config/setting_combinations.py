@@ -26,6 +26,7 @@ def check_combinations(config: RunConfig) -> None:
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
     _check_evaluation(config)
+    _check_objective(config)
     _check_encoder_decoder(config)
     training = config.training
     if training.activation_checkpointing == "none" and training.activation_checkpointing_every > 1:
@@ -49,6 +50,35 @@ def _check_evaluation(config: RunConfig) -> None:
         raise ValueError("training.weights_dtype: only keep_best and save_only_model save such weights; remove it")
 
 
+def _check_objective(config: RunConfig) -> None:
+    """Preferences and DPO need each other, and both documents of a pair in one forward pass of one rank."""
+    dpo, dataset, parallelism = config.training.objective == "dpo", config.dataset, config.parallelism
+    if dpo != (dataset.format == "preference"):
+        raise ValueError(
+            f"training.objective: {config.training.objective} does not train on dataset.format {dataset.format};"
+            " objective dpo and format preference go together"
+        )
+    if not dpo:
+        return
+    if config.engine != "torch":
+        raise ValueError("training.objective: dpo is for engine torch; use it, or objective sft")
+    if dataset.packing == "wrapped":
+        raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
+    if dataset.loss_on != "completion":
+        raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+    if CATALOGUE[config.cluster.instance_type].device == "neuron":
+        raise ValueError(
+            "training.objective: dpo needs shapes that change with a batch's pairs, which TorchNeuron would compile"
+            " anew; use a GPU instance type"
+        )
+    for degree in ("pipeline_parallel", "context_parallel"):
+        if getattr(parallelism, degree) > 1:
+            raise ValueError(
+                f"parallelism.{degree}: objective dpo needs all tokens of a pair on one rank; set it to 1, and divide"
+                " the model with tensor_parallel and sharding"
+            )
+
+
 def _check_encoder_decoder(config: RunConfig) -> None:
     if config.dataset.max_target_length is None:
         return
@@ -57,6 +87,8 @@ def _check_encoder_decoder(config: RunConfig) -> None:
     for key in ("pipeline_parallel", "context_parallel"):
         if getattr(config.parallelism, key) > 1:
             raise ValueError(f"parallelism.{key}: encoder-decoders are not divided that way; set it to 1")
+    if config.parallelism.sequence_parallel:
+        raise ValueError("parallelism.sequence_parallel: the rows of encoder-decoders are not divided; leave it out")
     if unsuitable := config.lora.target_names & _SHARED_MODULES:
         raise ValueError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"

@@ -14,7 +14,11 @@ from hyperpod_ft.shipped import shipped
 
 SourceKind = Literal["hub", "s3", "local"]
 
-EXAMPLES = {"tiny-llama": "quickstart/tiny-llama", "qa": "quickstart/qa.jsonl"}
+EXAMPLES = {
+    "tiny-llama": "quickstart/tiny-llama",
+    "qa": "quickstart/qa.jsonl",
+    "preferences": "quickstart/preferences.jsonl",
+}
 
 # The Hub's own rule: `name` or `organisation/name`, at most 96 characters.
 _HUB_ID = re.compile(r"^(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)

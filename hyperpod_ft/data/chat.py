@@ -12,8 +12,13 @@ from hyperpod_ft.errors import UserError
 _MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers decides it
 
 
-def render(messages: Sequence[Any], tokenizer: Tokenizer, *, all_trained: bool) -> Example:
-    """A conversation that ends with the assistant. Raises RowError, or UserError for an unsuitable template."""
+def render(
+    messages: Sequence[Any], tokenizer: Tokenizer, *, all_trained: bool = False, last_answers: int | None = None
+) -> Example:
+    """A conversation that ends with the assistant, whose answers are trained: all of them, or the last few.
+
+    Raises RowError, or UserError for an unsuitable template.
+    """
     _check(messages)
     if messages[-1]["role"] != "assistant":
         raise RowError("last message is not from the assistant", f"its role is {messages[-1]['role']!r}")
@@ -24,8 +29,10 @@ def render(messages: Sequence[Any], tokenizer: Tokenizer, *, all_trained: bool) 
         text, spans = _prefix_spans(messages, tokenizer, template)
     if not spans or not text[slice(*spans[-1])].strip():
         raise RowError("chat template omits the last answer")
+    if last_answers is not None:
+        spans = spans[-last_answers:]
     segments = tuple(Segment(piece, trained or all_trained) for piece, trained in _cut(text, spans))
-    return Example(text[: spans[-1][0]], messages[-1]["content"], segments)
+    return Example(text[: spans[-1][0]], messages[-1]["content"], segments, templated=True)
 
 
 def prompt(messages: Sequence[Any], tokenizer: Tokenizer) -> str:
@@ -50,7 +57,7 @@ def _template(tokenizer: Tokenizer) -> str:
         return tokenizer.get_chat_template()
     except ValueError as error:
         raise UserError(
-            "dataset.format: chat: the model's tokenizer has no chat template",
+            "dataset.format: the rows are chat messages, and the model's tokenizer has no chat template",
             "use an instruction-tuned model's tokenizer, or format template",
         ) from error
 
@@ -85,7 +92,7 @@ def _prefix_spans(messages: Sequence[Any], tokenizer: Tokenizer, template: str) 
         after, _ = _apply(messages[: index + 1], tokenizer, template)
         if not (text.startswith(after) and after.startswith(before)):
             raise UserError(
-                "dataset.format: chat: the chat template rewrites earlier text when a message is added,"
+                "dataset.format: the chat template rewrites earlier text when a message is added,"
                 " so that the assistant's turns cannot be found",
                 "mark them in the template with {% generation %}",
             )

@@ -23,6 +23,7 @@ class Example:
     prompt: str
     completion: str
     segments: tuple[Segment, ...]
+    templated: bool = False  # a chat template wrote it, with its special tokens
 
 
 class RowError(UserError):

@@ -5,8 +5,19 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import chat, prompts
-from hyperpod_ft.data.example import Example, RowError, Segment
+from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
+
+
+def documents(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[Example, ...]:
+    """The documents that one row becomes: itself, or of a preference the chosen one, then the rejected one.
+
+    Raises what `render` raises.
+    """
+    if dataset.format != "preference":
+        return (render(dataset, row, tokenizer),)
+    assert tokenizer is not None
+    return tuple(_checked(example) for example in _pair(row, tokenizer))
 
 
 def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Example:
@@ -16,12 +27,16 @@ def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None
     """
     if dataset.format == "chat":
         assert tokenizer is not None
-        example = chat.render(_messages(row), tokenizer, all_trained=dataset.loss_on == "all")
+        example = chat.render(_messages(row, "messages"), tokenizer, all_trained=dataset.loss_on == "all")
     elif dataset.format == "text":
-        example = _joined("", prompts.prompt(dataset, row), prompt_trained=False)
+        example = prompts.joined("", prompts.prompt(dataset, row))
     else:
         prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
-        example = _joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
+        example = prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
+    return _checked(example)
+
+
+def _checked(example: Example) -> Example:
     if not example.completion.strip():
         raise RowError("empty completion")
     for segment in example.segments:
@@ -34,20 +49,63 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
 
     Raises what `render` raises.
     """
-    if dataset.format != "chat":
+    if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    text = chat.prompt(_messages(row), tokenizer)
+    text = chat.prompt(_messages(row, "messages" if dataset.format == "chat" else "prompt"), tokenizer)
     prompts.check_unicode(text)
     return text
 
 
-def _joined(prompt: str, completion: str, *, prompt_trained: bool) -> Example:
-    before = (Segment(prompt, prompt_trained),) if prompt else ()
-    return Example(prompt, completion, (*before, Segment(completion, True)))
-
-
-def _messages(row: Mapping[str, Any]) -> Sequence[Any]:
-    messages = prompts.field(row, "messages")
+def _messages(row: Mapping[str, Any], name: str) -> Sequence[Any]:
+    messages = prompts.field(row, name)
     if not isinstance(messages, list) or not messages:
-        raise RowError("field 'messages' is not a list of messages")
+        raise RowError(f"field {name!r} is not a list of messages")
     return messages
+
+
+def _pair(row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:
+    """The chosen and the rejected document of a preference, both with the prompt; only completions are trained.
+
+    Completions that are strings continue a prompt that is one, or answer one of messages. Completions of messages
+    follow a prompt of messages or the user's text; without `prompt`, and where they begin with the user's message
+    themselves, as in UltraFeedback, what both have in common is the prompt.
+
+    Raises RowError, or UserError for an unsuitable chat template.
+    """
+    prompt, completions = row.get("prompt"), [prompts.field(row, name) for name in ("chosen", "rejected")]
+    if completions[0] == completions[1]:
+        raise RowError("chosen and rejected are the same")
+    if all(isinstance(completion, str) for completion in completions):
+        if isinstance(prompt, list):
+            answers = [[{"role": "assistant", "content": completion}] for completion in completions]
+            return _conversations([[*prompt, *answer] for answer in answers], tokenizer)
+        before = prompts.text_field(row, "prompt")
+        one, other = (prompts.joined(before, completion) for completion in completions)
+        return one, other
+    if not all(isinstance(completion, list) and completion for completion in completions):
+        raise RowError("fields 'chosen' and 'rejected' are neither two strings nor two lists of messages")
+    return _conversations([_with_prompt(prompt, completion) for completion in completions], tokenizer)
+
+
+def _with_prompt(prompt: object, completion: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(prompt, list):
+        return [*prompt, *completion]
+    if prompt is None or not isinstance(completion[0], dict) or completion[0].get("role") != "assistant":
+        return completion
+    if not isinstance(prompt, str):
+        raise RowError("field 'prompt' is neither a string nor a list of messages", f"it is {type(prompt).__name__}")
+    return [{"role": "user", "content": prompt}, *completion]
+
+
+def _conversations(pair: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> tuple[Example, Example]:
+    shared = 0
+    # each keeps its last message
+    while shared < min(map(len, pair)) - 1 and pair[0][shared] == pair[1][shared]:
+        shared += 1
+    one, other = (chat.render(messages, tokenizer, last_answers=_answers(messages[shared:])) for messages in pair)
+    return one, other
+
+
+def _answers(messages: Sequence[Any]) -> int:
+    from_assistant = [isinstance(message, dict) and message.get("role") == "assistant" for message in messages]
+    return max(1, from_assistant.count(True))

@@ -31,22 +31,25 @@ def pack(
     order: Integers,
     max_length: int,
     seed: int,
+    documents: int = 1,
 ) -> Layout:
-    """Lay out the examples `order` (int64 indices into `starts` and `lengths`) in rows of `max_length` tokens.
+    """Lay out the examples `order` in rows of `max_length` tokens. The result depends only on the arguments.
 
-    `bfd` and `none` need every length <= max_length. The result depends only on the arguments.
+    order: int64 indices of examples; starts, lengths: int64, of their documents, as many as `documents` each, which
+    follow one another in one row. `bfd` and `none` need examples of <= max_length tokens, `wrapped` one document each.
     """
-    starts, lengths = starts[order], lengths[order]
+    starts, lengths = starts.reshape(-1, documents)[order], lengths.reshape(-1, documents)[order]
     if how == "wrapped":
-        return _wrapped(starts, lengths, max_length)
+        return _wrapped(starts.ravel(), lengths.ravel(), max_length)
     if how == "none":
-        return Layout(starts, lengths, np.arange(len(order), dtype=np.int64), len(order))
-    bins = best_fit(lengths, max_length)
+        rows = np.arange(len(order), dtype=np.int64)
+        return Layout(starts.ravel(), lengths.ravel(), np.repeat(rows, documents), len(order))
+    bins = best_fit(lengths.sum(1), max_length)
     count = int(bins.max(initial=-1)) + 1
     # The bins have the longest examples first; training needs them shuffled.
     rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
     placed = np.lexsort((np.arange(len(order)), rows))
-    return Layout(starts[placed], lengths[placed], rows[placed], count)
+    return Layout(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows[placed], documents), count)
 
 
 def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:

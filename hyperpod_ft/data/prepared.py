@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.data.example import Example
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.errors import UserError
@@ -29,6 +30,11 @@ class Sample:
     split: SplitName
     prompt: str
     completion: str
+    templated: bool = False  # a chat template wrote the prompt, with its special tokens
+
+    @classmethod
+    def of(cls, split: SplitName, example: Example) -> "Sample":
+        return cls(split, example.prompt, example.completion, example.templated)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The prompt and completion of a row, for every format but chat: the user's fields in fixed text or a template."""
+"""The prompt and completion of a row that is not a chat: the user's fields in fixed text or a template."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyperpod_ft.config.run_config import Dataset
-from hyperpod_ft.data.example import RowError
+from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
 # The two templates of Stanford Alpaca, with the line break after "Response:" that alpaca-lora and axolotl write.
@@ -31,6 +31,11 @@ def completion(dataset: Dataset, row: Mapping[str, Any]) -> str:
     return _COMPLETIONS[dataset.format](dataset, row)
 
 
+def is_chat(dataset: Dataset, row: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer's chat template writes the row's prompt."""
+    return dataset.format == "chat" or (dataset.format == "preference" and isinstance(row.get("prompt"), list))
+
+
 def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
     """Raises UserError when `prompt` does."""
     try:
@@ -39,6 +44,12 @@ def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
         raise UserError(
             f"{where}: {error}", f"write it as a row of format {dataset.format}, or as plain text"
         ) from error
+
+
+def joined(prompt: str, completion: str, *, prompt_trained: bool = False) -> Example:
+    """Prompt and completion as one document."""
+    before = (Segment(prompt, prompt_trained),) if prompt else ()
+    return Example(prompt, completion, (*before, Segment(completion, True)))
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:
@@ -92,6 +103,7 @@ _PROMPTS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
     "dolly": _dolly_prompt,
     "alpaca": _alpaca_prompt,
     "prompt-completion": lambda _, row: text_field(row, "prompt"),
+    "preference": lambda _, row: text_field(row, "prompt"),
     "template": lambda dataset, row: _fill("prompt_template", dataset.prompt_template or "", row),
 }
 _COMPLETIONS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {

@@ -27,7 +27,7 @@ class RowCount:
 
     def add(self, chunk: TokenizedChunk) -> None:
         self.rows_read += chunk.rows
-        self.rows_used += len(chunk.tokens)
+        self.rows_used += len(chunk.ordinals)
         self.truncated += chunk.truncated
         self.emptied += chunk.emptied
         self.bad += chunk.bad

@@ -45,13 +45,13 @@ class SampleReader:
     encoder: Encoder
 
     def samples(self, drawn: Draw) -> list[Sample]:
-        """The first `SAMPLES_PER_SPLIT` examples of each split."""
+        """The first `SAMPLES_PER_SPLIT` examples of each split; of preferences, the chosen completions."""
         wanted: list[tuple[SplitName, int]] = [
             *(("train", example) for example in drawn.train[:SAMPLES_PER_SPLIT].tolist()),
             *(("validation", example) for example in drawn.validation[:SAMPLES_PER_SPLIT].tolist()),
         ]
         found = self._examples(np.array([example for _, example in wanted], np.int64))
-        return [Sample(split, found[example].prompt, found[example].completion) for split, example in wanted]
+        return [Sample.of(split, found[example]) for split, example in wanted]
 
     def _examples(self, wanted: NDArray[np.int64]) -> dict[int, Example]:
         ends = np.cumsum([len(ordinals) for ordinals in self.ordinals])
@@ -63,5 +63,5 @@ class SampleReader:
             rows = reading.read(self.directory, self.chunks[number], frozenset(ordinals.tolist()))
             for example, row in zip(here.tolist(), rows, strict=True):
                 assert isinstance(row, Row)  # it became an example the first time
-                found[example] = formats.render(self.dataset, row.values, self.encoder.tokenizer)
+                found[example] = formats.documents(self.dataset, row.values, self.encoder.tokenizer)[0]
         return found

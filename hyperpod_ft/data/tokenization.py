@@ -24,9 +24,9 @@ LISTED_PER_CHUNK = 50
 
 @dataclass(frozen=True)
 class Tokens:
-    """Examples end to end; for an encoder-decoder, each is its source, then its target, whose tokens are the trained.
+    """Documents end to end; for an encoder-decoder, each is its source, then its target, whose tokens are the trained.
 
-    ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [examples].
+    ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [documents].
     """
 
     ids: NDArray[np.int32]
@@ -42,13 +42,13 @@ class Tokens:
 
     @property
     def label_tokens(self) -> NDArray[np.int64]:
-        """How many tokens of each example are trained: int64 [examples]."""
+        """How many tokens of each document are trained: int64 [documents]."""
         before = np.concatenate([np.zeros(1, np.int64), self.trained.cumsum(dtype=np.int64)])
         starts = self.starts
         return np.asarray(before[starts + self.lengths] - before[starts])
 
     def cut(self, lengths: NDArray[np.int64]) -> "Tokens":
-        """The first `lengths` tokens of each example; examples of length 0 are removed."""
+        """The first `lengths` tokens of each document; documents of length 0 are removed."""
         if np.array_equal(lengths, self.lengths) and lengths.all():
             return self
         within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
@@ -83,7 +83,10 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's row, from 0."""
+    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's row, from 0.
+
+    `tokens` are those of their documents, `dataset.documents_per_example` each.
+    """
 
     tokens: Tokens
     ordinals: NDArray[np.int64]
@@ -99,35 +102,36 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
     rows: list[tuple[int, Row]] = []
-    examples: list[Example] = []
+    examples: list[tuple[Example, ...]] = []
     for ordinal, row in enumerate(found):
         if isinstance(row, BadRow):
             bad.append((ordinal, row))
             continue
         try:
-            examples.append(formats.render(dataset, row.values, encoder.tokenizer))
+            examples.append(formats.documents(dataset, row.values, encoder.tokenizer))
             rows.append((ordinal, row))
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
 
-    tokens = tokenize(examples, dataset, encoder)
-    shortened = _shortened(tokens, dataset)
-    nothing = tokens.label_tokens == 0
-    overlong = ~nothing & (shortened.lengths < tokens.lengths)
+    tokens = tokenize([document for example in examples for document in example], dataset, encoder)
+    shortened, shape = _shortened(tokens, dataset), (-1, dataset.documents_per_example)
+    lengths = tokens.lengths.reshape(shape).sum(1)
+    nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
+    overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
     dropped = overlong & (dataset.overlong == "drop")
     for index in np.flatnonzero(nothing | dropped).tolist():
         ordinal, row = rows[index]
-        reason, detail = NOTHING_TO_LEARN, f"{tokens.lengths[index]} tokens"
+        reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
         if dropped[index]:
-            reason, detail = TOO_LONG, _too_long(tokens, index, dataset)
+            reason, detail = TOO_LONG, _too_long(lengths[index], tokens.label_tokens[index], dataset)
         bad.append((ordinal, BadRow(row.where, reason, detail)))
     kept = ~(nothing | dropped)
     truncated = overlong & kept
-    emptied = truncated & (shortened.label_tokens == 0)
+    emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
     kept &= ~emptied
     bad.sort(key=lambda entry: entry[0])
     return TokenizedChunk(
-        tokens=shortened.cut(np.where(kept, shortened.lengths, 0)),
+        tokens=shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel()),
         ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
         rows=len(found),
         truncated=int((truncated & kept).sum()),
@@ -143,7 +147,8 @@ def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
     if dataset.packing == "wrapped":
         return tokens
     if dataset.max_target_length is None:
-        return tokens.cut(np.minimum(lengths, dataset.max_length))
+        documents = lengths.reshape(-1, dataset.documents_per_example)
+        return tokens.cut(_cut_to_fit(documents, dataset.max_length).ravel())
     targets = tokens.label_tokens
     longest = dataset.max_length, dataset.max_target_length
     kept = kept_tokens(tokens.trained, lengths, targets, longest)
@@ -153,11 +158,22 @@ def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
     return Tokens(tokens.ids[kept], tokens.trained[kept], shortened)
 
 
-def _too_long(tokens: Tokens, index: int, dataset: Dataset) -> str:
-    length = tokens.lengths[index]
+def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """Lengths of documents, int64 [examples, documents], cut so that those of an example have `limit` in sum.
+
+    Of two, the longer one is cut first.
+    """
+    if documents.shape[1] == 1:
+        return np.minimum(documents, limit)
+    first, second = documents.T
+    first = np.minimum(first, np.maximum(limit - second, limit // 2))
+    return np.stack([first, np.minimum(second, limit - first)], axis=1)
+
+
+def _too_long(length: int, target: int, dataset: Dataset) -> str:
+    """Of an example of that many tokens; `target`: of the target, for an encoder-decoder."""
     if dataset.max_target_length is None:
         return f"{length} tokens, dataset.max_length is {dataset.max_length}"
-    target = tokens.label_tokens[index]
     return (
         f"{length - target} tokens of source and {target} of target, dataset.max_length is {dataset.max_length} and"
         f" max_target_length {dataset.max_target_length}"
@@ -165,7 +181,7 @@ def _too_long(tokens: Tokens, index: int, dataset: Dataset) -> str:
 
 
 def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
-    """The examples' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
+    """The documents' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
 
     Prompt and completion are encoded separately, so that the prompt's ids are the same as in generation. A document's
     first token is never trained: nothing in the document predicts it, and the token before it in a packed row belongs
@@ -180,9 +196,10 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     first = counts.cumsum() - counts
     begins, ends = edges[first], edges[first + counts]
     if dataset.max_target_length is None:
+        templated = np.array([example.templated for example in examples], np.bool_)
         inserted = begins
-        opened = _opened(encoded.ids, begins, edges[first + 1], dataset, encoder)
-        closed = _closed(encoded.ids, begins, ends, dataset, encoder)
+        opened = _opened(encoded.ids, begins, edges[first + 1], templated, encoder)
+        closed = _closed(encoded.ids, begins, ends, templated, encoder)
         mark = (encoder.opening or (encoder.eos,))[0]
     else:
         inserted = edges[first + counts - 1]  # the completion is the last segment
@@ -203,31 +220,31 @@ def _opened(
     ids: NDArray[np.int32],
     begins: NDArray[np.int64],
     firsts_end: NDArray[np.int64],
-    dataset: Dataset,
+    templated: NDArray[np.bool_],
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
     """Whether to add BOS to each example: if the tokenizer adds one, and its first segment does not begin with one."""
-    if dataset.format == "chat" or not encoder.opening:  # a chat template writes it
+    if not encoder.opening:
         return np.zeros(len(begins), np.bool_)
     own = firsts_end > begins
     own[own] = ids[begins[own]] == encoder.opening[0]
-    return ~own
+    return ~own & ~templated  # a chat template writes it
 
 
 def _closed(
     ids: NDArray[np.int32],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
-    dataset: Dataset,
+    templated: NDArray[np.bool_],
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
     """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or their own token."""
     closed = np.ones(len(ends), np.bool_)
-    if dataset.format == "chat":
+    if templated.any():
         assert encoder.tokenizer is not None
         special = np.array(encoder.tokenizer.all_special_ids, np.int32)
         for back in range(1, _CLOSING_TOKENS + 1):
-            there = ends - back >= begins
+            there = templated & (ends - back >= begins)
             closed[there] &= ~np.isin(ids[(ends - back)[there]], special)
     return closed
 

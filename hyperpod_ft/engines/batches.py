@@ -31,6 +31,8 @@ class Batch:
     input_ids: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor
+    reference: torch.Tensor | None = None
+    """Of preferences: the log-probability of each document before training, fp32 [documents]."""
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.input_ids.to(device), self.labels.to(device), self.position_ids.to(device))
@@ -66,9 +68,12 @@ class PackedSplit:
         return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedSplit) else 0))
 
     def batch(self, rows: NDArray[np.int64]) -> Batch | PairedBatch:
+        """These rows; -1 is a row without labels."""
         kind = PairedBatch if isinstance(self._split, PairedSplit) else Batch
-        arrays = {name: array[rows].astype(np.int64) for name, array in vars(self._split).items()}
-        return kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        arrays = {name: array[np.maximum(rows, 0)].astype(np.int64) for name, array in vars(self._split).items()}
+        batch = kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+        batch.labels[torch.from_numpy(rows < 0)] = IGNORED
+        return batch
 
     def label_tokens(self, rows: NDArray[np.int64]) -> int:
         """How many tokens of these rows count in the loss.
@@ -77,6 +82,14 @@ class PackedSplit:
         """
         first = 0 if isinstance(self._split, PairedSplit) else 1
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
+
+    def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of preferences: how many pairs of documents each row has, int64 [rows].
+
+        Padding at the end of a row begins at position 0 too, but is no second document.
+        """
+        assert not isinstance(self._split, PairedSplit)
+        return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 
 class Ahead(Generic[Key, Value]):
@@ -119,6 +132,12 @@ class DataOrder:
             chosen = epochs == epoch
             result[chosen] = _permutation(self.seed, int(epoch), self.rows)[positions[chosen] % self.rows]
         return result
+
+    def first_rows(self, steps: int) -> NDArray[np.int64]:
+        """The rows that the first so many steps train on, each once, in ascending order."""
+        if steps * self.rows_per_step >= self.rows:
+            return np.arange(self.rows)
+        return np.unique(np.concatenate([self.step(step) for step in range(1, steps + 1)]))
 
     def micro_batches(self, step: int, data_parallel_rank: int) -> NDArray[np.int64]:
         """This rank's part of a step, int64 [gradient_accumulation_steps, micro_batch_size]."""

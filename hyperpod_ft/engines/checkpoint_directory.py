@@ -66,9 +66,14 @@ class Progress:
     best_step: int | None = None
     evaluations_since_best: int = 0
     stopped_early: bool = False
+    # the objective's other metrics, by their names in metrics.jsonl: of the last step, and the newest validation's
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def evaluated(self, loss: float, patience: int | None) -> "Progress":
-        """The progress after a validation loss; `patience`: after how many in a row without a new best it stops."""
+    def evaluated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
+        """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.
+
+        `metrics`: what was measured beside the loss.
+        """
         best = self.best_validation_loss is None or loss < self.best_validation_loss
         since = 0 if best else self.evaluations_since_best + 1
         return replace(
@@ -78,6 +83,7 @@ class Progress:
             best_step=self.step if best else self.best_step,
             evaluations_since_best=since,
             stopped_early=patience is not None and since >= patience,
+            metrics={**self.metrics, **metrics},
         )
 
 

@@ -6,7 +6,7 @@ For every engine: imports no torch; callers pass what only the device knows.
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from hyperpod_ft.engines.throughput import Throughput
 from hyperpod_ft.runs.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
 
+_IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -25,10 +27,10 @@ class StepMetrics:
 
     step: int
     epoch: float  # passes over the training rows so far
-    loss: float  # mean over the label tokens of this step
+    loss: float  # mean over the label tokens, or pairs, of this step
     learning_rate: float
     grad_norm: float  # before clipping
-    validation_loss: float | None  # after this step; mean over the label tokens of the validation rows
+    validation_loss: float | None  # after this step; mean over the label tokens, or pairs, of the validation rows
     # since the row before, see throughput.Rates
     seconds_per_step: float
     samples_per_second: float
@@ -37,13 +39,20 @@ class StepMetrics:
     mfu: float | None
     memory_mb: float  # peak of rank 0: the accelerator's memory, or the process's own on CPU; 1e6 bytes
     seconds: float  # in the training loop so far, over all attempts
+    others: Mapping[str, float]  # the objective's other metrics, keys of their own
+
+    def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        del values["others"]
+        return values | dict(self.others)
 
     def line(self, steps: int, eta_seconds: float) -> str:
         """For example `step 12/300  loss 2.3100  lr 1.9e-04  grad 0.83  1,234 tok/s  eta 1m20s`."""
         mfu = f"  MFU {self.mfu:.1%}" if self.mfu is not None else ""
+        others = "".join(f"  {name} {self.others[name]:.4f}" for name in _IN_LINES if name in self.others)
         validation = f"  validation {self.validation_loss:.4f}" if self.validation_loss is not None else ""
         return (
-            f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}  lr {self.learning_rate:.1e}"
+            f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}{others}  lr {self.learning_rate:.1e}"
             f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {duration(eta_seconds)}"
         )
 
@@ -85,8 +94,8 @@ class MetricsLog:
         if self._begun_step:
             print(f"train: resuming from step {self._begun_step}", flush=True)
 
-    def advance(self, progress: Progress, loss: float) -> Progress:
-        """The progress after one more step."""
+    def advance(self, progress: Progress, loss: float, others: Mapping[str, float] | None = None) -> Progress:
+        """The progress after one more step; `others`: the objective's other metrics."""
         now = time.monotonic()
         seconds, self._progress_at = now - self._progress_at, now
         warming_up = progress.step == self._begun_step
@@ -98,6 +107,7 @@ class MetricsLog:
             first_loss=loss if progress.first_loss is None else progress.first_loss,
             last_loss=loss,
             smoothed_loss=sanity.smoothed(progress.smoothed_loss, loss),
+            metrics={**progress.metrics, **(others or {})},
         )
 
     def leave_out(self, seconds: float) -> None:
@@ -107,9 +117,14 @@ class MetricsLog:
         self._written_at += seconds
 
     def write(
-        self, progress: Progress, learning_rate: float, grad_norm: float, validation_loss: float | None = None
+        self,
+        progress: Progress,
+        learning_rate: float,
+        grad_norm: float,
+        validation_loss: float | None = None,
+        others: Mapping[str, float] | None = None,
     ) -> None:
-        """Write and print the step that ends here.
+        """Write and print the step that ends here, with the objective's `others` metrics.
 
         Only if it is the first, the last, a multiple of `log_every_steps`, or has a validation loss.
         """
@@ -128,10 +143,11 @@ class MetricsLog:
             validation_loss=validation_loss,
             memory_mb=round(self._peak_memory_mb(), 1),
             seconds=round(progress.seconds, 3),
+            others=others or {},
             **asdict(rates),
         )
         with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(asdict(row)) + "\n")
+            stream.write(json.dumps(row.as_dict()) + "\n")
         pace = (now - self._begun_at) / (step - self._begun_step)
         print(row.line(self._steps, pace * (self._steps - step)), flush=True)
         self._written_at, self._written_step = now, step
@@ -167,6 +183,7 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress, train
         "best_validation_loss": progress.best_validation_loss,
         "best_step": progress.best_step,
         "stopped_early": progress.stopped_early,
+        **progress.metrics,
         "trainable_parameters": trainable_parameters,
         "world_size": degrees.world_size,
         "data_parallel": degrees.data_parallel,

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.prompts import check_prompt
+from hyperpod_ft.data.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
@@ -81,7 +81,8 @@ def check(run: Run) -> Fit | None:
     None when the model is not here. Raises UserError.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
-        if isinstance(prompt, dict) and run.config.dataset.format != "chat":  # chat takes the model's own template
+        # a chat takes the model's own template
+        if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python and not Path(run.config.env.python).exists():
         raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")

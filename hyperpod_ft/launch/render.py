@@ -19,6 +19,10 @@ from hyperpod_ft.shipped import PACKAGE, shell_templates
 
 # Stages that run with the kit's interpreter, before the run's own environment exists. Only they use the network.
 _BEFORE_ENVIRONMENT = ("env", "download")
+# For ranks that compute on CPUs. By default glibc takes blocks of more than 32 MB from the kernel whenever they are
+# allocated, one page fault for every 4 KB, and returns what is free at the end of its heap; a training step would pay
+# for that each time (mallopt(3)).
+ALLOCATION_ON_CPUS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 * 2**30))
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
             "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
         ),
         code=kit.code,
+        allocation=ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices
         neuron=neuron_environment.variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
         version=__version__,

@@ -31,6 +31,7 @@ class TrainingProgress:
     tokens_per_second: float | None
     samples_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
+    reward_accuracy: float | None = None  # of DPO, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -172,4 +173,5 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         tokens_per_second=row.get("tokens_per_second"),
         samples_per_second=row.get("samples_per_second"),
         mfu=row.get("mfu"),
+        reward_accuracy=row.get("rewards/accuracies"),
     )

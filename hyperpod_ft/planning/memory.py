@@ -72,6 +72,7 @@ class KeptTensors:
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
     exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
+    norm_input: int = FP32  # bytes of an element of a norm's input
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
 
@@ -164,7 +165,7 @@ def tokens(config: RunConfig, degrees: Degrees) -> int:
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that the last norm keeps."""
-    return shape.hidden * (FP32 + (1 + kept.normalized) * element_bytes(config)) * kept.outside_share
+    return shape.hidden * (kept.norm_input + (1 + kept.normalized) * element_bytes(config)) * kept.outside_share
 
 
 def activations(
@@ -202,14 +203,14 @@ def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input in fp32, the normalized tensor (`kept.normalized`), and the linears' input. The MLP
-    keeps gate, its activation (`kept.activated`), up, and their product.
+    Two norms each keep their input (`kept.norm_input`), the normalized tensor (`kept.normalized`), and the linears'
+    input. The MLP keeps gate, its activation (`kept.activated`), up, and their product.
     """
     element = element_bytes(config)
-    outside = 2 * shape.hidden * (FP32 + (1 + kept.normalized) * element)
+    outside = 2 * shape.hidden * (kept.norm_input + (1 + kept.normalized) * element)
     inside = kept.attention + element * (3 + kept.activated) * shape.intermediate
     if shape.head_norms:
-        inside += (FP32 + kept.normalized * element) * (shape.queries + shape.keys)
+        inside += (kept.norm_input + kept.normalized * element) * (shape.queries + shape.keys)
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
         outside, inside = outside + in_outside, inside + in_inside

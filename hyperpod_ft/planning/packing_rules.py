@@ -65,7 +65,15 @@ SEPARATING_FAMILIES = frozenset(
 
 def check_packing(config: RunConfig, family: str) -> None:
     """Refuse packing for a family that is not known to separate documents. `family` is config.json's model_type."""
-    if config.dataset.packing != "none" and family not in SEPARATING_FAMILIES:
+    if family in SEPARATING_FAMILIES:
+        return
+    if config.dataset.format == "preference":
+        raise UserError(
+            f"training.objective: dpo has both completions of a pair in one row, and engine torch is not known to"
+            f" separate them in models of type {family or '(none)'}",
+            "choose a model of another family",
+        )
+    if config.dataset.packing != "none":
         raise UserError(
             f"model.source: engine torch is not known to separate packed documents in models of type"
             f" {family or '(none)'}",

@@ -104,17 +104,26 @@ _RESULT_UNCHANGED = {
     *("sanity_steps", "sanity_margin"),
 }
 # Settings that change no compiled graph.
-_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {"epochs", "max_steps", "learning_rate", "schedule", "warmup_share"}
+_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {
+    "objective",
+    "epochs",
+    "max_steps",
+    "learning_rate",
+    "schedule",
+    "warmup_share",
+}
 
 
 def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    objective = {"dpo": config.dpo.model_dump()} if config.training.objective == "dpo" else {}
     return {
-        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED),
+        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED | {"objective"}),
         "lora": config.lora.model_dump() if config.training.method == "lora" else None,
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         config.engine: rules_of(config.engine).training_settings(config),
         "seed": config.seed,
+        **objective,
     }
 
 

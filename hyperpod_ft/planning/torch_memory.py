@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning import pipeline
 from hyperpod_ft.planning.degrees import Degrees
@@ -43,9 +44,13 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
-    totals = [total(config, degrees, shape, sharding) for sharding in possible]
-    fitting = (sharding for sharding, needed in zip(possible, totals, strict=True) if needed <= room)
-    return next(fitting, possible[totals.index(min(totals))])
+    totals: dict[float, Sharding] = {}
+    for sharding in possible:
+        needed = total(config, degrees, shape, sharding)
+        if needed <= room:
+            return sharding
+        totals.setdefault(needed, sharding)
+    return totals[min(totals)]
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -76,22 +81,24 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and in bf16 before
-    and after that; and the hidden states' gradient.
+    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model
+    computes in bf16, in bf16 too; and the hidden states' gradient.
     """
     element, count = element_bytes(config), tokens(config, degrees)
     # query, key, value; and the output, as computed and as o_proj's input
     keys = shape.keys * key_value_copies(degrees, shape)
+    compiled = _compiles(config)
     kept = KeptTensors(
         outside_share=1.0,
         attention=element * (3 * shape.queries + 2 * keys),
         activated=False,
-        normalized=config.training.method == "full",
+        normalized=compiled and config.training.method == "full",
         exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
+        norm_input=FP32 if compiled else element,
     )
     if isinstance(shape, T5Shape):
         count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
-    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (2 * element if element < FP32 else 0))
+    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (element if element < FP32 else 0))
     of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
     logits = share.last * (of_batch + block)
     return Memory(
@@ -127,6 +134,12 @@ def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     """How many of the ranks that share a row hold each key/value head in attention."""
     on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
     return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
+
+
+def _compiles(config: RunConfig) -> bool:
+    """Whether layers are compiled. What a compiler keeps of a norm is its choice: the most is counted."""
+    compiles = config.training.compile
+    return CATALOGUE[config.cluster.instance_type].has_accelerators if compiles is None else compiles
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

@@ -57,6 +57,11 @@ class Figures:
     base_validation_loss: Annotated[float | None, _Line("base validation loss", "{:.4f}".format)]
     validation_loss: Annotated[float | None, _Line("final validation loss", "{:.4f}".format)]
     best_validation_loss: Annotated[float | None, _Line("best validation loss", "{:.4f}".format)]
+    # of DPO, after the last step
+    reward_margin: Annotated[float | None, _Line("rewards/margins", "{:.4f}".format)]
+    reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
+    validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
+    validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
     exact_train: Annotated[ExactCount | None, _Line("exact answers, train", _answers)]
     exact_validation: Annotated[ExactCount | None, _Line("exact answers, validation", _answers)]
 
@@ -86,6 +91,10 @@ def figures(run: Run) -> Figures | None:
         "run": f"{run.config.name}/{run.plan.run_id}",
         "method": run.config.training.method,
         "instances": f"{nodes} x {run.config.cluster.instance_type}",
+        "reward_margin": facts.get("rewards/margins"),
+        "reward_accuracy": facts.get("rewards/accuracies"),
+        "validation_reward_margin": facts.get("validation_rewards/margins"),
+        "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
         "cost": facts.get("cost") if cost is None else cost,
         "exact_train": _exact(exact.get("train")),

@@ -130,6 +130,11 @@ class Run:
         return self.trial / "facts.json"
 
     @property
+    def reference(self) -> Path:
+        """The log-probabilities of preferences before training (objective dpo), one .npy a split."""
+        return self.directory / "reference"
+
+    @property
     def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"

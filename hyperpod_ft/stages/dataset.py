@@ -48,14 +48,14 @@ _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor'
 def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
-    encoder = Encoder.load(run.base_model, chat=dataset.format == "chat")
+    encoder = Encoder.load(run.base_model, chat=dataset.format in ("chat", "preference"))
     chunks = reading.chunks(run.raw_dataset)
     run.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.dataset_path.parent)
     counts, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
     counts.check(dataset)
     examples = stream.tokens()
-    drawn = draw(len(examples), dataset.validation_share, run.config.seed)
+    drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset_path) as directory:
         write = _write if start is None else partial(_write_pairs, decoder_start=start)
         layouts = {
@@ -104,7 +104,9 @@ def _write(
     pad: int,
 ) -> Layout:
     length = dataset.max_length
-    layout = packing.pack(dataset.packing, examples.starts, examples.lengths, chosen, length, seed)
+    layout = packing.pack(
+        dataset.packing, examples.starts, examples.lengths, chosen, length, seed, dataset.documents_per_example
+    )
 
     def blocks() -> Iterator[PackedRows]:
         for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // length)):

@@ -23,6 +23,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
+from hyperpod_ft.data.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
@@ -60,7 +61,8 @@ def work(run: Run) -> Result:
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
-    validation = prepared.split("validation")
+    # a cross entropy of chosen and rejected completions together would say nothing
+    validation = prepared.split("validation") if run.config.training.objective == "sft" else None
     # one after the other, so that only one is in memory
     base = _evaluate(run, run.base_model, tokenizer, questions, validation)
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
@@ -97,14 +99,16 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
             text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        questions.append(_Question("prompts", text, ids_of(text, chat=chat)))
+        questions.append(_Question("prompts", text, ids_of(text, chat=is_chat(run.config.dataset, prompt))))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
-            questions.append(_Question(split, sample.prompt, ids_of(sample.prompt, chat=chat), sample.completion))
+            # earlier versions prepared samples that do not say it
+            ids = ids_of(sample.prompt, chat=chat or sample.templated)
+            questions.append(_Question(split, sample.prompt, ids, sample.completion))
     if empty := [question for question in questions if not question.ids]:
         raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
     return questions

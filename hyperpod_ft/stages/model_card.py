@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from hyperpod_ft import __version__
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.runs.run import Run
 
@@ -15,6 +16,7 @@ _TRAINING_FACTS = {
     "epochs": "epochs",
     "tokens": "tokens trained on, including padding",
     "final_loss": "final training loss",
+    "validation_rewards/accuracies": "validation pairs whose chosen completion has the higher reward (share)",
 }
 
 
@@ -26,7 +28,7 @@ def model_card(run: Run) -> str:
         "base_model": _public_name(run.model_asset),
         "library_name": "transformers",
         "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
-        "tags": ["hyperpod-ft", "sft", "lora" if lora else "full-fine-tuning"],
+        "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
     # the Hub accepts only its own ids
     if run.dataset_asset.kind == "hub":
@@ -41,6 +43,7 @@ def model_card(run: Run) -> str:
         "base model": _pinned(run.model_asset),
         "dataset": _pinned(run.dataset_asset),
         "method": method if lora else "every parameter",
+        **_objective(config),
         "run": f"{config.name}, {run.plan.run_id}",
         "made by": f"hyperpod-ft {__version__}",
         **_training(run),
@@ -53,6 +56,13 @@ def model_card(run: Run) -> str:
         f"Fine-tuned from {_cell(_public_name(run.model_asset))}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
+
+
+def _objective(config: RunConfig) -> dict[str, str]:
+    if config.training.objective == "sft":
+        return {}
+    smoothing = f", label_smoothing {config.dpo.label_smoothing:g}" * (config.dpo.label_smoothing != 0)
+    return {"objective": f"direct preference optimization, beta {config.dpo.beta:g}{smoothing}"}
 
 
 def _training(run: Run) -> dict[str, str]:

@@ -23,6 +23,7 @@ from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage, train
+from tests.training.forking import Forked, ForkServer
 from tests.unit import tiny_t5
 
 VOCABULARY = 128
@@ -92,7 +93,7 @@ def write_pairs(directory: Path, rows: int, widths: tuple[int, int], seed: int =
 class Launched:
     """One started job and what it printed."""
 
-    process: subprocess.Popen[str]
+    process: "subprocess.Popen[str] | Forked"
     output: Path
 
     def text(self) -> str:
@@ -149,6 +150,7 @@ class Jobs:
     modules: tuple[Path, ...] = (Path(__file__).parent,)
     always_torchrun: bool = False
     torchrun: str = "forking_torchrun"
+    server: ForkServer | None = None
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
@@ -158,21 +160,23 @@ class Jobs:
             else []
         )
         output = self.directory / f"job-{len(self.started)}.out"
-        with output.open("w") as stream:
-            process = subprocess.Popen(
-                [self.python, "-m", *torchrun, *module],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                # torchrun leaves a directory in the temporary one
-                env=os.environ
-                | ENVIRONMENT
-                | self.environment
-                | {"PYTHONPATH": os.pathsep.join(map(str, self.modules)), "TMPDIR": str(self.directory)},
-                text=True,
-            )
-        job = Launched(process, output)
+        job = Launched(self._process([*torchrun, *module], output), output)
         self.started.append(job)
         return job
+
+    def _process(self, arguments: list[str], output: Path) -> "subprocess.Popen[str] | Forked":
+        # torchrun leaves a directory in the temporary one
+        environment = os.environ | ENVIRONMENT | self.environment | {"TMPDIR": str(self.directory)}
+        if self.server:
+            return self.server.start(arguments, environment, output)
+        with output.open("w") as stream:
+            return subprocess.Popen(
+                [self.python, "-m", *arguments],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment | {"PYTHONPATH": os.pathsep.join(map(str, self.modules))},
+                text=True,
+            )
 
     def start_train(self, run: Run) -> Launched:
         return self.start(run.plan.degrees.world_size, ["hyperpod_ft.stages.train", str(run.directory)])
@@ -185,11 +189,18 @@ class Jobs:
         return job.text()
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer(os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)})
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
+def jobs(tmp_path: Path, fork_server: ForkServer) -> Iterator[Jobs]:
     directory = tmp_path / "jobs"
     directory.mkdir()
-    result = Jobs(directory)
+    result = Jobs(directory, server=fork_server)
     yield result
     for job in result.started:
         if job.process.poll() is None:

@@ -11,14 +11,13 @@ if __name__ == "__main__":
     garbage.pause_collection()
 
 import os
-import runpy
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import torch.distributed.run
 import transformers.models.llama.modeling_llama  # noqa: F401 - for the ranks, as what follows
+from forking import fork_module
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import hyperpod_ft.engines.torch.loop
@@ -29,28 +28,15 @@ class ForkedRank(subprocess.Popen[bytes]):
     """A rank: what torchrun would start as `python -u -m MODULE ARGUMENT...`."""
 
     def _execute_child(self, args: tuple[str, ...], *rest: Any) -> None:
-        self.pid = os.fork()
+        self.pid = fork_module(args[args.index("-m") + 1 :], become_a_rank)
         self._child_created = True
-        if self.pid:
-            return
-        status = 1
-        try:
-            os.setsid()
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_DFL)  # torchrun's own are not for its ranks
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            module = args.index("-m") + 1
-            sys.argv = list(args[module:])
-            runpy.run_module(args[module], run_name="__main__", alter_sys=True)
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+
+
+def become_a_rank() -> None:
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # torchrun's own are not for its ranks
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> ForkedRank:

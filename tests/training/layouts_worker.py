@@ -19,7 +19,7 @@ from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
-from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.engines.torch.model import activations, loss
 from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.runs.run import Run
 
@@ -53,8 +53,8 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
         attempt = TrainingLoop(run, processes, device, meshes, sharding)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.data_parallel.check_replicas(steps)
-        loss, _ = attempt.forward_backward(steps + 1)
-        loss /= run.plan.degrees.tensor_parallel
+        means, _ = attempt.forward_backward(steps + 1)
+        loss = means[0] / run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
         for names in attempt.data_parallel.groups:
@@ -70,6 +70,7 @@ def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
     offload = activations.offload_layers
+    loss.LOSS_BLOCK = 16  # small batches would be a single block
     # small models have no tensors of a size that would move
     activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):

@@ -9,6 +9,7 @@ then STEPS steps and the validation loss. Rank 0 writes, whole, these gradients,
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
         steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
         loop.data_parallel.check_replicas(STEPS)
         assert loop.evaluation is not None
-        summed_loss = loop.pipeline.summed_loss if loop.pipeline else loop._summed_loss
-        validation = loop.evaluation.loss(loop.model.module, lambda batch: summed_loss(loop._inputs(batch)))
+        sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
+        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop._inputs(batch)))
         for name in loop.data_parallel.parameters:
             held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.data_parallel.master(name))
         tensors = whole(held)

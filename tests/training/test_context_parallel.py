@@ -1,5 +1,6 @@
 """Rows divided over ranks: losses, gradients and weights are those of one process with plain transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_layouts import compare, differences
 from test_sharding import FULL, check, expected_of, job
 from transformers import Gemma2Config, PretrainedConfig
 
+from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import Jobs, MakeRun, metrics, tiny_llama, train_here, write_rows
@@ -103,12 +105,15 @@ def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: J
         assert len(found) >= 2 and found == pytest.approx(expected, rel=1e-5), key
     # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
     assert max(differences(exported(divided), exported(alone), "").values()) <= 1e-4
+    # dropout: ranks 0 and 2 have other tokens of the same rows
+    states = {rank: {"cpu": torch.get_rng_state()} for rank in "02"}
+    dcp.load({"random": states}, storage_reader=dcp.FileSystemReader(divided.checkpoint(4)), no_dist=True)
+    assert not torch.equal(states["0"]["cpu"], states["2"]["cpu"])
 
 
-def test_ranks_of_a_row_drop_out_other_elements(make_run: MakeRun, jobs: Jobs) -> None:
-    two_ranks = {"parallelism": {"ranks_per_node": 2, "context_parallel": 2}, "training.max_steps": 1}
-    run = make_run("dropout", settings(2) | two_ranks | {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}})
-    jobs.train(run)
-    states = {str(rank): {"cpu": torch.get_rng_state()} for rank in range(2)}
-    dcp.load({"random": states}, storage_reader=dcp.FileSystemReader(run.checkpoint(1)), no_dist=True)
-    assert not torch.equal(states["0"]["cpu"], states["1"]["cpu"])
+def test_every_family_computes_on_two_ranks_what_it_does_on_one(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(2, ["families_worker", str(tmp_path / "differences.json")])
+    assert job.wait(150) == 0, job.text()
+    differences = json.loads((tmp_path / "differences.json").read_text())
+    assert differences.keys() == SEPARATING_FAMILIES
+    assert {family: off for family, off in differences.items() if off > 1e-5} == {}

@@ -113,14 +113,20 @@ def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def compare(
-    jobs: Jobs, tmp_path: Path, runs: list[Run], steps: int, limits: dict[str, float], expected: list[Run]
+    jobs: Jobs,
+    tmp_path: Path,
+    runs: list[Run],
+    steps: int,
+    limits: dict[str, float],
+    expected: list[Run],
+    reference_of: Callable[[Run, int], dict[str, torch.Tensor]] = reference,
 ) -> None:
     job = jobs.start(4, ["layouts_worker", str(steps), str(tmp_path), *(str(run.directory) for run in runs)])
     assert job.wait(150) == 0, job.text()
     cache: dict[str, dict[str, torch.Tensor]] = {}
     for run, like in zip(runs, expected, strict=True):
         if like.config.name not in cache:
-            cache[like.config.name] = reference(like, steps)
+            cache[like.config.name] = reference_of(like, steps)
         found = load_file(tmp_path / f"{run.config.name}.safetensors")
         for kind, limit in limits.items():
             worst = differences(found, cache[like.config.name], kind)

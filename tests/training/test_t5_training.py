@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_layouts import reference
+from test_layouts import compare, reference
+from test_layouts import settings as layout
 from test_sharding import check, job, settings
 from transformers import AutoModelForSeq2SeqLM
 
@@ -40,9 +41,13 @@ def padded_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch
     return loss
 
 
+def by_transformers(run: Run, steps: int) -> dict[str, torch.Tensor]:
+    return reference(run, steps, padded_loss, AutoModelForSeq2SeqLM)
+
+
 def expected_of(run: Run) -> dict[str, torch.Tensor]:
     """After four steps."""
-    tensors = reference(run, 4, padded_loss, AutoModelForSeq2SeqLM)
+    tensors = by_transformers(run, 4)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("gradient")}
     return kept | {"loss": tensors["loss"][:4]}
 
@@ -60,6 +65,19 @@ def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     # the loss agrees to rounding; of factors, more elements have a gradient that is mostly rounding than in a Llama
     expected = {name: expected_of(run) for name, (run, _) in runs.items()}
     check(job(jobs, tmp_path, 2, runs), expected, parameter_limit=1e-3)
+
+
+def test_tensor_parallel(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Heads with their bias, units and words divided, with whole and with sharded weights; DoRA too."""
+    dora = {"lora": PAIRS["lora"] | {"dora": True}}
+    sharded = {"parallelism": {"ranks_per_node": 4, "tensor_parallel": 2, "sharding": "zero3"}}
+    full = PAIRS | FULL
+    runs = [
+        make_run("lora", layout((2, 2, 2, 2), **PAIRS | dora), model=tiny_t5.config()),
+        make_run("tied", layout((1, 4, 4, 2), **full), model=tiny_t5.config(gated=False)),
+        make_run("untied", layout((2, 2, 4, 1), **full) | sharded, model=tiny_t5.config(num_decoder_layers=1)),
+    ]
+    compare(jobs, tmp_path, runs, 0, {"loss": 1e-6, "gradient": 1e-5}, runs, by_transformers)
 
 
 @pytest.mark.parametrize("changes", [{}, FULL], ids=["lora", "full"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import struct
 from collections import Counter
 from pathlib import Path
@@ -46,6 +47,12 @@ def test_rows_have_dollys_fields(rows: list[dict[str, str]]) -> None:
         assert all(isinstance(value, str) and value == value.strip() for value in row.values()), row
         assert row["instruction"].endswith("?"), row
         assert not any(heading in value for heading in HEADINGS for value in row.values()), row
+
+
+def test_preferences_are_made_of_the_questions(rows: list[dict[str, str]]) -> None:
+    made = runpy.run_path(str(QUICKSTART / "make_preferences.py"))["preference"]
+    text = (QUICKSTART / "preferences.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in text.splitlines()] == [made(row) for row in rows if not row["context"]]
 
 
 def test_questions_are_distinct(rows: list[dict[str, str]]) -> None:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.torch.staging import Stager
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -32,17 +32,7 @@ class Checkpoints:
         self._run, self._processes, self._device = run, processes, device
         # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        self._stager: DefaultStager | None = None
-        if run.config.training.async_save:
-            pinned = device.type != "cpu"
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=pinned,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=pinned,
-                )
-            )
+        self._stager = Stager(pinned=device.type != "cpu") if run.config.training.async_save else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -72,7 +62,7 @@ class Checkpoints:
         if self._stager is None:
             self._write(final, state, progress)
             return
-        staged = cast("dict[str, Any]", self._stager.stage(state))
+        staged = self._stager.stage(state)
         # a daemon: after an error elsewhere the process must end, and an incomplete checkpoint does no harm
         self._thread = threading.Thread(target=self._write_in_thread, args=(final, staged, progress), daemon=True)
         self._thread.start()

@@ -1,56 +1,56 @@
-"""The validation loss: mean cross entropy over the label tokens of the held-out rows, packed as in training."""
+"""Forward passes alone over a split: the mean loss of the held-out rows, packed as in training."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
-from hyperpod_ft.errors import UserError
 
 
 class Evaluation:
     """The validation rows of a run, divided over the data-parallel ranks."""
 
-    def __init__(self, directory: Path, micro_batch_size: int, device: torch.device, meshes: Meshes) -> None:
-        """Raises UserError when the rows are damaged, or none of their tokens counts in the loss."""
-        self._rows, self._device, self._meshes = PackedSplit(directory), device, meshes
-        count, ranks = len(self._rows), meshes.tokens["dp"].size()
-        self._tokens = self._rows.label_tokens(np.arange(count))
-        if not self._tokens:
-            raise UserError(
-                f"{directory}: no token of the validation rows counts in the loss", "check dataset.loss_on and the data"
-            )
-        # every rank computes as many micro batches, since they gather weights together: -1 is a row without labels
-        passes = -(-count // (micro_batch_size * ranks))
-        padded = np.full(passes * micro_batch_size * ranks, -1)
-        padded[:count] = np.arange(count)
-        self._micro_batches = padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]
+    def __init__(
+        self, split: PackedSplit, count: int, micro_batch_size: int, device: torch.device, meshes: Meshes
+    ) -> None:
+        """`count`: what sums over the split are divided by."""
+        self.split, self._count = split, count
+        self._micro_batch_size, self._device, self._meshes = micro_batch_size, device, meshes
 
     @torch.no_grad()
-    def loss(self, module: nn.Module, summed_loss: Callable[[Batch | PairedBatch], torch.Tensor]) -> float:
-        """The mean loss, equal on all ranks; `summed_loss` sums that of a batch, on the CPU, over its label tokens.
-
-        Leaves generators as they are: nothing is dropped out.
-        """
-        module.eval()
-        total = torch.zeros((), dtype=torch.float64)
-        for rows in self._micro_batches:
-            total += summed_loss(self._batch(rows)).double().cpu()
-        module.train()
-        reshard(module)  # zero2 keeps layers gathered until a backward pass, which does not come here
+    def means(self, module: nn.Module, sums: Callable[[Batch | PairedBatch], torch.Tensor]) -> list[float]:
+        """The means over the split, equal on all ranks; `sums` gives those of a batch, which is on the CPU: [sums]."""
+        rows = np.arange(len(self.split))
+        parts = [
+            sums(batch).double().cpu()
+            for _, batch in forward_only(module, self.split, rows, self._micro_batch_size, self._meshes)
+        ]
         # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
-        total = total.float().to(self._device)
+        total = torch.stack(parts).sum(0).float().to(self._device)
         dist.all_reduce(total)
-        return float(total) / self._meshes.weights["tp"].size() / self._tokens
+        return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
 
-    def _batch(self, rows: np.ndarray) -> Batch | PairedBatch:
-        batch = self._rows.batch(np.maximum(rows, 0))
-        batch.labels[torch.from_numpy(rows < 0)] = IGNORED
-        return batch
+
+def forward_only(
+    module: nn.Module, split: PackedSplit, rows: NDArray[np.int64], micro_batch_size: int, meshes: Meshes
+) -> Iterator[tuple[NDArray[np.int64], Batch | PairedBatch]]:
+    """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
+
+    Nothing is dropped out in between, so that generators stay as they are. Every rank gets as many micro batches, since
+    ranks gather weights together: -1 is a row without labels.
+    """
+    ranks = meshes.tokens["dp"].size()
+    passes = -(-len(rows) // (micro_batch_size * ranks))
+    padded = np.full(passes * micro_batch_size * ranks, -1)
+    padded[: len(rows)] = rows
+    module.eval()
+    for chosen in padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]:
+        yield chosen, split.batch(chosen)
+    module.train()
+    reshard(module)  # zero2 keeps layers gathered until a backward pass, which does not come here

@@ -12,23 +12,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PackedSplit, PairedBatch
+from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PairedBatch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints
+from hyperpod_ft.engines.torch import checkpoints, reference
 from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model, t5
+from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
+from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline import Pipeline
 from hyperpod_ft.errors import UserError
@@ -59,10 +61,11 @@ class Step:
     """The outcome of an optimizer step, equal on all ranks."""
 
     number: int
-    loss: float  # mean over the step's label tokens
+    loss: float  # mean over the step's label tokens, or pairs
     grad_norm: float  # global, before clipping
     learning_rate: float
     stop_signal: int  # 0: no rank received one
+    metrics: dict[str, float]  # the objective's
 
 
 class TrainingLoop:
@@ -76,7 +79,8 @@ class TrainingLoop:
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
         self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
-        self.rows = PackedSplit(run.dataset_path / "train")
+        self.objective = objective_of(run.config, self.chunk)
+        self.rows = self.objective.open(run.dataset_path / "train")
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
@@ -96,6 +100,8 @@ class TrainingLoop:
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
         self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
         self.evaluation = self._evaluation()
+        if self.config.objective == "dpo":
+            self._add_reference()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
         # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens, or another
         # stage, have their own
@@ -130,18 +136,21 @@ class TrainingLoop:
             )
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
-                progress = replace(progress, base_validation_loss=self._validation_loss(log))
+                progress = replace(progress, base_validation_loss=self._validate(log)[0])
             while progress.step < self.steps and not progress.stopped_early:
                 step = self.step(progress.step + 1, signals)
-                progress = log.advance(progress, step.loss)
-                validation_loss = None
+                progress = log.advance(progress, step.loss, step.metrics)
+                validation_loss, row_metrics = None, step.metrics
                 if self.evaluation and (
                     step.number == self.steps or (evaluate_every and step.number % evaluate_every == 0)
                 ):
-                    validation_loss = self._validation_loss(log)
-                    progress = progress.evaluated(validation_loss, self.config.early_stopping_patience)
+                    validation_loss, validation_metrics = self._validate(log)
+                    progress = progress.evaluated(
+                        validation_loss, self.config.early_stopping_patience, validation_metrics
+                    )
+                    row_metrics = row_metrics | validation_metrics
                 if self.processes.leads:
-                    log.write(progress, step.learning_rate, step.grad_norm, validation_loss)
+                    log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
                 self._save(progress, last, wanted=last or bool(step.stop_signal))
@@ -185,7 +194,9 @@ class TrainingLoop:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
         directory = self.run.dataset_path / "validation"
         if directory.is_dir():
-            return Evaluation(directory, self.config.micro_batch_size, self.device, self.meshes)
+            split = self.objective.open(directory)
+            count = self.objective.count(split, np.arange(len(split)), str(directory))
+            return Evaluation(split, count, self.config.micro_batch_size, self.device, self.meshes)
         if self.config.evaluate_every_steps:
             raise UserError(
                 f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",
@@ -193,56 +204,73 @@ class TrainingLoop:
             )
         return None
 
-    def _validation_loss(self, log: metrics.MetricsLog) -> float:
+    def _add_reference(self) -> None:
+        """Give preferences their reference log-probabilities; the model is still the one that training begins with."""
+        wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
+        if self.evaluation:
+            wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
+        reference.add(
+            self.run, self.processes, self.meshes, self.device, self.model.module, wanted, self._log_probabilities
+        )
+
+    def _log_probabilities(self, batch: Batch) -> torch.Tensor:
+        """By the model as it is, of each document of a batch, fp32 [documents]."""
+        compiled = compiling.compiles(self.config, self.device)
+        found: torch.Tensor = -self.model.module(
+            **language_model.inputs(batch, self.device, compiled, by_document=True)
+        )
+        return found
+
+    def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
+        """The validation loss, and the objective's other metrics by name."""
         assert self.evaluation is not None
         begun = time.monotonic()
-        summed_loss = self.pipeline.summed_loss if self.pipeline else self._summed_loss
-        loss = self.evaluation.loss(self.model.module, lambda batch: summed_loss(self._inputs(batch)))
+        sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, self.model.module)
+        loss, *others = self.evaluation.means(self.model.module, lambda batch: sums(self._inputs(batch)))
         log.leave_out(time.monotonic() - begun)
-        return loss
+        names = (f"validation_{name}" for name in self.objective.metrics)
+        return loss, dict(zip(names, others, strict=True))
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
-        loss, share_of_norm = self.forward_backward(number)
-        summary = torch.stack(
+        means, share_of_norm = self.forward_backward(number)
+        summary = torch.cat(
             [
                 # equal on the ranks of a tp group, so each contributes its share
-                loss / self.tensor_parallel,
-                share_of_norm,
-                *torch.tensor(flags(signals), device=self.device),
+                means / self.tensor_parallel,
+                share_of_norm[None],
+                torch.tensor(flags(signals), device=self.device),
             ]
         )
         dist.all_reduce(summary)
-        mean_loss, squared_norm, *asked = summary.tolist()
+        mean_loss, *others = summary[: len(means)].tolist()
+        squared_norm, *asked = summary[len(means) :].tolist()
         norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
         sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
         self.optimizer.step(rate, norm)
-        return Step(number, mean_loss, norm, rate, stop_signal(asked))
+        named = dict(zip(self.objective.metrics, others, strict=True))
+        return Step(number, mean_loss, norm, rate, stop_signal(asked), named)
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns the part of the loss that is of this rank's tokens, which in a pipeline the last stage has, and the
-        rank's share of the squared gradient norm, both fp32 [].
+        Returns the part of the loss and of the objective's metrics that is of this rank's tokens, which in a pipeline
+        the last stage has, fp32 [1 + metrics], and the rank's share of the squared gradient norm, fp32 [].
         """
-        tokens = self.rows.label_tokens(self.order.step(number))
-        if not tokens:
-            raise UserError(
-                f"step {number}: its rows have no token that counts in the loss", "check dataset.loss_on and the data"
-            )
+        count = self.objective.count(self.rows, self.order.step(number), f"step {number}")
         last = self.config.gradient_accumulation_steps - 1
         if self.pipeline:
             micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
-            total = self.pipeline.forward_backward(micro_batches, tokens)
+            total = self.pipeline.forward_backward(micro_batches, count)
             return total, self.data_parallel.after_backward()
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
         for index in range(last + 1):
             self.data_parallel.before_backward(last=index == last)
-            # divided by the tokens of the whole step, so that sums over micro batches and ranks are its mean
-            loss = self._summed_loss(self.batches.take((number, index))) / tokens
-            loss.backward()
-            total += loss.detach()
+            # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
+            means = self.objective.sums(self.model.module, self.batches.take((number, index))) / count
+            means[0].backward()
+            total += means.detach()
             if index < last or number < self.steps:
                 self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
         return total, self.data_parallel.after_backward()
@@ -253,15 +281,7 @@ class TrainingLoop:
         return self._inputs(self.rows.batch(rows))
 
     def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
-        compiled = compiling.compiles(self.config, self.device)
-        if isinstance(batch, PairedBatch):
-            return t5.inputs(batch, self.device, compiled)
-        return language_model.inputs(batch, self.device, compiled, self.chunk)
-
-    def _summed_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Cross entropy summed over the label tokens of a batch, fp32 []."""
-        loss: torch.Tensor = self.model.module(**inputs)
-        return loss
+        return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 
     def _save(self, progress: Progress, last: bool, wanted: bool) -> None:
         """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""

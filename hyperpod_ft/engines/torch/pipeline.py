@@ -59,18 +59,18 @@ class Pipeline:
     def forward_backward(self, micro_batches: Sequence[Inputs], label_tokens: int) -> torch.Tensor:
         """Compute the gradients of a step whose rows have that many label tokens on all ranks.
 
-        Returns this data-parallel rank's share of the mean loss, fp32 []; 0 on ranks without the last stage.
+        Returns the part of the mean loss that is of this rank's tokens, fp32 [1]; 0 on ranks without the last stage.
         """
         self._inputs, self._label_tokens, self._backward_passes = micro_batches, label_tokens, 0
         numbers = torch.arange(len(micro_batches))  # on the CPU: reading one does not wait for the device
         losses: list[torch.Tensor] = []
         self._schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
         self._inputs = ()
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._no_loss()
+        return torch.stack([loss.detach() for loss in losses]).sum(0, keepdim=True) if losses else self._no_loss()[None]
 
     @torch.no_grad()
-    def summed_loss(self, inputs: Inputs) -> torch.Tensor:
-        """The cross entropy of a batch summed over its label tokens, fp32 []; 0 on ranks without the last stage."""
+    def sums(self, inputs: Inputs) -> torch.Tensor:
+        """The cross entropy of a batch summed over its label tokens, fp32 [1]; 0 on ranks without the last stage."""
         for place, stage in enumerate(self._stages):
             received = None
             if not stage.first:
@@ -78,9 +78,9 @@ class Pipeline:
                 dist.recv(received, group=self._group, group_src=self._before)
             result: torch.Tensor = self._module(stage=place, hidden=received, **inputs)
             if stage.last:
-                return result
+                return result[None]
             dist.send(result.contiguous(), group=self._group, group_dst=self._after)
-        return self._no_loss()
+        return self._no_loss()[None]
 
     def _no_loss(self) -> torch.Tensor:
         return torch.zeros((), device=self._hidden.device)

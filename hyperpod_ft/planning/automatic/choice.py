@@ -15,9 +15,10 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
 from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.memory import GIB, Memory, available
-from hyperpod_ft.planning.model_fit import check_memory, estimate
+from hyperpod_ft.planning.memory import GIB, available
+from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.schedule import rows_per_step
@@ -34,7 +35,7 @@ class Layout:
     config: RunConfig  # with these degrees
     degrees: Degrees
     sharding: Sharding
-    memory: Memory | None  # None: without accelerators it is not estimated
+    needed: float | None  # bytes on the fullest rank; None: without accelerators they are not estimated
     time: StepTime
 
     @property
@@ -69,7 +70,7 @@ class Proposal:
                 {
                     "degrees": str(layout.degrees),
                     "sharding": str(layout.sharding),
-                    "bytes": layout.memory.total if layout.memory else None,
+                    "bytes": layout.needed,
                     "rows_per_step": layout.rows,
                     "seconds_per_step": layout.time.total,
                     "tokens_per_second": layout.tokens_per_second,
@@ -88,8 +89,8 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     shape = model_shape(model_config)
     if shape is None:
         raise UserError(
-            f"parallelism.degrees: the memory of a model of type {model_config.get('model_type') or '(none)'} is not"
-            " known, which auto needs",
+            f"parallelism.degrees: auto does not know how long a step takes with models of type"
+            f" {model_config.get('model_type') or '(none)'}",
             "remove it, and set the degrees",
         )
     room = available(config)
@@ -105,7 +106,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
             problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
             impossible.setdefault(problem.partition(":")[0], Refused(_degrees(candidate), problem))
             continue
-        (too_large if found.memory and found.memory.total > room else fitting).append(found)
+        (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
         raise first_error  # the first candidate divides nothing: all others contradict the same
     if not fitting:
@@ -147,6 +148,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
     """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
+    check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
     sharding = torch_memory.choose(config, degrees, shape)
@@ -154,7 +156,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
         config=config,
         degrees=degrees,
         sharding=sharding,
-        memory=estimate(config, degrees, shape) if available(config) else None,
+        needed=torch_memory.total(config, degrees, shape, sharding) if available(config) else None,
         time=step_time(config, degrees, shape, sharding),
     )
 
@@ -169,13 +171,12 @@ def _degrees(config: RunConfig) -> Degrees:
 
 
 def _too_large(layout: Layout, room: float) -> str:
-    assert layout.memory is not None
-    return f"needs {layout.memory.total / GIB:.1f} of {room / GIB:.1f} GiB ({layout.sharding})"
+    return f"needs {(layout.needed or 0.0) / GIB:.1f} of {room / GIB:.1f} GiB ({layout.sharding})"
 
 
 def _nothing_fits(shape: ModelShape, too_large: list[Layout]) -> UserError:
     """The arithmetic of the layout that needs least, and what would make it fit."""
-    closest = min(too_large, key=lambda layout: layout.memory.total if layout.memory else 0.0)
+    closest = min(too_large, key=lambda layout: layout.needed or 0.0)
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:

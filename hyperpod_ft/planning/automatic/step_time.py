@@ -47,8 +47,8 @@ def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: 
     """The estimate for degrees that the model allows."""
     links = _Links(config, degrees)
     tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
-    rows = config.training.micro_batch_size * config.training.gradient_accumulation_steps  # of a data-parallel rank
-    tokens = rows * config.dataset.max_length / context  # of a rank
+    micro_batches = config.training.gradient_accumulation_steps
+    tokens = micro_batches * config.training.micro_batch_size * config.dataset.max_length / context  # of a rank
     layers = -(-shape.layers // stages)
     activation = tokens * shape.hidden * element_bytes(config)
     again = config.training.activation_checkpointing

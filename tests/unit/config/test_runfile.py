@@ -282,7 +282,9 @@ def test_missing_local_source_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_example_lists_the_known(tmp_path: Path) -> None:
-    assert "known: qa, tiny-llama" in refused(tmp_path, model__source="example:llama", model__revision=None)
+    assert "known: preferences, qa, tiny-llama" in refused(
+        tmp_path, model__source="example:llama", model__revision=None
+    )
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
@@ -346,6 +348,32 @@ def test_weights_in_4_bits_are_not_divided(tmp_path: Path) -> None:
     four = {"lora__quantization": "nf4"}
     assert "lora.quantization" in refused(tmp_path, **four, training__method="full")
     assert "set parallelism.tensor_parallel to 1" in refused(tmp_path, **four, parallelism={"tensor_parallel": 2})
+
+
+PREFERENCE = {"training__objective": "dpo", "dataset__format": "preference"}
+
+
+def test_objective_and_format_go_together(tmp_path: Path) -> None:
+    config = load(tmp_path, **PREFERENCE, dpo={"beta": 0.3})
+    assert (config.dpo.beta, config.dpo.label_smoothing, config.dataset.documents_per_example) == (0.3, 0.0, 2)
+    for key, value in PREFERENCE.items():
+        assert "objective dpo and format preference go together" in refused(tmp_path, **{key: value})
+    assert "dpo.label_smoothing" in refused(tmp_path, **PREFERENCE, dpo={"label_smoothing": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dataset__packing": "wrapped"}, "dataset.packing: wrapped would cut pairs"),
+        ({"dataset__loss_on": "all"}, "dataset.loss_on: "),
+        ({"parallelism": {"pipeline_parallel": 2}}, "parallelism.pipeline_parallel: objective dpo"),
+        ({"parallelism": {"context_parallel": 2}}, "parallelism.context_parallel: objective dpo"),
+        ({"cluster__instance_type": "trn2.48xlarge", "env__python": "/opt/python"}, "use a GPU instance type"),
+        ({"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}, "dpo is for engine torch"),
+    ],
+)
+def test_what_preferences_do_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in refused(tmp_path, **PREFERENCE, **changes)
 
 
 def test_find_suggests_a_recipe() -> None:

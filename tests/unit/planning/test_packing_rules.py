@@ -172,6 +172,14 @@ def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path:
     assert all(fact in str(raised.value) for fact in ("model.source", "opt", "dataset.packing: none"))
 
 
+def test_pairs_need_a_family_that_is_known(make_run: MakeRun) -> None:
+    """Even without packing, both documents of a pair are in one row."""
+    config = make_run(training__objective="dpo", dataset__format="preference", dataset__packing="none").config
+    check_packing(config, "llama")
+    with pytest.raises(UserError, match=r"training\.objective: dpo .* gptj; choose a model of another family"):
+        check_packing(config, "gptj")
+
+
 def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
     config = make_run(dataset__packing="none", parallelism={"ranks_per_node": 2, "tensor_parallel": 1}).config

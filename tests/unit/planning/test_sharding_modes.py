@@ -33,7 +33,7 @@ def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
     [
         (1, {}, LLAMA_3_8B, "replicated"),
         (1, {}, LLAMA_3_70B, "zero3 over 8 ranks (zero2 over 8 ranks needs "),
-        (4, {}, LLAMA_3_70B, "zero3 over 32 ranks (zero3 over 8 ranks needs "),
+        (4, {"dataset__max_length": 2304}, LLAMA_3_70B, "zero3 over 32 ranks (zero3 over 8 ranks needs "),
         (
             *(4, {"training__activation_checkpointing": "full"}, LLAMA_3_70B),
             "zero3 over 8 ranks (zero2 over 32 ranks needs ",

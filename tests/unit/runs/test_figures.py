@@ -127,6 +127,21 @@ def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
     assert [cells[0] for cells in figures.table([found])][1:] == ["method", "instances", "steps", "tokens/s", "minutes"]
 
 
+def test_preferences_have_rewards(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(training__objective="dpo", dataset__format="preference")
+    rewards = {"rewards/margins": 1.5, "rewards/accuracies": 0.75, "validation_rewards/accuracies": 0.7}
+    finish(run, "train", FACTS | rewards)
+    found = figures.figures(run)
+    assert found is not None
+    cells = dict(list(figures.table([found]))[1:])
+    assert cells["rewards/margins"] == "1.5000" and cells["rewards/accuracies"] == "75.0%"
+    assert cells["validation rewards/accuracies"] == "70.0%" and "validation rewards/margins" not in cells
+    training = StageStatus("train", "running", "1:02", "4")
+    current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
+    show_runs.status(replace(current, progress=TrainingProgress(3, 9, 0.6, None, reward_accuracy=0.75)))
+    assert "step 3/9  loss 0.6000  rewards/accuracies 75.0%" in capsys.readouterr().out
+
+
 def test_status_of_a_training_at_work_has_its_newest_rates(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import tied
@@ -24,8 +25,10 @@ from hyperpod_ft.engines.torch.model import (
     context_parallel,
     gated_mlp,
     language_model,
+    rms_norm,
     stages,
     t5,
+    t5_tensor_parallel,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
@@ -72,6 +75,8 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     context_parallel.divide_attention(meshes.tokens["cp"])
     (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
+    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
+        rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
@@ -80,11 +85,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     cut = _cut(run, model)
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        family = torch_rules.divisible_family(model.config.model_type)
-        sequence_parallel = torch_rules.sequence_parallel(config, run.plan.degrees)
-        divisions = tensor_parallel.parallelize(
-            model, family, mesh["tp"], sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
-        )
+        divisions = _divide(model, run, mesh["tp"], cut)
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
     ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
     _change_forward(decoder_layers(model), run, torch.device(mesh.device_type))
@@ -127,6 +128,17 @@ def _layers_of(model: PreTrainedModel, some: Sequence[stages.Stage]) -> list[lis
     """The layers of each of the stages that `model` has."""
     following = iter(decoder_layers(model))
     return [list(itertools.islice(following, len(stage.layers))) for stage in some]
+
+
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.Stage]) -> dict[str, Division]:
+    """Split the model over tensor-parallel ranks, before it is cut into stages."""
+    if model.config.is_encoder_decoder:
+        return t5_tensor_parallel.parallelize(model, mesh)
+    family = torch_rules.divisible_family(model.config.model_type)
+    sequence_parallel = torch_rules.sequence_parallel(run.config, run.plan.degrees)
+    return tensor_parallel.parallelize(
+        model, family, mesh, sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
+    )
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:

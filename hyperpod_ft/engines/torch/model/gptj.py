@@ -1,13 +1,14 @@
 """GPT-J's attention within documents, which transformers does not call through AttentionInterface."""
 
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gptj import modeling_gptj
 
 from hyperpod_ft.engines.torch.model import attention
 
 
 class DocumentAttention(modeling_gptj.GPTJAttention):
-    """Transformers' class, but queries, keys and values [rows, heads, length, size] go to `attention.attend`."""
+    """Transformers' class, but AttentionInterface has queries, keys and values [rows, heads, length, size]."""
 
     def _attn(
         self,
@@ -17,7 +18,8 @@ class DocumentAttention(modeling_gptj.GPTJAttention):
         attention_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
         dropout = self.attn_dropout.p if self.training else 0.0
-        attended, _ = attention.attend(self, query, key, value, attention_mask, dropout=dropout)
+        attend = ALL_ATTENTION_FUNCTIONS[attention.NAME]  # ranks that share rows register one of their own
+        attended, _ = attend(self, query, key, value, attention_mask, dropout=dropout)
         return attended.transpose(1, 2), None
 
 

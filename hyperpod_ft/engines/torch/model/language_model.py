@@ -14,6 +14,7 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, compiling
 from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.model.document_loss import cross_entropy_by_document
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
@@ -23,13 +24,19 @@ _WHOLE_ROWS = Chunk()
 
 
 def inputs(
-    batch: Batch, device: torch.device, compiled: bool = False, chunk: Chunk = _WHOLE_ROWS
-) -> dict[str, torch.Tensor]:
+    batch: Batch,
+    device: torch.device,
+    compiled: bool = False,
+    chunk: Chunk = _WHOLE_ROWS,
+    *,
+    by_document: bool = False,
+) -> dict[str, Any]:
     """The arguments of a model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
     input_ids, position_ids [rows, length of the chunk]; attention_mask as in attention.py, of whole rows; targets int64
     [positions], the tokens to predict; predicted_at int64 [positions], where in the chunks of the batch's rows laid end
-    to end, unless it is everywhere.
+    to end, unless it is everywhere; `by_document`: documents, how many of these positions are in each document that
+    has some, for whole rows on CPU and CUDA.
     """
     # the token after each, which may be in the next chunk; none follows the last of a row
     following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
@@ -43,9 +50,12 @@ def inputs(
     by_bounds = device.type in ANY_SHAPE and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
-    moved = {name: on_device(device, tensor) for name, tensor in tensors.items()}
+    moved: dict[str, Any] = {name: on_device(device, tensor) for name, tensor in tensors.items()}
     if compiled and by_bounds:
         compiling.let_vary(moved["attention_mask"], dimension=3)
+    if by_document:
+        numbers = (batch.position_ids == 0).flatten().cumsum(0)[tensors["predicted_at"]]
+        moved["documents"] = tuple(torch.unique_consecutive(numbers, return_counts=True)[1].tolist())
     return moved
 
 
@@ -58,6 +68,8 @@ def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
 
 def return_loss(model: PreTrainedModel) -> None:
     """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
+
+    With `documents`, it is summed over each document, fp32 [documents].
 
     The loss is part of the forward pass of the model itself, where its head is gathered when parameters are sharded;
     the names of its parameters stay. Raises UserError for a family whose logits are not those of a head, scaled and
@@ -82,9 +94,10 @@ class LossForward:
         attention_mask: torch.Tensor,
         targets: torch.Tensor,
         predicted_at: torch.Tensor | None = None,
+        documents: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         hidden = self.decode(self._model.base_model, position_ids, attention_mask, input_ids=input_ids)
-        return self.loss(hidden, targets, predicted_at)
+        return self.loss(hidden, targets, predicted_at, documents)
 
     def decode(
         self, decoder: nn.Module, position_ids: torch.Tensor, attention_mask: torch.Tensor, **start: torch.Tensor
@@ -100,13 +113,20 @@ class LossForward:
         return hidden
 
     def loss(
-        self, hidden: torch.Tensor, targets: torch.Tensor, predicted_at: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        predicted_at: torch.Tensor | None = None,
+        documents: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """The cross entropy summed over the targets, fp32 []."""
+        """The cross entropy summed over the targets, fp32 [], or over those of each document, fp32 [documents]."""
         hidden = hidden.flatten(0, 1)
         if predicted_at is not None:
             hidden = hidden.index_select(0, predicted_at)
-        return summed_cross_entropy(hidden, _head(self._model), targets, self._rule)
+        head = _head(self._model)
+        if documents is not None:
+            return cross_entropy_by_document(hidden, head, targets, self._rule, documents)
+        return summed_cross_entropy(hidden, head, targets, self._rule)
 
 
 def _head(model: PreTrainedModel) -> nn.Module:

@@ -24,6 +24,9 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import Copy
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import Words, words_of
 from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
 
+# Of the logits of a block, so many rows at a time stay in a CPU's cache from one operation to the next.
+_CACHED_ROWS = 16
+
 
 @dataclass(frozen=True)
 class LogitsRule:
@@ -87,9 +90,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rule: LogitsRule, words: Words | None
     ) -> torch.Tensor:
-        loss, gradient, factor = _softmax_less_one_hot(
-            logits.to(torch.float32, copy=True), targets[:, None], rule, words
-        )
+        gradient = logits.to(torch.float32, copy=True)
+        loss, factor = _softmax_less_one_hot(gradient, targets[:, None], rule, words)
         ctx.save_for_backward(gradient.mul_(factor))
         ctx.dtype = logits.dtype
         return loss
@@ -116,27 +118,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         # sums over blocks in 32 bits: in 16, each addition would round
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        grad_weight = torch.empty_like(weight, dtype=torch.float32) if of_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
-        for begin in range(0, len(hidden), LOSS_BLOCK):
-            x, target = hidden[begin : begin + block], targets[begin : begin + LOSS_BLOCK, None]
-            logits = nn.functional.linear(x, weight, bias).float()
-            part, gradient, factor = _softmax_less_one_hot(logits, target, rule, words)
-            loss += part
+        # every block uses the same memory: that much is returned to the system whenever it is freed
+        computed = hidden.new_empty(min(len(hidden), block), len(weight))
+        exact = computed if computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
+        # at least one block, if only an empty one: it fills the gradients
+        for begin in range(0, max(1, len(hidden)), block):
+            x, target = hidden[begin : begin + block], targets[begin : begin + block, None]
+            gradient, logits = computed[: len(x)], exact[: len(x)]
+            _linear(x, weight, bias, out=gradient)
+            if exact is not computed:
+                logits.copy_(gradient)
+            # ranks that share the vocabulary exchange once for a block
+            few = _CACHED_ROWS if logits.device.type == "cpu" and words is None else max(1, len(logits))
+            rows = zip(logits.split(few), target.split(few), strict=True)
+            parts = [_softmax_less_one_hot(some, of, rule, words) for some, of in rows]
+            loss += torch.stack([part for part, _ in parts]).sum()
+            factor = torch.cat([factors for _, factors in parts])
+            if exact is not computed:
+                gradient.copy_(logits)
             # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
-            gradient = gradient.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[begin : begin + block] = (gradient @ weight) * factor
             if grad_weight is not None:
-                scaled = (x * factor).to(weight.dtype)
-                if weight.dtype == torch.float32:
-                    grad_weight.addmm_(gradient.t(), scaled)
-                else:
-                    grad_weight += gradient.t() @ scaled
+                _add_product(grad_weight, gradient.t(), (x * factor).to(weight.dtype), first=begin == 0)
             if grad_bias is not None:
                 grad_bias += gradient.t().float() @ factor.flatten()
-            # or the next block's logits would be made beside them
-            del logits, gradient
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
@@ -154,12 +162,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, first: bool) -> None:
+    """Add the product to `total`, fp32; the `first` one replaces what it holds."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right, beta=0 if first else 1)
+    elif first:
+        total.copy_(left @ right)
+    else:
+        total += left @ right
+
+
 def _softmax_less_one_hot(
     logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule, words: Words | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss [], and its gradient by the head's output as (gradient [rows, words], factor of each row [rows, 1]).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Overwrite the output of the head with the loss's gradient by it, but for a factor of each row.
 
-    logits fp32 [rows, words], the output of the head, is overwritten; target int64 [rows, 1], of the whole vocabulary.
+    logits fp32 [rows, words]; target int64 [rows, 1], of the whole vocabulary. Returns the loss [] and the factors
+    [rows, 1].
     """
     counted = target != IGNORED
     target = target.clamp(min=0)
@@ -188,4 +214,4 @@ def _softmax_less_one_hot(
     gradient = exponentials.scatter_add_(1, target, -total if is_own is None else -total * is_own)
     if slope is not None:
         gradient.mul_(slope)
-    return loss, gradient, torch.where(counted, rule.scale / total, 0)
+    return loss, torch.where(counted, rule.scale / total, 0)

@@ -20,8 +20,6 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from hyperpod_ft.engines.torch.sharding.parts import local
-
 
 class Masks(NamedTuple):
     """For the three kinds of attention, in one of the two forms."""
@@ -136,7 +134,8 @@ def _buckets(module: Any, length: int, device: torch.device) -> torch.Tensor:
 
 def _bias(module: Any, buckets: torch.Tensor) -> torch.Tensor:
     """[heads, buckets]"""
-    return local(module.relative_attention_bias.weight).t().index_select(1, buckets)
+    weight: torch.Tensor = module.relative_attention_bias.weight
+    return weight.t().index_select(1, buckets)
 
 
 @torch.compiler.disable

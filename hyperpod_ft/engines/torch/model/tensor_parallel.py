@@ -60,18 +60,23 @@ def parallelize(
     whole on every rank, with equal values, or on the meta device, without values; its degrees have passed
     planning.parallelism.check_heads. Collective over all ranks, since it makes process groups.
     """
-    splitting = _Splitting(model.config, family, mesh)
+    splitting = Splitting(model.config, family, mesh)
     for layers in stages or [list(model.get_submodule(family.layers).children())]:
         for layer in layers:
             splitting.layer(layer, sequence_parallel)
         if sequence_parallel and layers:
             layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
             layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
-    divisions = splitting.divisions | vocabulary_parallel.divide(model, family, splitting.group)
+    divisions = splitting.divisions | vocabulary_parallel.divide(
+        [model.get_submodule(family.embedding)],
+        model.get_submodule(family.head),
+        model.config.vocab_size,
+        splitting.group,
+    )
     return {name: divisions[parameter] for name, parameter in model.named_parameters() if parameter in divisions}
 
 
-class _Splitting:
+class Splitting:
     """Splits layer after layer; `divisions` by parameter."""
 
     def __init__(self, config: Any, family: Family, mesh: DeviceMesh) -> None:
@@ -88,30 +93,30 @@ class _Splitting:
         for name in (family.attention, family.mlp):
             layer.get_submodule(name).register_forward_pre_hook(_enter_block(enter, group), with_kwargs=True)
         for path, outputs in family.columns.items():
-            self._column(layer.get_submodule(path), outputs)
+            self.column(layer.get_submodule(path), outputs)
         for path in family.rows:
             linear = layer.get_submodule(path)
-            self._row(linear)
-            linear.register_forward_hook(_leave_block(leave, group))
+            self.row(linear)
+            linear.register_forward_hook(leave_block(leave, group))
         self._attention(layer.get_submodule(family.attention))
         # the others, norms between blocks and biases of rows, see a part of the positions
         for parameter in layer.parameters() if sequence_parallel else ():
             if parameter not in self.divisions:
                 self._sum(parameter)
 
-    def _column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
+    def column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
         if _is_adapted(linear):
             self._sum(linear.lora_A.weight)
-            self._divide(linear.lora_B, outputs, {"weight": 0})
-        self._divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
+            self.divide(linear.lora_B, outputs, {"weight": 0})
+        self.divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
         if self.family.transposed:
             linear.nf = linear.weight.shape[1]
 
-    def _row(self, linear: Any) -> None:
+    def row(self, linear: Any) -> None:
         dim = int(not self.family.transposed)
-        self._divide(linear, ("units",), {"weight": dim})
+        self.divide(linear, ("units",), {"weight": dim})
         if _is_adapted(linear):
-            self._divide(linear.lora_A, ("units",), {"weight": 1})
+            self.divide(linear.lora_A, ("units",), {"weight": 1})
             self._sum(linear.lora_B.weight)
             if linear.lora_magnitude_vector is not None:
                 self._sum(linear.lora_magnitude_vector)
@@ -140,12 +145,12 @@ class _Splitting:
                 (attention.k_norm, "keys", self._copies),
             ):
                 norm.forward = _NormOfAllHeads(norm, norm.weight.numel(), copies, self.group)
-                self._divide(norm, (outputs,), {"weight": 0})
+                self.divide(norm, (outputs,), {"weight": 0})
 
     def _sum(self, parameter: nn.Parameter) -> None:
         self.divisions[parameter] = Division(parameter.shape, sums=self.group)
 
-    def _divide(self, module: nn.Module, outputs: tuple[Outputs, ...], dims: Mapping[str, int]) -> None:
+    def divide(self, module: nn.Module, outputs: tuple[Outputs, ...], dims: Mapping[str, int]) -> None:
         """Replace these parameters of `module` by this rank's parts of each of their parts along a dimension."""
         for key, dim in dims.items():
             parameter = getattr(module, key, None)
@@ -212,7 +217,7 @@ def _enter_block(enter: Any, group: dist.ProcessGroup) -> Any:
     return hook
 
 
-def _leave_block(leave: Any, group: dist.ProcessGroup) -> Any:
+def leave_block(leave: Any, group: dist.ProcessGroup) -> Any:
     def hook(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor = leave.apply(output, group)
         return total if linear.bias is None else total + linear.bias.to(total.dtype)

@@ -4,18 +4,17 @@ A rank looks up the words it has and zeros for others; the sum over the ranks is
 of its words alone (loss.py). Rows are divided as evenly as whole rows allow, so any vocabulary can be divided.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
 from hyperpod_ft.engines.torch.sharding.parts import Division, Split
-from hyperpod_ft.planning.families import Family
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,19 @@ def words_of(head: nn.Module) -> Words | None:
     return getattr(head, "words", None)
 
 
-def divide(model: PreTrainedModel, family: Family, group: dist.ProcessGroup) -> dict[nn.Parameter, Division]:
-    """Divide embedding and head, in place; returns what became of their parameters.
+def divide(
+    embeddings: Sequence[nn.Module], head: Any, vocabulary: int, group: dist.ProcessGroup
+) -> dict[nn.Parameter, Division]:
+    """Divide embeddings, which may be one matrix, and head, in place; returns what became of their parameters.
 
     Factors of an embedding's adapter stay whole; those of the head's are divided as those of other linears.
     """
-    dividing = _Dividing(model, group)
-    embedding: Any = model.get_submodule(family.embedding)
-    head: Any = model.get_submodule(family.head)
-    dividing.rows(embedding, "weight")
-    embedding.forward = _OwnWords(embedding, dividing.words)
-    if hasattr(embedding, "lora_embedding_A"):
-        adapters.divide_embedding(embedding, dividing.words.own, group)
+    dividing = _Dividing(vocabulary, group)
+    for embedding in embeddings:
+        dividing.rows(embedding, "weight")
+        embedding.forward = _OwnWords(embedding, dividing.words)  # type: ignore[method-assign]
+        if hasattr(embedding, "lora_embedding_A"):
+            adapters.divide_embedding(embedding, dividing.words.own, group)
     dividing.rows(head, "weight", "bias", "lora_magnitude_vector")
     head.words = dividing.words
     if hasattr(head, "lora_A"):
@@ -54,8 +54,8 @@ def divide(model: PreTrainedModel, family: Family, group: dist.ProcessGroup) -> 
 class _Dividing:
     """`divisions` by parameter; a tied matrix is divided once."""
 
-    def __init__(self, model: PreTrainedModel, group: dist.ProcessGroup) -> None:
-        self.words = Words(_even(model.config.vocab_size, group), group)
+    def __init__(self, vocabulary: int, group: dist.ProcessGroup) -> None:
+        self.words = Words(_even(vocabulary, group), group)
         self.divisions: dict[nn.Parameter, Division] = {}
         self._own: dict[nn.Parameter, nn.Parameter] = {}  # by the whole one
 

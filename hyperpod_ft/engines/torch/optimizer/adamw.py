@@ -37,11 +37,9 @@ class AdamW:
         self.steps += 1
         scale = clipping(gradient_norm, self._training.max_grad_norm)
         for names in self._data_parallel.groups:
-            gradients = self._data_parallel.take_gradients(names)
-            if scale < 1:
-                torch._foreach_mul_(gradients, scale)
+            gradients = dict(zip(names, self._data_parallel.take_gradients(names), strict=True))
             for (factor, decay), alike in self._alike(names).items():
-                self._update(alike, [gradients[names.index(name)] for name in alike], learning_rate * factor, decay)
+                self._update(alike, [gradients[name] for name in alike], scale, learning_rate * factor, decay)
             self._data_parallel.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
@@ -52,8 +50,9 @@ class AdamW:
             found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
-    def _update(self, names: list[str], gradients: list[torch.Tensor], rate: float, decay: float) -> None:
+    def _update(self, names: list[str], gradients: list[torch.Tensor], scale: float, rate: float, decay: float) -> None:
         masters = [self._data_parallel.master(name) for name in names]
+        device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
         adamw(
             masters,
@@ -62,8 +61,10 @@ class AdamW:
             [second for _, second in loaded],
             [],
             # adamw adds 1 to each
-            list(torch.full((len(names),), self.steps - 1.0, device=masters[0].device).unbind()),
+            list(torch.full((len(names),), self.steps - 1.0, device=device).unbind()),
             fused=True,
+            # adamw divides by it while it reads the gradients
+            grad_scale=torch.full((), 1 / scale, device=device) if scale < 1 else None,
             amsgrad=False,
             beta1=self._training.adam_beta1,
             beta2=self._training.adam_beta2,

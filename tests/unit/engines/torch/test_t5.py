@@ -78,11 +78,16 @@ def rows(how: str = "bfd") -> PairedBatch:
     return PairedBatch(**{name: torch.from_numpy(array.astype(np.int64)) for name, array in vars(made).items()})
 
 
-def packed(version: dict[str, Any], compiled: bool) -> Result:
-    """The same pairs in packed rows, by the engine; `compiled`: with dense masks."""
-    model = tiny(version)
+def packed(version: dict[str, Any], device: str) -> Result:
+    """The same pairs in packed rows, by the engine, as on a device of that type."""
+    model, batch = tiny(version), rows()
     t5.return_loss(model)
-    return gradients(model, model(**t5.inputs(rows(), torch.device("cpu"), compiled)))
+    arguments = t5.inputs(batch, torch.device("cpu"), compiled=device != "cpu")
+    if device == "one with fixed shapes":
+        on_meta = t5.inputs(batch, torch.device("meta"))
+        arguments = {name: arguments[name] for name in on_meta} | {"targets": batch.labels.flatten()}
+        assert all(tensor.shape == on_meta[name].shape for name, tensor in arguments.items())
+    return gradients(model, model(**arguments))
 
 
 def difference(found: Result, expected: Result) -> float:
@@ -91,9 +96,9 @@ def difference(found: Result, expected: Result) -> float:
     return max(float((found[name] - value).abs().max() / value.abs().max()) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "one with fixed shapes"])
 @pytest.mark.parametrize("version", [V1_0, V1_1], ids=["v1.0", "v1.1"])
-def test_packed_pairs_train_as_they_do_padded(version: dict[str, Any], compiled: bool) -> None:
+def test_packed_pairs_train_as_they_do_padded(version: dict[str, Any], device: str) -> None:
     batch = rows()
     assert len(batch.labels) < len(PAIRS) and (batch.documents == 0).any() and (batch.decoder_documents == 0).any()
-    assert difference(packed(version, compiled), padded(version)) < 1e-5
+    assert difference(packed(version, device), padded(version)) < 1e-5

@@ -1,0 +1,63 @@
+"""Tensor parallelism of T5: as tensor_parallel.py divides other families, for two stacks and three kinds of attention.
+
+Each rank has some heads of all attentions, with their columns of the relative position bias, and some units of the
+MLPs. Cross-attention reads the encoder's output too, whose gradients add up over the ranks as those of its own input.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model.tensor_collectives import Copy, Sum
+from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, leave_block
+from hyperpod_ft.engines.torch.sharding.parts import Division
+from hyperpod_ft.planning.families import Family
+
+_ATTENTION = Family(("t5",), columns=dict.fromkeys("qkv", ("queries",)), rows=("o",))
+_MLP = Family(("t5",), columns=dict.fromkeys(("wi", "wi_0", "wi_1"), ("units",)), rows=("wo",))
+
+
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, Division]:
+    """Split a T5 over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
+
+    As `tensor_parallel.parallelize`, without sequence parallelism.
+    """
+    divisions: dict[nn.Parameter, Division] = {}
+    for module in model.modules():
+        if hasattr(module, "SelfAttention") or hasattr(module, "EncDecAttention"):
+            attention: Any = getattr(module, "EncDecAttention", None) or module.SelfAttention
+            splitting = _split(attention, Splitting(model.config, _ATTENTION, mesh))
+            if attention.has_relative_attention_bias:
+                splitting.divide(attention.relative_attention_bias, ("queries",), {"weight": 1})
+            divisions |= splitting.divisions
+        elif hasattr(module, "DenseReluDense"):
+            mlp: Any = module.DenseReluDense
+            divisions |= _split(mlp, Splitting(model.config, _MLP, mesh)).divisions
+    embeddings = [model.get_submodule(name) for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+    divisions |= vocabulary_parallel.divide(
+        embeddings, model.get_output_embeddings(), model.config.vocab_size, mesh.get_group()
+    )
+    return {name: divisions[parameter] for name, parameter in model.named_parameters() if parameter in divisions}
+
+
+def _split(block: nn.Module, splitting: Splitting) -> Splitting:
+    block.register_forward_pre_hook(_enter(splitting.group), with_kwargs=True)
+    for name, outputs in splitting.family.columns.items():
+        if hasattr(block, name):
+            splitting.column(block.get_submodule(name), outputs)
+    for name in splitting.family.rows:
+        splitting.row(block.get_submodule(name))
+        block.get_submodule(name).register_forward_hook(leave_block(Sum, splitting.group))
+    return splitting
+
+
+def _enter(group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        states = {name: Copy.apply(kwargs[name], group) for name in ("key_value_states",) if name in kwargs}
+        return (Copy.apply(args[0], group), *args[1:]), kwargs | states
+
+    return hook

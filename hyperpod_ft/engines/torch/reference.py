@@ -1,0 +1,134 @@
+"""Reference log-probabilities: those of a run's preferences before training, measured once and stored in the run.
+
+The reference of DPO is the model that training begins with. Its log-probabilities do not change, so one forward pass
+over the rows that the run trains and validates on, before step 1, serves all epochs, validations and restarts. No copy
+of the weights is needed, nor any switch: before step 1, adapters add nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from hyperpod_ft import publish
+from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.torch.evaluation import forward_only
+from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.runs.run import Run
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+_COUNTED_ROWS = 1024  # at once
+_PROGRESS_SECONDS = 10.0
+
+
+class PreferenceSplit(PackedSplit):
+    """Rows of preferences: of the documents of a row, every first one is chosen and the next one rejected."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        blocks = np.array_split(np.arange(len(self)), -(-len(self) // _COUNTED_ROWS))
+        documents = 2 * np.concatenate([self.pairs(block) for block in blocks])
+        self._ends = documents.cumsum()
+        self._begins = self._ends - documents
+        self.reference: Floats | None = None
+        """The reference log-probability of each document, in the order of the rows: fp32 [documents]."""
+
+    @property
+    def documents(self) -> int:
+        return int(self._ends[-1])
+
+    def documents_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of these rows' documents, int64 [documents]; row -1 has none."""
+        numbers = [np.arange(self._begins[row], self._ends[row]) for row in rows if row >= 0]
+        return np.concatenate([np.empty(0, np.int64), *numbers])
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        batch = super().batch(rows)
+        if self.reference is None:
+            return batch
+        return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
+
+
+Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those of their rows that are used
+
+
+def add(
+    run: Run,
+    processes: Processes,
+    meshes: Meshes,
+    device: torch.device,
+    module: nn.Module,
+    wanted: Wanted,
+    log_probabilities: Callable[[Batch], torch.Tensor],
+) -> None:
+    """Give the splits their reference log-probabilities: those stored in the run, or else measured now and stored.
+
+    `log_probabilities` gives those of a batch by `module` as it is, fp32 [documents]. Collective.
+    """
+    known = _stored(run.reference, wanted) if processes.leads else None
+    if not processes.gather("reference/stored", known is not None)[0]:
+        size = run.config.training.micro_batch_size
+        known = {
+            name: _measure(module, split, rows, size, meshes, log_probabilities, name if processes.leads else None)
+            for name, (split, rows) in wanted.items()
+        }
+        if processes.leads:
+            _store(run.reference, known)
+    for name, (split, _) in wanted.items():
+        # the same on every rank and after a restart: on accelerators, tp ranks may differ in the last bit
+        values = torch.empty(split.documents, device=device)
+        if processes.leads and known:
+            values.copy_(torch.from_numpy(known[name]))
+        dist.broadcast(values, src=0)
+        split.reference = values.cpu().numpy()
+
+
+@torch.no_grad()
+def _measure(
+    module: nn.Module,
+    split: PreferenceSplit,
+    rows: Rows,
+    micro_batch_size: int,
+    meshes: Meshes,
+    log_probabilities: Callable[[Batch], torch.Tensor],
+    reported_as: str | None,
+) -> Floats:
+    """The log-probabilities of the documents of `rows`, fp32 [documents of the split]; those of other rows are 0."""
+    parts: list[tuple[Rows, torch.Tensor]] = []
+    reported = time.monotonic()
+    for chosen, batch in forward_only(module, split, rows, micro_batch_size, meshes):
+        parts.append((split.documents_of(chosen), log_probabilities(batch)))
+        if reported_as and time.monotonic() - reported > _PROGRESS_SECONDS:
+            reported = time.monotonic()
+            done = min(len(rows), len(parts) * micro_batch_size * meshes.tokens["dp"].size())
+            print(f"train: reference of {done:,} of {len(rows):,} {reported_as} rows", flush=True)
+    numbers, values = zip(*parts, strict=True)
+    found = torch.zeros(split.documents, device=values[0].device)
+    found[torch.from_numpy(np.concatenate(numbers)).to(found.device)] = torch.cat(values)
+    dist.all_reduce(found, group=meshes.tokens.get_group("dp"))
+    return np.asarray(found.cpu().numpy())
+
+
+def _stored(directory: Path, wanted: Wanted) -> dict[str, Floats] | None:
+    """None when they are missing, damaged or of other rows."""
+    try:
+        known = {name: np.load(directory / f"{name}.npy", allow_pickle=False) for name in wanted}
+    except (OSError, ValueError, EOFError):
+        return None
+    fit = all(known[name].shape == (split.documents,) for name, (split, _) in wanted.items())
+    return known if fit else None
+
+
+def _store(directory: Path, known: Mapping[str, Floats]) -> None:
+    with publish.new_directory(directory) as partial:
+        for name, values in known.items():
+            np.save(partial / f"{name}.npy", values)
