@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning import pipeline
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
@@ -24,6 +23,7 @@ from hyperpod_ft.planning.memory import (
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.pipeline import cut, schedule
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
@@ -73,8 +73,8 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:
-        layers = pipeline.layers_of_ranks(config, degrees, pipeline.work_of_shape(shape))
-        in_flight = pipeline.in_flight(config, degrees)
+        layers = cut.layers_of_ranks(config, degrees, cut.work_of_shape(shape))
+        in_flight = schedule.in_flight(config, degrees)
         yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
@@ -120,7 +120,7 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     if degrees.pipeline_parallel == 1:
         return 0.0
     # torch has a tensor for each stage's input and its gradient, and for each micro batch
-    stages, micro_batches = pipeline.stages_per_rank(config), config.training.gradient_accumulation_steps
+    stages, micro_batches = schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
     hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
     received = 2 * stages * micro_batches * hidden
     if config.parallelism.pipeline_schedule != "gpipe" or not share.last:

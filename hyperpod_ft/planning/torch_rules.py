@@ -7,13 +7,14 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import pipeline, torch_memory
+from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
+from hyperpod_ft.planning.pipeline import cut, schedule
 
 PRECOMPILES = False
 GENERATES_ON_ACCELERATORS = True
@@ -57,12 +58,12 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
     sequence_parallel(config, degrees)
-    pipeline.check_micro_batches(config, degrees)
+    schedule.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
-    pipeline.check_family(degrees, family)
+    cut.check_family(degrees, family)
     if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
         return
     check_packing(config, family)
@@ -134,8 +135,8 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Ranks that share a row have whole heads; a fused linear of queries, keys and values holds no copies of heads."""
     _check_heads_over_ranks(degrees, shape.heads)
-    pipeline.check_layers(config, degrees, shape.layers)
-    pipeline.check_targets(config, degrees, shape)
+    cut.check_layers(config, degrees, shape.layers)
+    cut.check_targets(config, degrees, shape)
     family = family_of(shape.family)
     fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
     if fused and degrees.tensor_parallel > shape.kv_heads:
@@ -167,7 +168,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
-    return pipeline.explain(config, degrees, model_config) if degrees.pipeline_parallel > 1 else None
+    return cut.explain(config, degrees, model_config) if degrees.pipeline_parallel > 1 else None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:

@@ -32,7 +32,7 @@ from hyperpod_ft.engines.torch.model import compiling, context_parallel, languag
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline import Pipeline
+from hyperpod_ft.engines.torch.pipeline.schedule import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape

@@ -26,17 +26,18 @@ from hyperpod_ft.engines.torch.model import (
     gated_mlp,
     language_model,
     rms_norm,
-    stages,
     t5,
     t5_tensor_parallel,
     tensor_parallel,
 )
+from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, pipeline, torch_rules
+from hyperpod_ft.planning import parallelism, torch_rules
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
+from hyperpod_ft.planning.pipeline import cut as pipeline_cut
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -117,8 +118,8 @@ def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
     if degrees.pipeline_parallel == 1:
         return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)
     model_config = read_config(run.base_model)
-    pipeline.check_family(degrees, str(model_config.get("model_type", "")))
-    layers = pipeline.cut(run.config, degrees, pipeline.work_of(model_config))
+    pipeline_cut.check_family(degrees, str(model_config.get("model_type", "")))
+    layers = pipeline_cut.cut(run.config, degrees, pipeline_cut.work_of(model_config))
     cut = tuple(stages.Stage(index, len(layers), some) for index, some in enumerate(layers))
     stages.check_trained(model, cut)
     return cut

@@ -160,6 +160,10 @@ class Pieces(torch.Tensor):
         if func is torch.ops.aten.new_empty.default:
             # what copies a state to host memory begins with this, and then copies the boxes
             return cls(args[0].shape, args[0].dtype, (kwargs or {}).get("device", args[0].device), [])
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).keys() == {"dtype"}:
+            dtype = kwargs["dtype"]
+            boxes = [(start, values.to(dtype)) for start, values in args[0].boxes]
+            return cls(args[0].shape, dtype, args[0].device, boxes)
         raise NotImplementedError(f"{func} of a part of a tensor")
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:

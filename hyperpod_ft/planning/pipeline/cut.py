@@ -1,8 +1,4 @@
-"""Pipeline parallelism of engine torch: the layers of each stage, and the share of a step that ranks are idle.
-
-Each of the `gradient_accumulation_steps` micro batches of a step passes through all stages, forward and backward. With
-`interleaved` a rank has several stages, p apart for p ranks (Narayanan et al., arXiv:2104.04473, section 2.2).
-"""
+"""Which layers each stage of a pipeline has: so that all compute about as long."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +10,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import divisible_types, family_of
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.pipeline.schedule import idle_share, stages_of, stages_per_rank
 
 
 @dataclass(frozen=True)
@@ -55,41 +52,6 @@ def work_of(model_config: Mapping[str, Any]) -> Work:
     mlp = (before + 1) * hidden * size("intermediate_size", 4 * hidden)  # 4: what GPT-2's classes take
     attention = hidden * (queries + 2 * keys) + queries * hidden
     return Work(size("num_hidden_layers"), attention + mlp, queries, size("vocab_size") * hidden)
-
-
-def stages_per_rank(config: RunConfig) -> int:
-    """How many stages a rank has."""
-    return config.parallelism.virtual_pipeline_parallel if config.parallelism.pipeline_schedule == "interleaved" else 1
-
-
-def idle_share(config: RunConfig, degrees: Degrees) -> float:
-    """The pipeline's bubble: the share of a step in which a rank waits for the others, if all stages take as long.
-
-    (p - 1) / (v m + p - 1) for m micro batches on p ranks with v stages each (sections 2.1 and 2.2 of the paper above).
-    """
-    others = degrees.pipeline_parallel - 1
-    return others / (stages_per_rank(config) * config.training.gradient_accumulation_steps + others)
-
-
-def check_micro_batches(config: RunConfig, degrees: Degrees) -> None:
-    """Refuse numbers of micro batches that leave ranks idle for long, or that the schedule cannot divide."""
-    ranks, count = degrees.pipeline_parallel, config.training.gradient_accumulation_steps
-    if ranks == 1:
-        return
-    if count < ranks:
-        raise UserError(
-            f"training.gradient_accumulation_steps: {count} micro batches for {ranks} pipeline stages, which would be"
-            f" idle {idle_share(config, degrees):.0%} of the time",
-            f"set it to at least {ranks}; with {4 * ranks} it would be"
-            f" {(ranks - 1) / (stages_per_rank(config) * 4 * ranks + ranks - 1):.0%}",
-        )
-    if config.parallelism.pipeline_schedule == "interleaved" and count % (count // ranks):
-        # they go through a rank's stages in rounds of one size (torch's ScheduleInterleaved1F1B)
-        raise UserError(
-            f"training.gradient_accumulation_steps: schedule interleaved cannot divide {count} micro batches into"
-            f" {count // ranks} equal rounds for {ranks} pipeline ranks",
-            f"set it to a multiple of {ranks}",
-        )
 
 
 def check_family(degrees: Degrees, family: str) -> None:
@@ -138,12 +100,6 @@ def cut(config: RunConfig, degrees: Degrees, work: Work) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def stages_of(rank: int, config: RunConfig, degrees: Degrees) -> range:
-    """The numbers of the stages that a rank of the pipeline has."""
-    ranks = degrees.pipeline_parallel
-    return range(rank, ranks * stages_per_rank(config), ranks)
-
-
 def layers_of_ranks(config: RunConfig, degrees: Degrees, work: Work) -> list[int]:
     """How many layers each rank of the pipeline has, in all its stages."""
     stages = cut(config, degrees, work)
@@ -151,23 +107,6 @@ def layers_of_ranks(config: RunConfig, degrees: Degrees, work: Work) -> list[int
         sum(len(stages[stage]) for stage in stages_of(rank, config, degrees))
         for rank in range(degrees.pipeline_parallel)
     ]
-
-
-def in_flight(config: RunConfig, degrees: Degrees) -> list[int]:
-    """How many micro batches have activations in memory at the same time, on each rank of the pipeline.
-
-    1F1B begins with p - k forward passes on rank k of p, GPipe with all. `interleaved` begins with (v - 1) r + 2 (p - 1
-    - k) + 1 passes through one of the rank's v stages, in rounds of r micro batches.
-    """
-    ranks, count = degrees.pipeline_parallel, config.training.gradient_accumulation_steps
-    schedule, stages = config.parallelism.pipeline_schedule, stages_per_rank(config)
-    if schedule == "gpipe":
-        return [count] * ranks
-    if schedule == "1f1b" or ranks == 1:
-        return [min(ranks - rank, count) for rank in range(ranks)]
-    a_round = count // (count // ranks)
-    passes = [(stages - 1) * a_round + 2 * (ranks - 1 - rank) + 1 for rank in range(ranks)]
-    return [min(-(-each // stages), count) for each in passes]
 
 
 def explain(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str:

@@ -13,15 +13,16 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import pipeline, torch_memory
+from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.pipeline import cut, schedule
 from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
 assert SHAPE is not None
-WORK = pipeline.work_of(LLAMA_3_8B)
+WORK = cut.work_of(LLAMA_3_8B)
 Settings = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ GPIPE = {"parallelism__pipeline_schedule": "gpipe"}
 
 
 def sizes(run: RunConfig) -> list[int]:
-    return [len(layers) for layers in pipeline.cut(run, degrees_of(run), WORK)]
+    return [len(layers) for layers in cut.cut(run, degrees_of(run), WORK)]
 
 
 def torch_order(run: RunConfig) -> list[list[tuple[str, int, int]]]:
@@ -117,9 +118,9 @@ def kept(actions: list[tuple[str, int, int]]) -> int:
 def test_idle_share_and_memory_are_those_of_the_schedule(ranks: int, micro_batches: int, changes: Settings) -> None:
     run = config(ranks, micro_batches, **changes)
     order = torch_order(run)
-    assert pipeline.idle_share(run, degrees_of(run)) == pytest.approx(idle(order))
-    own = pipeline.stages_per_rank(run)
-    assert pipeline.in_flight(run, degrees_of(run)) == [math.ceil(kept(actions) / own) for actions in order]
+    assert schedule.idle_share(run, degrees_of(run)) == pytest.approx(idle(order))
+    own = schedule.stages_per_rank(run)
+    assert schedule.in_flight(run, degrees_of(run)) == [math.ceil(kept(actions) / own) for actions in order]
 
 
 def test_stages_have_as_much_to_do() -> None:
@@ -134,15 +135,15 @@ def test_stages_have_as_much_to_do() -> None:
     # each rank has two
     run = config(4, 8, **INTERLEAVED)
     assert sizes(run) == [4, 4, 4, 4, 4, 4, 5, 3]
-    assert pipeline.layers_of_ranks(run, degrees_of(run), WORK) == [8, 8, 9, 7]
+    assert cut.layers_of_ranks(run, degrees_of(run), WORK) == [8, 8, 9, 7]
 
 
 def test_plan_says_how_it_is_cut() -> None:
     run = config(4, 8)
-    said = pipeline.explain(run, degrees_of(run), LLAMA_3_8B)
+    said = cut.explain(run, degrees_of(run), LLAMA_3_8B)
     assert said.startswith("1f1b, 8 micro batches: idle 27.3%; layers 0-7 | 8-15 | 16-24 | 25-31 and head,")
     run = config(4, 8, **INTERLEAVED)
-    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in pipeline.explain(run, degrees_of(run), LLAMA_3_8B)
+    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in cut.explain(run, degrees_of(run), LLAMA_3_8B)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,8 @@ def test_families() -> None:
     with pytest.raises(
         UserError, match=r"pipeline_parallel: .* type 'phimoe' into stages; set it to 1; it cuts .* llama,"
     ):
-        pipeline.check_family(Degrees(1, 8, 1, 2), "phimoe")
-    pipeline.check_family(Degrees(1, 8, 1, 1), "phimoe")
+        cut.check_family(Degrees(1, 8, 1, 2), "phimoe")
+    cut.check_family(Degrees(1, 8, 1, 1), "phimoe")
 
 
 def test_memory_of_the_ranks() -> None:

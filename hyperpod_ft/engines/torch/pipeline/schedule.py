@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from hyperpod_ft.config.run_config import Parallelism
-from hyperpod_ft.engines.torch.model.stages import Stage
+from hyperpod_ft.engines.torch.pipeline.stages import Stage
 
 Inputs = Mapping[str, torch.Tensor]
 """Of one micro batch, as `language_model.inputs` makes them."""
@@ -34,7 +34,7 @@ class Pipeline:
         hidden: torch.Tensor,
         before_backward: Callable[[bool], None],
     ) -> None:
-        """`module` computes one of `stages` at a time (model/stages.py); `ranks` is axis `pp`.
+        """`module` computes one of `stages` at a time (stages.py); `ranks` is axis `pp`.
 
         `hidden`: an empty tensor like the hidden states of a micro batch, on the device. `before_backward` is called
         before each backward pass, with whether it is the last of the step on this rank.
