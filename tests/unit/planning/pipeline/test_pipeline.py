@@ -149,7 +149,12 @@ def test_plan_says_how_it_is_cut() -> None:
 @pytest.mark.parametrize(
     ("ranks", "micro_batches", "changes", "words"),
     [
-        (4, 1, {}, "gradient_accumulation_steps: 1 micro batches for 4 .* idle 75% .* at least 4; with 16 .* 16%"),
+        (
+            4,
+            1,
+            {},
+            "gradient_accumulation_steps: too few micro batches .1. for 4 .* idle 75% .* at least 4; with 16 .* 16%",
+        ),
         (4, 10, INTERLEAVED, None),  # two rounds of 5
         (4, 13, INTERLEAVED, "gradient_accumulation_steps: .* 13 micro batches into 3 equal rounds .* multiple of 4"),
         (8, 64, INTERLEAVED | {"parallelism__virtual_pipeline_parallel": 5}, "8 ranks x 5 stages = 40 for 32 layers"),
