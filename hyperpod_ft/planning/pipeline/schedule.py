@@ -36,8 +36,8 @@ def check_micro_batches(config: RunConfig, degrees: Degrees) -> None:
         return
     if count < ranks:
         raise UserError(
-            f"training.gradient_accumulation_steps: too few micro batches ({count}) for {ranks} pipeline stages, which would be"
-            f" idle {idle_share(config, degrees):.0%} of the time",
+            f"training.gradient_accumulation_steps: too few micro batches ({count}) for {ranks} pipeline stages, which"
+            f" would be idle {idle_share(config, degrees):.0%} of the time",
             f"set it to at least {ranks}; with {4 * ranks} it would be"
             f" {(ranks - 1) / (stages_per_rank(config) * 4 * ranks + ranks - 1):.0%}",
         )
