@@ -88,7 +88,7 @@ class Pipeline:
     def _part(self, place: int) -> PipelineStage:
         stage = self._stages[place]
         hidden = self._hidden.detach().requires_grad_()
-        return _ScheduledStage(
+        return ScheduledStage(
             _StageModule(self._compute, place),
             stage.index,
             stage.count,
@@ -123,7 +123,7 @@ class _StageModule(nn.Module):
         return self._compute(self._place, hidden, int(number))
 
 
-class _ScheduledStage(PipelineStage):
+class ScheduledStage(PipelineStage):
     """Says when a backward pass begins."""
 
     def __init__(self, *args: Any, before_backward: Callable[[], None], **kwargs: Any) -> None:

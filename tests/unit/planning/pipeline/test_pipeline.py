@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from benchmarks.pipeline import idle
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -85,29 +86,6 @@ def recording(index: int, stages: int, done: list[tuple[str, int, int]]) -> Any:
     return stage
 
 
-def idle(order: list[list[tuple[str, int, int]]]) -> float:
-    """The share of a step in which ranks wait, when a backward pass takes twice as long as a forward pass."""
-    last_stage = max(stage for actions in order for _, stage, _ in actions)
-    ended: dict[tuple[str, int, int], int] = {}
-    waiting, clocks = [list(actions) for actions in order], [0] * len(order)
-    while any(waiting):
-        left = sum(map(len, waiting))
-        for rank, actions in enumerate(waiting):
-            while actions:
-                kind, stage, micro_batch = actions[0]
-                if kind == "F":
-                    need = ("F", stage - 1, micro_batch) if stage else None
-                else:
-                    need = ("B", stage + 1, micro_batch) if stage < last_stage else ("F", stage, micro_batch)
-                if need and need not in ended:
-                    break
-                clocks[rank] = max(clocks[rank], ended[need] if need else 0) + (1 if kind == "F" else 2)
-                ended[actions.pop(0)] = clocks[rank]
-        assert sum(map(len, waiting)) < left, waiting
-    busy = sum(3 for actions in order for kind, _, _ in actions if kind == "F")
-    return 1 - busy / (max(clocks) * len(order))
-
-
 def kept(actions: list[tuple[str, int, int]]) -> int:
     """How many passes through a stage have activations at the same time, at most."""
     return max(accumulate(1 if kind == "F" else -1 for kind, _, _ in actions))
@@ -118,7 +96,9 @@ def kept(actions: list[tuple[str, int, int]]) -> int:
 def test_idle_share_and_memory_are_those_of_the_schedule(ranks: int, micro_batches: int, changes: Settings) -> None:
     run = config(ranks, micro_batches, **changes)
     order = torch_order(run)
-    assert schedule.idle_share(run, degrees_of(run)) == pytest.approx(idle(order))
+    # a backward pass takes twice as long as a forward pass
+    timed = [[(*action, {"F": 1.0, "B": 2.0}[action[0]]) for action in actions] for actions in order]
+    assert schedule.idle_share(run, degrees_of(run)) == pytest.approx(idle(timed))
     own = schedule.stages_per_rank(run)
     assert schedule.in_flight(run, degrees_of(run)) == [math.ceil(kept(actions) / own) for actions in order]
 
