@@ -7,6 +7,7 @@ before, of a model with four layers less that of one with two.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, context_parallel, gated_mlp, rms_norm
+from hyperpod_ft.engines.torch.model import (
+    activations,
+    attention,
+    context_parallel,
+    gated_mlp,
+    rms_norm,
+    tensor_parallel,
+)
+from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -40,6 +51,18 @@ MODEL: dict[str, Any] = {
 }
 
 
+# what differs in other families
+_GPT = {"num_key_value_heads": None, "n_inner": 352, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+OWN: dict[str, dict[str, Any]] = {
+    "gemma2": {"pad_token_id": 0, "attn_logit_softcapping": 50.0},
+    "gemma3_text": {"pad_token_id": 0},
+    "gpt2": _GPT | {"n_embd": 128, "n_head": 8, "n_positions": LENGTH},
+    "gpt_neox": {"num_key_value_heads": None, "attention_dropout": 0.0, "hidden_dropout": 0.0},
+    "gptj": _GPT | {"n_embd": 128, "n_head": 8, "n_positions": LENGTH, "rotary_dim": 8},
+    "phi3": {"num_key_value_heads": 8, "pad_token_id": 0},
+}
+
+
 @dataclass(frozen=True)
 class Choice:
     """What the memory of activations depends on."""
@@ -50,6 +73,8 @@ class Choice:
     family: str = "llama"
     dropout: float = 0.0
     dora: bool = False
+    tensor_parallel: int = 1
+    sequence_parallel: bool | None = None
     context_parallel: int = 1
 
     def config(self) -> RunConfig:
@@ -60,7 +85,7 @@ class Choice:
                 "cluster": {"instance_type": "local"},
                 "model": {"source": "any/model"},
                 "dataset": {"source": "any/data", "format": "dolly", "max_length": LENGTH},
-                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora},
+                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora, "target_modules": self._linears()},
                 "training": {
                     "method": self.method,
                     "precision": self.precision,
@@ -68,11 +93,18 @@ class Choice:
                     "micro_batch_size": ROWS,
                 },
                 "parallelism": {
-                    "ranks_per_node": self.context_parallel,
+                    "ranks_per_node": self.tensor_parallel * self.context_parallel,
+                    "tensor_parallel": self.tensor_parallel,
+                    "sequence_parallel": self.sequence_parallel,
                     "context_parallel": self.context_parallel,
                 },
             }
         )
+
+    def _linears(self) -> list[str]:
+        family = family_of(self.family)
+        assert family is not None
+        return [path.rpartition(".")[2] for path in (*family.columns, *family.rows)]
 
 
 def estimated(choice: Choice) -> float:
@@ -86,8 +118,8 @@ def measured(choice: Choice) -> float:
 
 
 def _per_layer(choice: Choice, total: Any) -> float:
-    values = MODEL | {"model_type": choice.family, "head_dim": 16}
-    few, many = (total(choice, values | {"num_hidden_layers": layers}) for layers in (2, 4))
+    values = MODEL | {"model_type": choice.family, "head_dim": 16} | OWN.get(choice.family, {})
+    few, many = (total(choice, values | dict.fromkeys(("num_hidden_layers", "n_layer"), layers)) for layers in (2, 4))
     return float(many - few) / 2
 
 
@@ -108,29 +140,36 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
     if choice.method == "lora":
         adapters.adapt(model, config.lora, seed=0)
         # as adapters of earlier layers do
-        model.model.embed_tokens.register_forward_hook(lambda _, args, output: output.requires_grad_())
-    activations.checkpoint_layers(model.model.layers, config.training)
+        model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_())
+    family = family_of(choice.family)
+    assert family is not None
     positions = torch.arange(LENGTH).expand(ROWS, -1)
-    with _rank_of(choice.context_parallel) as chunk, _Made() as made:
-        output = model.model(
-            input_ids=chunk.of(positions) % values["vocab_size"],
-            position_ids=chunk.of(positions),
-            attention_mask=attention.document_bounds(positions),
-            use_cache=False,
-        )
-        found = made.bytes()
+    with rank_of(choice) as (tp, chunk):
+        if tp.size() > 1:
+            sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
+            tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
+        activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
+        with _Made() as made:
+            output = model.base_model(
+                input_ids=chunk.of(positions) % values["vocab_size"],
+                position_ids=chunk.of(positions),
+                attention_mask=attention.document_bounds(positions),
+                use_cache=False,
+            )
+            found = made.bytes()
     assert output.last_hidden_state.requires_grad
     return found
 
 
 @contextlib.contextmanager
-def _rank_of(ranks: int) -> Iterator[context_parallel.Chunk]:
-    """The first of some ranks that share rows; it receives nothing from the others, only memory."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Chunk]]:
+    """The first of some ranks that share rows or layers; it receives nothing from the others, only memory."""
+    degrees = (choice.context_parallel, choice.tensor_parallel)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(degrees))
     try:
-        mesh = init_device_mesh("cpu", (ranks,))
-        context_parallel.divide_attention(mesh)
-        yield context_parallel.chunk_of(mesh)
+        mesh = init_device_mesh("cpu", degrees, mesh_dim_names=("cp", "tp"))
+        context_parallel.divide_attention(mesh["cp"])
+        yield mesh["tp"], context_parallel.chunk_of(mesh["cp"])
     finally:
         AttentionInterface.register(attention.NAME, attention.attend)
         dist.destroy_process_group()

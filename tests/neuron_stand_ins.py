@@ -1,7 +1,11 @@
-"""A Python environment of stand-ins for AWS's packages: engine neuron's jobs run in it, and compile and train nothing.
+"""Python environments of stand-ins for AWS's packages.
 
-`neuron_parallel_compile` is tests/stand_ins/neuron_parallel_compile; the engine's trial only writes down how it was
-started, as `rank<N>.json` in the run directory.
+Engine neuron's jobs compile and train nothing in theirs. `neuron_parallel_compile` is
+tests/stand_ins/neuron_parallel_compile; the engine's trial only writes down how it was started, as `rank<N>.json` in
+the run directory.
+
+Engine torch's jobs train on the CPU in theirs, which they take for Trainium. torch.compile leaves a file in the cache
+of compiled graphs for each graph that is not there, and runs the graph as it is.
 """
 
 import shutil
@@ -15,14 +19,14 @@ from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Loaded by every interpreter of the job: engine neuron becomes the stand-in below.
+# Loaded by every interpreter of the job: an engine becomes the stand-in below.
 SITE = """
 import importlib.abc, importlib.util, sys
 from pathlib import Path
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "hyperpod_ft.engines.neuron.loop":
+        if name == "hyperpod_ft.engines.ENGINE.loop":
             return importlib.util.spec_from_file_location(name, Path(__file__).with_name("stand_in_engine.py"))
 
 sys.meta_path.insert(0, Patch())
@@ -40,14 +44,42 @@ def precompile(run, processes):
     return {"trial_steps": run.config.neuron.precompile_steps}
 """
 
+TORCH_ENGINE = """
+import hashlib, importlib, os, struct
+from pathlib import Path
+import torch
+from hyperpod_ft.engines.torch import devices, mesh
 
-def environment(directory: Path) -> Path:
+mesh.device_of = lambda *_: torch.device("cpu")
+devices.fixed_shapes = lambda device: True
+compile_with = torch.compile
+
+def compiled(graph, inputs):
+    key = hashlib.sha256((graph.code + str([x.shape for x in inputs])).encode()).hexdigest()
+    neff = Path(os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"], key[:2], key[2:4], key + ".neff")
+    if not neff.exists():
+        neff.parent.mkdir(parents=True, exist_ok=True)
+        neff.write_bytes(struct.pack("<QQQ", 2, 1024, 4).ljust(1028, b"x"))
+    return graph.forward
+
+torch.compile = lambda function, **options: compile_with(function, **options | {"backend": compiled})
+path = Path(mesh.__file__).with_name("loop.py")
+exec(compile(path.read_text(), path, "exec"))
+"""
+
+
+def torch_environment(directory: Path) -> Path:
+    """Make engine torch's environment in `directory`; gives its interpreter."""
+    return environment(directory, "torch", TORCH_ENGINE)
+
+
+def environment(directory: Path, engine: str = "neuron", module: str = ENGINE) -> Path:
     """Make the environment in `directory`; gives its interpreter, which is this one with the stand-ins."""
     programs, modules = directory / "bin", directory / "modules"
     programs.mkdir(parents=True)
     modules.mkdir()
-    (modules / "sitecustomize.py").write_text(SITE)
-    (modules / "stand_in_engine.py").write_text(ENGINE)
+    (modules / "sitecustomize.py").write_text(SITE.replace("ENGINE", engine))
+    (modules / "stand_in_engine.py").write_text(module)
     python = programs / "python"
     python.write_text(
         # the health of this node, which has no Neuron devices, is not asked for

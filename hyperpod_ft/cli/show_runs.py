@@ -101,6 +101,8 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
     print(f"Submitted {run.config.name}/{run.plan.run_id}: " + ", ".join(f"{j.stage} {j.job_id}" for j in jobs))
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
+    if run.proposal:
+        print(f"Degrees chosen: {run.plan.degrees} (`hyperpod-ft plan` shows why)")
     print(f"Run directory: {shown(run.directory)}")
     print("Follow it: hyperpod-ft status, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
 

@@ -1,10 +1,15 @@
 """The hardware of a node of each instance type.
 
-Sources: AWS's instance pages; the Neuron documentation's architecture pages (Trainium: 190 TFLOPS in bf16 and 32 GiB
-for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets (dense bf16: A100 312, H100 and H200 989,
-A10G 70). Links: NVIDIA's data sheets (NVLink: A100 600 GB/s, H100 and H200 900; A10 on PCIe Gen4: 64) and the Neuron
-documentation (NeuronLink-v3: 1.28 TB/s a chip) count both directions; AWS's instance pages give a node's network: P4d
-400 Gbit/s, P5 3,200, G5 100, trn2.3xlarge 200, trn2.48xlarge 3,200, trn1 800 and trn1n 1,600.
+Sources: EC2's DescribeInstanceTypes (GPUs and their memory, EFA interfaces); the Neuron documentation's architecture
+pages (Trainium: 190 TFLOPS in bf16 and 32 GiB for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets
+(dense bf16: A100 312, H100 and H200 989, B200 and B300 2250, A10G 70, L4 121, L40S 362). Links: NVIDIA's data sheets
+(NVLink: A100 600 GB/s, H100 and H200 900, B200 and B300 1,800; A10G, L4 and L40S on PCIe Gen4: 64) and the Neuron
+documentation (NeuronLink-v3: 1.28 TB/s a chip) count both directions. AWS's instance pages give a node's network: P4d
+400 Gbit/s, P5 3,200, P6-B200 3,200, P6-B300 6,400, trn2.3xlarge 200, trn2.48xlarge 3,200, trn1 800 and trn1n 1,600; for
+G5, G6 and G6e it is EC2's, the baseline.
+
+HyperPod's API accepts no trn3 type yet. It accepts p6e-gb200.36xlarge, whose hosts have ARM processors, for which the
+kit was never installed.
 """
 
 from dataclasses import dataclass
@@ -22,9 +27,9 @@ class Instance:
     device_gib: int = 0  # memory of one chip, GiB
     device_tflops: float = 0.0  # of one chip, dense bf16, 1e12 operations a second
     efa: int = 0  # network interfaces
-    network_gbit: int = 0  # of the node, 1e9 bits a second in each direction
+    network_gbit: float = 0  # of the node, 1e9 bits a second in each direction
     device_link_gbs: float = 0.0  # of one chip to the others of its node, 1e9 bytes a second in each direction
-    tensor_parallel: int = 1  # default of engine neuron
+    tensor_parallel: int = 1  # default of both engines on Trainium
 
     @property
     def has_accelerators(self) -> bool:
@@ -59,8 +64,28 @@ def _trainium(name: str, chips: int, cores: int, efa: int, network: int, lnc: in
     return Instance(name, "neuron", ranks, chips, lnc, gib, tflops, efa, network, link, degree)
 
 
-def _gpus(name: str, gib: int, tflops: float, efa: int, network: int, link: float) -> Instance:
-    return Instance(name, "cuda", 8, 8, 1, gib, tflops, efa, network, link)
+def _gpus(name: str, gib: int, tflops: float, efa: int, network: float, link: float, count: int = 8) -> Instance:
+    """`gib`: of each GPU."""
+    return Instance(name, "cuda", count, count, 1, gib, tflops, efa, network, link if count > 1 else 0.0)
+
+
+# GPUs of the sizes of g5, g6 and g6e; of each family EFA interfaces and network
+_G_GPUS = {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}  # others have one
+_G5_NETWORK = {
+    **{"xlarge": (0, 2.5), "2xlarge": (0, 5), "4xlarge": (0, 10), "8xlarge": (1, 25), "16xlarge": (1, 25)},
+    **{"12xlarge": (1, 40), "24xlarge": (1, 50), "48xlarge": (1, 100)},
+}
+_G6E_NETWORK = {
+    **{"xlarge": (0, 2.5), "2xlarge": (0, 5), "4xlarge": (0, 20), "8xlarge": (1, 25), "16xlarge": (1, 35)},
+    **{"12xlarge": (1, 100), "24xlarge": (2, 200), "48xlarge": (4, 400)},
+}
+
+
+def _g_family(family: str, gib: int, tflops: float, networks: dict[str, tuple[int, float]]) -> list[Instance]:
+    return [
+        _gpus(f"{family}.{size}", gib, tflops, efa, network, 32, _G_GPUS.get(size, 1))
+        for size, (efa, network) in networks.items()
+    ]
 
 
 CATALOGUE: dict[str, Instance] = {
@@ -71,11 +96,21 @@ CATALOGUE: dict[str, Instance] = {
         _trainium("trn1n.32xlarge", 16, 2, efa=16, network=1600),
         _trainium("trn2.3xlarge", 1, 8, efa=1, network=200, lnc=2),
         _trainium("trn2.48xlarge", 16, 8, efa=16, network=3200, lnc=2),
-        _gpus("g5.48xlarge", 24, 70.0, efa=1, network=100, link=32),
         _gpus("p4d.24xlarge", 40, 312.0, efa=4, network=400, link=300),
         _gpus("p4de.24xlarge", 80, 312.0, efa=4, network=400, link=300),
         _gpus("p5.48xlarge", 80, 989.4, efa=32, network=3200, link=450),
+        _gpus("p5.4xlarge", 80, 989.4, efa=1, network=100, link=450, count=1),
         _gpus("p5e.48xlarge", 141, 989.4, efa=32, network=3200, link=450),
         _gpus("p5en.48xlarge", 141, 989.4, efa=16, network=3200, link=450),
+        _gpus("p6-b200.48xlarge", 179, 2250.0, efa=8, network=3200, link=900),
+        _gpus("p6-b300.48xlarge", 268, 2250.0, efa=16, network=6400, link=900),
+        *_g_family("g5", 22, 70.0, _G5_NETWORK),
+        *_g_family("g6", 22, 121.0, _G5_NETWORK),
+        *_g_family("g6e", 44, 362.05, _G6E_NETWORK),
     )
 }
+
+
+def names() -> list[str]:
+    """The types, for an error: those of a family of GPUs are one name."""
+    return sorted({f"{name.partition('.')[0]}.*" if it.device == "cuda" else name for name, it in CATALOGUE.items()})

@@ -29,7 +29,7 @@ from hyperpod_ft.config.fields import (
     shortened,
     shown,
 )
-from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE, names
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
@@ -106,7 +106,7 @@ class Cluster(Section):
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
         if name not in CATALOGUE:
-            raise ValueError(f"unknown instance type; known: {', '.join(sorted(CATALOGUE))}")
+            raise ValueError(f"unknown instance type; known: {', '.join(names())}")
         return name
 
     @field_validator("environment")
@@ -138,7 +138,7 @@ class PythonEnvironment(Section):
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
-        description="Engine neuron: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
+        description="On Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
         " package indexes (AWS's Neuron repository and PyTorch's index of CPU builds), or directories of wheels. If"
         " not set, pip's own configuration must name them.",
     )
@@ -411,8 +411,8 @@ class Parallelism(Section):
     )
     tensor_parallel: PositiveInt | None = Field(
         None,
-        description="Number of ranks, on one node, that share each layer's matrices. If not set: with engine neuron 8"
-        " on trn1 and 4 on trn2, otherwise 1.",
+        description="Number of ranks, on one node, that share each layer's matrices. If not set: 8 on trn1, 4 on trn2,"
+        " otherwise 1.",
     )
     pipeline_parallel: PositiveInt = Field(
         1,
@@ -521,7 +521,9 @@ class RunConfig(Section):
     name: Annotated[
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
-    engine: EngineName = Field(description="`torch` (CPU, CUDA; TorchNeuron, untested) or `neuron` (trn1, trn2).")
+    engine: EngineName = Field(
+        description="`torch` (CPU, CUDA, trn2) or `neuron` (PyTorch/XLA on trn1, trn2); docs/trainium.md compares them."
+    )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)

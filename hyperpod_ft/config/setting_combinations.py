@@ -17,6 +17,15 @@ FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 # optimum-neuron 0.4.5 (utils/cache_utils.py) reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
 _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 
+# Host memory that TorchNeuron would read while the program continues is not known to exist; small moments and weights
+# in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU.
+_NOT_ON_TRAINIUM = {
+    "parallelism.offload": "none",
+    "training.activation_offload": False,
+    "training.optimizer_state": "fp32",
+    "lora.quantization": "none",
+}
+
 # Of T5: the embedding, which encoder, decoder and, in some models, the output layer share; the bias of all layers.
 _SHARED_MODULES = {"shared", "embed_tokens", "lm_head", "relative_attention_bias"}
 
@@ -100,8 +109,8 @@ def _check_torch(config: RunConfig) -> None:
     instance_type = config.cluster.instance_type
     if instance_type.startswith("trn1"):
         raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
-    if CATALOGUE[instance_type].device == "neuron" and config.env.python is None:
-        raise ValueError("env.python: engine torch on trn2 needs an interpreter that has TorchNeuron; set it")
+    if CATALOGUE[instance_type].device == "neuron":
+        _check_torch_neuron(config)
     given = config.parallelism
     if given.degrees == "auto":
         for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
@@ -120,6 +129,22 @@ def _check_torch(config: RunConfig) -> None:
         if (config.parallelism.tensor_parallel or 1) > 1:
             raise ValueError(
                 "lora.quantization: a weight in 4 bits cannot be divided; set parallelism.tensor_parallel to 1"
+            )
+
+
+def _check_torch_neuron(config: RunConfig) -> None:
+    """What engine torch has not on Trainium."""
+    _check_neuron_variables(config)
+    if config.lora.dropout and config.training.activation_checkpointing != "none":
+        raise ValueError(
+            "lora.dropout: with activation_checkpointing, compiled layers keep the state of a random generator, which"
+            " engine torch avoids on trn2; set dropout to 0, or activation_checkpointing to none"
+        )
+    for key, unset in _NOT_ON_TRAINIUM.items():
+        section, _, name = key.partition(".")
+        if getattr(getattr(config, section), name) not in (unset, None):
+            raise ValueError(
+                f"{key}: engine torch does not have it on trn2; set it to {str(unset).lower()} or leave it out"
             )
 
 
@@ -182,8 +207,23 @@ def _check_compilation(config: RunConfig) -> None:
         )
     if "NEURON_COMPILE_CACHE_URL" in given or re.search(r"--(cache_dir|no.cache)", flags):
         raise ValueError("cluster.environment: the kit sets the directory of the Neuron compile cache; leave it out")
+    _check_grouping(config)
+
+
+def _check_neuron_variables(config: RunConfig) -> None:
+    """The kit sets how cores are grouped (LNC), and the cache that `precompile` and `train` share."""
+    given = config.cluster.environment
+    if {"TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR", "TORCH_NEURONX_DEBUG_DIR"} & given.keys():
+        raise ValueError("cluster.environment: the kit sets the directories of compiled graphs; leave them out")
+    if given.get("TORCH_NEURONX_NEFF_DISABLE_CACHE", "0").lower() not in ("", "0", "false", "no"):
+        raise ValueError("cluster.environment: stage precompile needs the cache of compiled graphs; leave it on")
+    _check_grouping(config)
+
+
+def _check_grouping(config: RunConfig) -> None:
+    given = config.cluster.environment
     grouping = {"NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"} & given.keys()
-    if grouping or re.search(r"--(lnc|logical.nc.config)\b", flags):
+    if grouping or re.search(r"--(lnc|logical.nc.config)\b", given.get("NEURON_CC_FLAGS", "")):
         raise ValueError(
             "cluster.environment: the kit sets how NeuronCores are grouped (LNC), by the instance type; leave it out"
         )

@@ -13,7 +13,10 @@ Model FLOPs exclude what gradient checkpointing recomputes, so utilization measu
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ft.planning.families import family_of
+
 _NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+_POSITIONS = "max_position_embeddings"
 # mixture of experts: a token passes through only some of them
 _MIXTURES = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -32,14 +35,17 @@ def flops_per_token(
     whole model with its adapters; trainable are either all parameters or the adapters. `tied`: the embedding is also
     the output matrix, and is counted once.
     """
-    if not all(isinstance(model_config.get(key), int) for key in _NEEDED) or any(
-        model_config.get(key) for key in _MIXTURES
-    ):
+    family = family_of(str(model_config.get("model_type", "")))
+    spelled = family.keys if family else {}
+    found = {key: model_config.get(spelled.get(key, key)) for key in (*_NEEDED, _POSITIONS)}
+    if not all(isinstance(found[key], int) for key in _NEEDED) or any(model_config.get(key) for key in _MIXTURES):
         return None
-    hidden, vocabulary, layers, heads = (int(model_config[key]) for key in _NEEDED)
+    hidden, vocabulary, layers, heads = (int(found[key] or 0) for key in _NEEDED)
     head_size = int(model_config.get("head_dim") or hidden // heads)
     # an embedding is looked up, not multiplied, unless it is also the output matrix
     lookup = 0 if tied else vocabulary * hidden
+    if family and family.positions:
+        lookup += int(found[_POSITIONS] or 0) * hidden
     multiplied = total_parameters - lookup
     trained = min(trainable_parameters, multiplied)
     attention = 12 * layers * heads * head_size * sequence_length

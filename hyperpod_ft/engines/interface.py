@@ -29,8 +29,8 @@ class Engine(Protocol):
         """
 
     def precompile(self, run: Run, processes: Processes) -> dict[str, Any]:
-        """Trace the graphs of training in a few steps, whose results are discarded.
+        """Run what training runs, in a few steps whose results are discarded, so that it is compiled.
 
-        Only for engines that compile ahead (neuron). Takes `config.neuron.precompile_steps` steps, may write to
-        `run.trial`, and returns facts for the record of stage precompile. Called on every rank.
+        Called on every rank where the engine's rules have stage precompile. May write to `run.trial`. Returns facts for
+        the stage's record.
         """

@@ -16,7 +16,7 @@ def flops_per_token(shape: T5Shape, dataset: Dataset, targets: frozenset[str], r
     assert dataset.max_target_length is not None
     source, target = dataset.max_length, dataset.max_target_length
     of_source = of_target = 0
-    for name, (inputs, outputs) in shape.linears.items():
+    for name, (inputs, outputs) in shape.matrices.items():
         encoder, decoder = shape.times(name)
         crossing = shape.decoder_layers if name in ("k", "v") else 0
         of_source += (encoder + crossing) * inputs * outputs

@@ -38,6 +38,13 @@ def install(python: Path, pins: Path) -> None:
     _pip(python, ("--requirement", str(pins)), "the package index")
 
 
+def install_others(python: Path, pins: Path) -> None:
+    """Install those packages of a requirements file that come from no Neuron repository; the others must be there."""
+    lines = read_pins(pins)
+    neuron = from_neuron_repositories(lines)
+    _pip(python, [line for line in lines if line not in neuron], "the package index")
+
+
 def install_neuron(python: Path, pins: Path, repositories: Sequence[str]) -> None:
     """Install a requirements file; its Neuron packages and torch come from `repositories`, see above.
 

@@ -1,6 +1,7 @@
 """Create virtual environments, with the kit's own interpreter, one found on the node, or one installed by uv."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,10 +9,9 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError, last_line
 
-# optimum-neuron 0.4.5: >=3.10,<3.12
-NEURON_VERSIONS = ("3.11", "3.10")
 # The packages take about half of it; pip unpacks next to what it installs.
 NEURON_DISK_GB = 10
+_IMAGES_ENVIRONMENTS = "aws_neuronx_venv_torch_neuronx_*/bin/python"  # in /opt, in AWS's machine images
 _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
 
@@ -20,8 +20,10 @@ def create_like_this_one(environment: Path) -> None:
     _create([sys.executable, "-m", "venv", str(environment)])
 
 
-def create_environment(environment: Path, shared: Path, disk_gb: float = NEURON_DISK_GB) -> None:
-    """Create a virtual environment with a Python that optimum-neuron supports.
+def create_environment(
+    environment: Path, shared: Path, versions: tuple[str, ...], disk_gb: float = NEURON_DISK_GB
+) -> None:
+    """Create a virtual environment with a Python of one of these versions.
 
     A Python that uv must download is stored in `shared`, because every node uses it. Raises UserError when there is
     no suitable Python, or less than `disk_gb` (1e9 bytes) of free space.
@@ -32,16 +34,30 @@ def create_environment(environment: Path, shared: Path, disk_gb: float = NEURON_
             f"{environment.parent}: {free:.1f} GB free; a Neuron environment needs {disk_gb:g} GB",
             "free space, or set cluster.root to a larger volume",
         )
-    if python := find(NEURON_VERSIONS):
+    if python := find(versions):
         _create([python, "-m", "venv", str(environment)])
     elif uv := shutil.which("uv"):
         settings = {"UV_PYTHON_INSTALL_DIR": str(shared / "python"), "UV_PYTHON_PREFERENCE": "only-managed"}
-        _create([uv, "venv", "--quiet", "--seed", "--python", NEURON_VERSIONS[0], str(environment)], settings)
+        _create([uv, "venv", "--quiet", "--seed", "--python", versions[0], str(environment)], settings)
     else:
         raise UserError(
-            f"env: no Python {' or '.join(NEURON_VERSIONS)} with ensurepip on this node, and no uv to install one",
+            f"env: no Python {' or '.join(versions)} with ensurepip on this node, and no uv to install one",
             "install one on every node, or uv on this one, or set env.python to one with the Neuron packages",
         )
+
+
+def torch_neuron_of_image(directory: Path = Path("/opt")) -> Path | None:
+    """The interpreter of TorchNeuron's environment in AWS's machine images (DLAMI), the newest; None elsewhere."""
+    found = sorted(directory.glob(_IMAGES_ENVIRONMENTS), key=lambda path: [*map(int, re.findall(r"\d+", str(path)))])
+    return found[-1] if found else None
+
+
+def create_above(base: Path, environment: Path) -> None:
+    """Create a virtual environment that also has the packages of `base`, the interpreter of another one."""
+    _create([str(base), "-m", "venv", str(environment)])
+    for site_packages in environment.glob("lib/python*/site-packages"):
+        beneath = base.parent.parent / site_packages.relative_to(environment)
+        (site_packages / "beneath.pth").write_text(f"{beneath}\n", encoding="utf-8")
 
 
 def find(versions: tuple[str, ...]) -> str | None:

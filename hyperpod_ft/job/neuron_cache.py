@@ -1,5 +1,7 @@
 """The Neuron compile cache on disk: its compiled graphs, its damaged entries, and the jobs that use it.
 
+Engine neuron (PyTorch/XLA) has a directory for each graph:
+
     <cache>/neuronxcc-<version>/MODULE_<hash of the graph>+<hash of the compiler's flags>/
         model.hlo_module.pb[.gz], compile_flags.json   the graph, as it was extracted
         model.hlo_module.pb.lock                       while a process compiles it; a killed compiler leaves it behind,
@@ -9,6 +11,11 @@
 
 Sources: AWS's Neuron documentation ("Neuron Persistent Cache", "neuron_parallel_compile CLI", "Work with NEFF Files");
 huggingface.co/aws-neuron/optimum-neuron-cache, which is such a directory; for the locks, reports by users.
+
+Engine torch (TorchNeuron) has a file for each, which appears under this name when it is whole; its locks are elsewhere,
+and end with their processes (read in torch-neuronx's code, csrc/core/cache/):
+
+    <cache>/ab/cd/abcd....neff
 """
 
 import contextlib
@@ -39,18 +46,23 @@ def unfinished(cache: Path) -> dict[str, str]:
 
 
 def why_unfinished(entry: Path) -> str:
-    """Why an entry is unusable; empty when it has a whole NEFF and is marked as done."""
-    if not (entry / "model.done").is_file():
+    """Why an entry is unusable; empty when it has a whole NEFF, and a directory is marked as done."""
+    if entry.is_dir() and not (entry / "model.done").is_file():
         return _first_line(entry / "model.log") or "not compiled"
-    neff = entry / "model.neff"
+    neff = neff_of(entry)
     try:
         size = neff.stat().st_size
         with neff.open("rb") as stream:
             header_bytes, data_bytes = _NEFF_SIZES.unpack(stream.read(_NEFF_SIZES.size))
     except (OSError, struct.error):
-        return _first_line(entry / "model.log") or "marked as done, but has no NEFF"
+        return _first_line(entry / "model.log") or "has no NEFF"
     whole = max(header_bytes, _NEFF_HEADER_BYTES) + data_bytes
     return "" if size >= whole else f"its NEFF has {size} of {whole} bytes"
+
+
+def neff_of(entry: Path) -> Path:
+    """The compiled graph of an entry."""
+    return entry / "model.neff" if entry.is_dir() else entry
 
 
 @contextlib.contextmanager
@@ -78,11 +90,11 @@ def repair(cache: Path, *, alone: bool) -> list[str]:
     removed = []
     for entry in sorted(_entries(cache)):
         abandoned = alone or _seconds_untouched(entry) > _ABANDONED_SECONDS
-        broken = (entry / "model.done").exists()
+        broken = entry.is_file() or (entry / "model.done").exists()
         if why_unfinished(entry) and (abandoned or broken):
             publish.remove(entry)
             removed.append(_name(cache, entry))
-        elif abandoned:
+        elif abandoned and entry.is_dir():
             for lock in entry.glob("*.lock"):
                 lock.unlink(missing_ok=True)
                 removed.append(_name(cache, lock))
@@ -96,7 +108,8 @@ def print_removed(stage: str, removed: Sequence[str]) -> None:
 
 
 def _entries(cache: Path) -> Iterator[Path]:
-    return (entry for entry in cache.glob("neuronxcc-*/MODULE_*") if entry.is_dir())
+    yield from (entry for entry in cache.glob("neuronxcc-*/MODULE_*") if entry.is_dir())
+    yield from cache.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*.neff")
 
 
 def _name(cache: Path, path: Path) -> str:
@@ -113,6 +126,7 @@ def _first_line(path: Path) -> str:
 
 def _seconds_untouched(entry: Path) -> float:
     try:
-        return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
+        within = list(entry.iterdir()) if entry.is_dir() else []
+        return time.time() - max(path.stat().st_mtime for path in (entry, *within))
     except FileNotFoundError:  # another job is changing it
         return 0.0

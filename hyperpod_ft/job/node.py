@@ -3,7 +3,7 @@
     python -m hyperpod_ft.job.node RUN_DIR [--precompile]
 
 In a Slurm job step the torchruns of all nodes meet at the first node. Without Slurm every rank runs on this machine.
-With `--precompile` the ranks run a trial under `neuron_parallel_compile` (stage precompile).
+With `--precompile` the ranks run a trial (stage precompile), with engine neuron under `neuron_parallel_compile`.
 """
 
 import os
@@ -27,7 +27,7 @@ MASTER_PORTS = range(10_000, 20_000)
 def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precompile: bool) -> list[str]:
     """The command line that starts this node's ranks."""
     command = [
-        *(["neuron_parallel_compile"] if precompile else []),
+        *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
         *(str(run.python), "-m", "hyperpod_ft.job.torchrun"),
         *rendezvous,
         f"--node-rank={node_rank}",
@@ -81,7 +81,7 @@ def main() -> None:
         print_error(step.node, str(error))
         sys.exit(1)
     command = torchrun_command(run, meeting, step.node_number, precompile=options == [_PRECOMPILE])
-    first = rules_of(run.config.engine).program_directories(run.python)
+    first = rules_of(run.config.engine).program_directories(run.config, run.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant
 

@@ -1,13 +1,16 @@
 """Checks before any job is submitted: what a submission would do, and what it refuses."""
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.data.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.runs.base_model import config_directory
@@ -84,7 +87,21 @@ def check(run: Run) -> Fit | None:
         # a chat takes the model's own template
         if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
-    if run.config.env.python and not Path(run.config.env.python).exists():
-        raise UserError(f"env.python: no such file: {run.config.env.python}", "correct it, or leave it out")
+    if run.config.env.python:
+        _check_python(run, Path(run.config.env.python))
     directory = config_directory(run.config)
     return check_model_directory(run.config, run.plan.degrees, directory) if directory else None
+
+
+def _check_python(run: Run, python: Path) -> None:
+    if not python.exists():
+        raise UserError(f"env.python: no such file: {python}", "correct it, or leave it out")
+    kind = environment_kind(rules_of(run.config.engine).environment_name(run.config))
+    versions = PYTHON_VERSIONS.get(kind)
+    named = re.fullmatch(r"python(3\.\d+)", python.resolve().name)
+    if versions and named and named[1] not in versions:
+        raise UserError(
+            f"env.python: {python} is Python {named[1]}, and engine {run.config.engine} on"
+            f" {run.config.cluster.instance_type} needs {' or '.join(versions)}",
+            "choose another interpreter, or leave it out",
+        )

@@ -12,7 +12,7 @@ import jinja2
 
 from hyperpod_ft import __version__
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.planning import neuron_environment
+from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE, shell_templates
@@ -55,6 +55,7 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
     return template.render(
         stage=stage.name,
         name=run.config.name,
+        engine=run.config.engine,
         job_comment=run.job_comment,
         run_dir=run.directory,
         job_name=run.job_name(stage.name),
@@ -72,7 +73,7 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
         code=kit.code,
         allocation=ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices
-        neuron=neuron_environment.variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
+        neuron=rules_of(run.config.engine).variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
         version=__version__,
     )
 

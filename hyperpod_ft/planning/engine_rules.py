@@ -15,17 +15,26 @@ from hyperpod_ft.planning.model_shape import ModelShape
 class EngineRules(Protocol):
     """The contents of an engine's module of rules. Every `check_` function raises UserError."""
 
-    PRECOMPILES: bool
-    """Whether its graphs are compiled before training, by stage precompile."""
-
-    GENERATES_ON_ACCELERATORS: bool
-    """Whether stage generate uses the accelerators; otherwise it runs on CPUs."""
-
-    IMPORTS: tuple[str, ...]
-    """Modules that its Python environment must have, besides those of the kit's own code."""
+    TRIAL_LAUNCHER: tuple[str, ...]
+    """The command under which stage precompile starts a node's ranks, if it needs one."""
 
     MEMORY_SETTINGS: tuple[tuple[str, Any], ...]
     """Settings of this engine alone that save memory: keys of the run file and their values, the cheapest first."""
+
+    def precompiles(self, config: RunConfig) -> bool:
+        """Whether its graphs are compiled before training, by stage precompile."""
+
+    def generates_on_accelerators(self, config: RunConfig) -> bool:
+        """Whether stage generate uses the accelerators; otherwise it runs on CPUs."""
+
+    def imports(self, config: RunConfig) -> tuple[str, ...]:
+        """Modules that its Python environment must have, besides those of the kit's own code."""
+
+    def variables(self, config: RunConfig, cache: Path) -> dict[str, str]:
+        """Environment variables of the jobs that compile and train, where stage precompile fills `cache`."""
+
+    def graph_settings(self, config: RunConfig) -> dict[str, str]:
+        """Those of them that change the compiled graphs."""
 
     def environment_name(self, config: RunConfig) -> str:
         """Name of the file in pins/ with the packages of its Python environment."""
@@ -33,7 +42,7 @@ class EngineRules(Protocol):
     def packages_remedy(self, config: RunConfig) -> str:
         """What to do when its Python environment lacks a package."""
 
-    def program_directories(self, python: Path) -> tuple[Path, ...]:
+    def program_directories(self, config: RunConfig, python: Path) -> tuple[Path, ...]:
         """Where training looks for programs before PATH. `python` is the interpreter of its environment."""
 
     def training_settings(self, config: RunConfig) -> dict[str, Any]:
@@ -60,7 +69,7 @@ class EngineRules(Protocol):
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
         """What data-parallel ranks divide, for people to read; `shape` None: unknown."""
 
-    def explain_pipeline(self, config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
+    def explain_pipeline(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
         """How a pipeline is cut and what it loses, for people to read; None without one, or where others decide."""
 
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What a part of a linear's outputs is: the heads of queries, or of keys or of values, or units of the MLP.
-Outputs = Literal["queries", "keys", "units"]
+# What a part of a linear's outputs is: heads of queries; heads of keys or values; heads, each with its query, key and
+# value side by side; units of the MLP.
+Outputs = Literal["queries", "keys", "triples", "units"]
+Biased = Literal["columns", "output", "mlp", "norms", "head"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,14 @@ class Family:
     # What transformers' attention reads beside the weights: attributes proportional to the rank's query or key heads.
     query_attributes: tuple[str, ...] = ()
     key_attributes: tuple[str, ...] = ()
-    # How config.json spells what most families spell otherwise.
-    keys: Mapping[str, str] = field(default_factory=dict)
+    # What config.json leaves out: whether input and output embeddings are one matrix, and what has biases, where
+    # `attention_bias` and `mlp_bias` do not say so. `columns`: of attention; `output`: its last linear.
+    tied: bool = False
+    biases: frozenset[Biased] = frozenset()
+    norms: int = 2  # of a layer, at the model's width
+    wide_norms: bool = False  # of a form of their own, which keeps input and normalized tensor in fp32
+    shared_input: str | None = None  # the module whose output both attention and MLP take in, if it is one
+    keys: Mapping[str, str] = field(default_factory=dict)  # spellings in config.json that differ from most families'
 
 
 _LLAMA_COLUMNS: Mapping[str, tuple[Outputs, ...]] = {
@@ -49,7 +57,7 @@ _LLAMA_COLUMNS: Mapping[str, tuple[Outputs, ...]] = {
     "mlp.up_proj": ("units",),
 }
 _LLAMA_ROWS = ("self_attn.o_proj", "mlp.down_proj")
-_GPT2_KEYS = {
+_GPT2_KEYS: Mapping[str, str] = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
     "num_hidden_layers": "n_layer",
@@ -57,8 +65,12 @@ _GPT2_KEYS = {
 }
 
 FAMILIES: tuple[Family, ...] = (
-    Family(("llama", "mistral", "qwen2", "granite", "smollm3", "gemma2"), _LLAMA_COLUMNS, _LLAMA_ROWS),
-    Family(("qwen3", "gemma3_text"), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each"),
+    Family(("llama", "mistral", "granite"), _LLAMA_COLUMNS, _LLAMA_ROWS),
+    Family(("qwen2",), _LLAMA_COLUMNS, _LLAMA_ROWS, biases=frozenset({"columns"})),
+    Family(("smollm3",), _LLAMA_COLUMNS, _LLAMA_ROWS, tied=True),
+    Family(("gemma2",), _LLAMA_COLUMNS, _LLAMA_ROWS, tied=True, norms=4, wide_norms=True),
+    Family(("gemma3_text",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each", tied=True, norms=4, wide_norms=True),
+    Family(("qwen3",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="each"),
     Family(("olmo2",), _LLAMA_COLUMNS, _LLAMA_ROWS, head_norms="all"),
     Family(
         ("phi3",),
@@ -69,13 +81,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         ("gpt_neox",),
-        # each head's query, key and value are neighbors
-        columns={"attention.query_key_value": ("queries",), "mlp.dense_h_to_4h": ("units",)},
+        columns={"attention.query_key_value": ("triples",), "mlp.dense_h_to_4h": ("units",)},
         rows=("attention.dense", "mlp.dense_4h_to_h"),
         attention="attention",
         embedding="gpt_neox.embed_in",
         layers="gpt_neox.layers",
         last_norm="gpt_neox.final_layer_norm",
+        biases=frozenset({"columns", "output", "mlp", "norms"}),
     ),
     Family(
         ("gpt2",),
@@ -88,7 +100,9 @@ FAMILIES: tuple[Family, ...] = (
         last_norm="transformer.ln_f",
         transposed=True,
         query_attributes=("split_size", "num_heads"),
-        keys=_GPT2_KEYS,
+        tied=True,
+        biases=frozenset({"columns", "output", "mlp", "norms"}),
+        keys={**_GPT2_KEYS, "max_position_embeddings": "n_positions"},
     ),
     Family(
         ("gptj",),
@@ -104,6 +118,9 @@ FAMILIES: tuple[Family, ...] = (
         layers="transformer.h",
         last_norm="transformer.ln_f",
         query_attributes=("num_attention_heads",),
+        biases=frozenset({"mlp", "norms", "head"}),
+        norms=1,
+        shared_input="ln_1",
         keys=_GPT2_KEYS,
     ),
 )

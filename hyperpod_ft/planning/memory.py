@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.model_shape import COLUMN_PARALLEL, ModelShape
+from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 GIB = 2**30
 # Share of a rank's memory for the runtime, compiled programs, collectives' buffers and short-lived tensors of the
@@ -67,7 +67,8 @@ class StageShare:
 class KeptTensors:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
-    outside_share: float  # of the tensors outside attention and MLP, what a rank has: 1 without sequence parallelism
+    outside_share: float  # of the tensors between attention and MLP, what a rank has: 1 without sequence parallelism
+    input_share: float  # of those that attention, MLP and the loss take in
     attention: float  # bytes per token of attention, before tensor parallelism divides them
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
@@ -85,32 +86,27 @@ def stage_shares(
     config: RunConfig,
     degrees: Degrees,
     shape: ModelShape,
-    *,
-    vocabulary_ranks: int = 1,
-    kv_copies: int = 1,
     layers_of: Sequence[int] | None = None,
     in_flight: Sequence[int] | None = None,
 ) -> Iterator[StageShare]:
     """One for each rank of a pipeline.
 
     `layers_of` and `in_flight` (micro batches) of each are those of neuronx-distributed if not given: the last stages
-    have the layers left over, and the schedule is 1F1B. `vocabulary_ranks` share the embedding and the output matrix; a
-    tensor-parallel group has `kv_copies` of each key/value head.
+    have the layers left over, and the schedule is 1F1B. Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
-    matrix = shape.vocabulary * shape.hidden // vocabulary_ranks
-    linears = {
-        name: inputs * outputs * (kv_copies if name in ("k_proj", "v_proj") else 1)
-        for name, (inputs, outputs) in shape.linears.items()
-    }
-    layer = sum(linears.values()) // tensor + shape.layer_vectors
+    words = -(-shape.vocabulary // tensor)
+    matrix = words * shape.hidden
+    linears = sum(linear.inputs * linear.outputs * _copies(linear, shape, tensor) for linear in shape.linears)
+    layer = (linears + shape.column_biases) // tensor + shape.layer_vectors
     # in a pipeline, optimum-neuron makes each row a micro batch
     micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
         layers = layers_of[stage] if layers_of else shape.layers // stages + (stage >= stages - shape.layers % stages)
-        ends = matrix * (first + (last and not (shape.tied and first))) + shape.hidden * last
-        adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, first, last)
+        ends = matrix * (first + (last and not (shape.tied and first)))
+        ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
+        adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
         yield StageShare(
             layers=layers,
             layer_parameters=layer,
@@ -127,28 +123,39 @@ def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
     """Parameters of a layer that `lora.quantization` keeps in 4 bits, which is refused with tensor parallelism."""
     if config.lora.quantization == "none":
         return 0
-    adapted = [sides for name, sides in shape.linears.items() if name in config.lora.target_names]
-    return sum(inputs * outputs for inputs, outputs in adapted)
+    return sum(linear.inputs * linear.outputs for linear in _adapted(config, shape))
+
+
+def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
+    return [linear for linear in shape.linears if linear.name in config.lora.target_names]
+
+
+def _copies(linear: Linear, shape: ModelShape, tensor: int) -> int:
+    """How often a tensor-parallel group has the linear's outputs: with more ranks than key heads, more than once."""
+    return max(1, tensor // shape.kv_heads) if linear.of_keys else 1
 
 
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     """LoRA parameters of a layer on a rank: one matrix of each pair is divided, the other whole."""
     total = 0
-    for name, (inputs, outputs) in shape.linears.items():
-        if name in config.lora.target_names:
-            divided = (inputs, outputs // tensor) if name in COLUMN_PARALLEL else (inputs // tensor, outputs)
-            # DoRA has a magnitude for each output
-            total += config.lora.r * sum(divided) + config.lora.dora * divided[1]
+    for linear in _adapted(config, shape):
+        inputs, outputs = linear.inputs, linear.outputs
+        if linear.by_outputs:
+            outputs = outputs * _copies(linear, shape, tensor) // tensor
+        else:
+            inputs //= tensor
+        # DoRA has a magnitude for each output
+        total += config.lora.r * (inputs + outputs) + config.lora.dora * outputs
     return total
 
 
-def _end_adapters(config: RunConfig, shape: ModelShape, first: bool, last: bool) -> int:
-    targets = config.lora.target_names
-    matrices = ("embed_tokens" in targets and first) + ("lm_head" in targets and last)
-    magnitudes = ("embed_tokens" in targets and first) * shape.hidden + (
-        "lm_head" in targets and last
-    ) * shape.vocabulary
-    return config.lora.r * matrices * (shape.vocabulary + shape.hidden) + config.lora.dora * magnitudes
+def _end_adapters(config: RunConfig, shape: ModelShape, words: int, first: bool, last: bool) -> int:
+    """An embedding's factors are whole on each rank; of the head's, one is divided by words."""
+    targets, lora = config.lora.target_names, config.lora
+    embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
+    head = lora.r * (words + shape.hidden) + lora.dora * words
+    is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.built.embedding, shape.built.head))
+    return (is_embedding and first) * embedding + (is_head and last) * head
 
 
 def element_bytes(config: RunConfig) -> int:
@@ -165,7 +172,16 @@ def tokens(config: RunConfig, degrees: Degrees) -> int:
 
 def last_norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that the last norm keeps."""
-    return shape.hidden * (kept.norm_input + (1 + kept.normalized) * element_bytes(config)) * kept.outside_share
+    return (shape.hidden * _norm(config, shape, kept) + shape.hidden * element_bytes(config)) * kept.input_share
+
+
+def _norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
+    """Bytes that a norm keeps of each element of its input: LayerNorm that input, RMSNorm the normalized tensor too."""
+    if "norms" in shape.biases:
+        return element_bytes(config)
+    if shape.built.wide_norms:
+        return 2 * FP32 if config.training.method == "full" else FP32
+    return kept.norm_input + kept.normalized * element_bytes(config)
 
 
 def activations(
@@ -194,7 +210,7 @@ def _resident(config: RunConfig, layers: int, each: float) -> float:
 
 def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token of a layer's matrix products, of attention, and of what ranks exchange for it."""
-    inside = 2 * shape.queries + 2 * shape.keys + 2 * shape.intermediate
+    inside = 2 * shape.queries + 2 * shape.keys + (2 if shape.gated else 1) * shape.intermediate
     return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel) + (
         kept.exchanged / degrees.tensor_parallel
     )
@@ -203,18 +219,20 @@ def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: Kept
 def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token that a layer's forward pass keeps.
 
-    Two norms each keep their input (`kept.norm_input`), the normalized tensor (`kept.normalized`), and the linears'
-    input. The MLP keeps gate, its activation (`kept.activated`), up, and their product.
+    Norms keep their input (`_norm`), attention and MLP theirs. A gated MLP keeps gate, its activation
+    (`kept.activated`), up, and their product; another what it activates, and the result.
     """
     element = element_bytes(config)
-    outside = 2 * shape.hidden * (kept.norm_input + (1 + kept.normalized) * element)
-    inside = kept.attention + element * (3 + kept.activated) * shape.intermediate
+    outside = shape.built.norms * shape.hidden * _norm(config, shape, kept)
+    inputs = (1 if shape.built.shared_input else 2) * shape.hidden * element
+    units = 3 + kept.activated if shape.gated else 2
+    inside = kept.attention + element * units * shape.intermediate
     if shape.head_norms:
-        inside += (kept.norm_input + kept.normalized * element) * (shape.queries + shape.keys)
+        inside += _norm(config, shape, kept) * (shape.queries + shape.keys)
     if config.training.method == "lora":
         in_outside, in_inside = _adapters(config, shape, kept)
-        outside, inside = outside + in_outside, inside + in_inside
-    return outside * kept.outside_share + inside / degrees.tensor_parallel
+        inputs, inside = inputs + in_outside, inside + in_inside
+    return outside * kept.outside_share + inputs * kept.input_share + inside / degrees.tensor_parallel
 
 
 def _adapters(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
@@ -225,14 +243,11 @@ def _adapters(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[
     each = kept.adapter_input
     if config.lora.dropout:
         each += 1 + (each or element_bytes(config))
-    targets = config.lora.target_names
-    inputs = {name: sides[0] for name, sides in shape.linears.items() if name in targets}
-    outside = sum(wide for name, wide in inputs.items() if name in COLUMN_PARALLEL)
+    columns = [linear for linear in _adapted(config, shape) if linear.by_outputs]
+    rows = [linear for linear in _adapted(config, shape) if not linear.by_outputs]
     # DoRA keeps each output before it is rescaled
     element = config.lora.dora * element_bytes(config)
-    outputs = {name: sides[1] for name, sides in shape.linears.items() if name in targets}
-    divided = sum(wide for name, wide in outputs.items() if name in COLUMN_PARALLEL)
     return (
-        each * outside + element * (sum(outputs.values()) - divided),
-        each * (sum(inputs.values()) - outside) + element * divided,
+        each * sum(linear.inputs for linear in columns) + element * sum(linear.outputs for linear in rows),
+        each * sum(linear.inputs for linear in rows) + element * sum(linear.outputs for linear in columns),
     )

@@ -52,7 +52,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
         check_model(config, degrees, shape)
     sharding = rules.sharding(config, degrees, shape)
     memory = check_memory(config, degrees, shape) if shape is not None else None
-    return Fit(sharding, memory, rules.explain_pipeline(config, degrees, model_config))
+    return Fit(sharding, memory, rules.explain_pipeline(config, degrees, shape) if shape else None)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

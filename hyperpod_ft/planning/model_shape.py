@@ -6,12 +6,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, PositiveInt, ValidationError
 
-COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+from hyperpod_ft.planning.families import Biased, Family, family_of
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear module of a layer. Widths are elements."""
+
+    name: str  # the last part of its path
+    inputs: int
+    outputs: int
+    by_outputs: bool  # tensor parallelism divides its outputs, not its inputs
+    of_keys: bool  # its outputs are heads of keys or values alone
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A causal language model of the Llama family. Widths are elements."""
+    """A causal language model of a family of planning/families.py. Widths are elements."""
 
     family: str  # config.json's model_type
     hidden: int
@@ -22,10 +33,16 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     tied: bool = False  # input and output embeddings are one matrix
-    head_norms: bool = False  # a norm over each query and key head
-    qkv_bias: bool = False
-    output_bias: bool = False  # of attention
-    mlp_bias: bool = False
+    biases: frozenset[Biased] = frozenset()
+    positions: int = 0  # learned ones
+    softcap: bool = False  # of attention's scores
+
+    @property
+    def built(self) -> Family:
+        """How its modules are named and divided."""
+        family = family_of(self.family)
+        assert family is not None
+        return family
 
     @property
     def queries(self) -> int:
@@ -38,72 +55,121 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
     @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """A layer's linear modules: name to (inputs, outputs)."""
-        return {
-            "q_proj": (self.hidden, self.queries),
-            "k_proj": (self.hidden, self.keys),
-            "v_proj": (self.hidden, self.keys),
-            "o_proj": (self.queries, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
+    def gated(self) -> bool:
+        """Whether the MLP multiplies an activated gate with another product."""
+        return sum(len(parts) for path, parts in self.built.columns.items() if path.startswith("mlp.")) == 2
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether queries and keys are normalized."""
+        return self.built.head_norms != "none"
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """A layer's linear modules."""
+        widths = {
+            "queries": self.queries,
+            "keys": self.keys,
+            "triples": 3 * self.queries,
+            "units": self.intermediate,
         }
+        columns = (
+            Linear(path.rpartition(".")[2], self.hidden, sum(widths[part] for part in parts), True, parts == ("keys",))
+            for path, parts in self.built.columns.items()
+        )
+        rows = (
+            Linear(path.rpartition(".")[2], inputs, self.hidden, False, False)
+            for path, inputs in zip(self.built.rows, (self.queries, self.intermediate), strict=True)
+        )
+        return (*columns, *rows)
+
+    @property
+    def column_biases(self) -> int:
+        """Biases of a layer that tensor parallelism divides, as it does the outputs."""
+        units = (2 if self.gated else 1) * self.intermediate
+        return ("columns" in self.biases) * (self.queries + 2 * self.keys) + ("mlp" in self.biases) * units
 
     @property
     def layer_vectors(self) -> int:
-        """Parameters of a layer's norms and biases."""
+        """Parameters of a layer's norms and its other biases."""
+        norm = self.hidden * (2 if "norms" in self.biases else 1)
+        of_heads = {"none": 0, "each": 2 * self.head_dim, "all": self.queries + self.keys}[self.built.head_norms]
         return (
-            2 * self.hidden
-            + (2 * self.head_dim if self.head_norms else 0)
-            + (self.queries + 2 * self.keys if self.qkv_bias else 0)
-            + (self.hidden if self.output_bias else 0)
-            + (2 * self.intermediate + self.hidden if self.mlp_bias else 0)
+            self.built.norms * norm
+            + of_heads
+            + ("output" in self.biases) * self.hidden
+            + ("mlp" in self.biases) * self.hidden
         )
+
+    @property
+    def end_vectors(self) -> int:
+        """Parameters of the last norm."""
+        return self.hidden * (2 if "norms" in self.biases else 1)
 
     @property
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
-        layer = sum(inputs * outputs for inputs, outputs in self.linears.values()) + self.layer_vectors
-        matrices = 1 if self.tied else 2
-        return self.layers * layer + matrices * self.vocabulary * self.hidden + self.hidden
+        layer = sum(linear.inputs * linear.outputs for linear in self.linears)
+        layer += self.column_biases + self.layer_vectors
+        words = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
+        return self.layers * layer + self.vocabulary * words + self.positions * self.hidden + self.end_vectors
 
 
 class _ConfigJson(BaseModel):
-    """The keys of config.json that these families share. transformers lets most be null."""
+    """The keys of config.json, as most families spell them. transformers lets most be null."""
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3", "granite"]
+    model_type: str
     hidden_size: PositiveInt
-    intermediate_size: PositiveInt
+    intermediate_size: PositiveInt | None = None  # GPT-2 and GPT-J: four times the hidden size
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     vocab_size: PositiveInt
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
-    tie_word_embeddings: bool | None = None  # false in all of these families
+    max_position_embeddings: PositiveInt | None = None
+    tie_word_embeddings: bool | None = None
+    attn_logit_softcapping: float | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
 
 
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a parsed config.json describes; None for other families, whose keys or layers differ."""
+    family = family_of(str(model_config.get("model_type", "")))
+    if family is None:
+        return None
+    spelled = {usual: model_config.get(own) for usual, own in family.keys.items()}
     try:
-        values = _ConfigJson.model_validate(model_config)
+        values = _ConfigJson.model_validate({**model_config, **spelled})
     except ValidationError:
         return None
-    bias = bool(values.attention_bias)
+    if values.intermediate_size is None and "intermediate_size" not in family.keys:
+        return None
     return ModelShape(
         family=values.model_type,
         hidden=values.hidden_size,
-        intermediate=values.intermediate_size,
+        intermediate=values.intermediate_size or 4 * values.hidden_size,
         layers=values.num_hidden_layers,
         heads=values.num_attention_heads,
         kv_heads=values.num_key_value_heads or values.num_attention_heads,
         head_dim=values.head_dim or values.hidden_size // values.num_attention_heads,
         vocabulary=values.vocab_size,
-        tied=bool(values.tie_word_embeddings),
-        head_norms=values.model_type == "qwen3",
-        qkv_bias=bias or values.model_type == "qwen2",
-        output_bias=bias,
-        mlp_bias=bool(values.mlp_bias),
+        tied=family.tied if values.tie_word_embeddings is None else values.tie_word_embeddings,
+        biases=_biases(family, values),
+        softcap=values.attn_logit_softcapping is not None,
+        positions=(values.max_position_embeddings or 0) if family.positions else 0,
     )
+
+
+def _biases(family: Family, values: _ConfigJson) -> frozenset[Biased]:
+    said: dict[Literal["attention_bias", "mlp_bias"], set[Biased]] = {
+        "attention_bias": {"columns", "output"},
+        "mlp_bias": {"mlp"},
+    }
+    biases = set(family.biases)
+    for key, of in said.items():
+        value = getattr(values, key)
+        # Qwen2 has biases whatever is said
+        if value is not None and not (family.biases == {"columns"} and not value):
+            biases = biases | of if value else biases - of
+    return frozenset(biases)

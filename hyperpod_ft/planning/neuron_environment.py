@@ -1,12 +1,18 @@
 """Environment variables of the jobs that compile and train on Neuron devices: a pure function of the run file.
 
-The values are those of Hugging Face's and AWS's fine-tuning scripts for optimum-neuron, unless a comment says why not.
+Engine neuron's values are those of Hugging Face's and AWS's fine-tuning scripts for optimum-neuron, unless a comment
+says why not. Engine torch's are from AWS's documentation of Neuron 2.33, "TorchNeuron environment variables", and for
+the caches from torch-neuronx's own code; they must be set before torch is imported, which loads torch-neuronx.
 """
 
+import hashlib
 from pathlib import Path
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
+
+NEURON_TOOLS = Path("/opt/aws/neuron/bin")
+_COMPILER_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -51,7 +57,6 @@ def _grouping(config: RunConfig) -> list[str]:
 
 
 def _defaults(config: RunConfig) -> dict[str, str]:
-    instance = CATALOGUE[config.cluster.instance_type]
     rounding = config.neuron.stochastic_rounding and config.training.precision == "bf16"
     found = {
         "NEURON_FUSE_SOFTMAX": "1",
@@ -59,9 +64,15 @@ def _defaults(config: RunConfig) -> dict[str, str]:
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(rounding)),
         # the same on all ranks, so that copies of a value are rounded alike
         "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
-        # with an arena for each of many threads, glibc would use tens of GB of host memory
-        "MALLOC_ARENA_MAX": "64",
     }
+    return found | node_settings(config)
+
+
+def node_settings(config: RunConfig) -> dict[str, str]:
+    """The variables that depend on the nodes alone, for both engines."""
+    instance = CATALOGUE[config.cluster.instance_type]
+    # with an arena for each of many threads, glibc would use tens of GB of host memory
+    found = {"MALLOC_ARENA_MAX": "64"}
     if instance.cores_per_rank > 1:
         # must agree with the compiler's --lnc
         found["NEURON_LOGICAL_NC_CONFIG"] = str(instance.cores_per_rank)
@@ -69,3 +80,26 @@ def _defaults(config: RunConfig) -> dict[str, str]:
     if config.cluster.nodes > 1 and instance.efa:
         found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     return found
+
+
+def torch_variables(config: RunConfig, cache: Path) -> dict[str, str]:
+    """The variables that the scripts export, except those that `cluster.environment` sets.
+
+    Compiled graphs are kept in `cache`. Locks and intermediate files stay on the node, in directories for this cache
+    alone: the defaults are the same for all users of a node, and only the first could write there.
+    """
+    digest = hashlib.sha256(bytes(cache)).hexdigest()[:12]
+    local = Path("/tmp") / f"hyperpod-ft-{digest}"  # noqa: S108 - a shared volume may have no file locks
+    chosen = {name: value for name, value in node_settings(config).items() if name not in config.cluster.environment}
+    return chosen | {
+        "TORCH_NEURONX_NEFF_CACHE_DIR": str(cache),
+        "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": str(local / "locks"),
+        "TORCH_NEURONX_DEBUG_DIR": str(local / "compiler"),
+    }
+
+
+def torch_graph_settings(config: RunConfig) -> dict[str, str]:
+    """The variables that change the compiled graphs."""
+    given = config.cluster.environment
+    chosen = {name: value for name, value in node_settings(config).items() if name.startswith(_COMPILER_VARIABLES)}
+    return chosen | {name: value for name, value in given.items() if name.startswith(_COMPILER_VARIABLES)}

@@ -32,8 +32,10 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     else:
         gradients = float(share.trainable * trained)
         optimizer = float(share.trainable * 2 * trained)
+    share_of_tokens = 1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0
     kept = KeptTensors(
-        outside_share=1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0,
+        outside_share=share_of_tokens,
+        input_share=share_of_tokens,
         attention=_attention(config, shape),
         adapter_input=FP32 if bf16 else 0,  # adapters are fp32
     )

@@ -9,23 +9,38 @@ from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_memory
+from hyperpod_ft.planning import neuron_environment, neuron_memory
 from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
 from hyperpod_ft.planning.memory import Memory, stage_shares
 from hyperpod_ft.planning.model_shape import ModelShape
 
-PRECOMPILES = True
-GENERATES_ON_ACCELERATORS = False
-# on PyPI, packages of these names are empty
-IMPORTS: tuple[str, ...] = (
-    *("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"),
-)
+TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
 
 _FAMILIES = ("llama", "qwen3", "granite")  # those that optimum-neuron 0.4.5 trains; granite without a pipeline
-_TOOLS = Path("/opt/aws/neuron/bin")
 # Settings that change no result, only how checkpoints are written and graphs are compiled.
 _RESULT_UNCHANGED = {"xser", "precompile_steps"}
+
+
+def precompiles(config: RunConfig) -> bool:
+    return True
+
+
+def generates_on_accelerators(config: RunConfig) -> bool:
+    return False
+
+
+def imports(config: RunConfig) -> tuple[str, ...]:
+    """On PyPI, packages of these names are empty."""
+    return "torch", "neuronxcc", "libneuronxla", "torch_neuronx", "neuronx_distributed", "optimum.neuron"
+
+
+def variables(config: RunConfig, cache: Path) -> dict[str, str]:
+    return neuron_environment.variables(config, cache)
+
+
+def graph_settings(config: RunConfig) -> dict[str, str]:
+    return neuron_environment.graph_settings(config)
 
 
 def environment_name(config: RunConfig) -> str:
@@ -38,9 +53,9 @@ def packages_remedy(config: RunConfig) -> str:
     return "name AWS's Neuron repository in env.package_repositories: packages of these names on PyPI are empty"
 
 
-def program_directories(python: Path) -> tuple[Path, ...]:
+def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
     """torch_neuronx starts the compiler by name."""
-    return (python.parent, _TOOLS)
+    return (python.parent, neuron_environment.NEURON_TOOLS)
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:
@@ -133,7 +148,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     check_divides(degrees, "vocabulary", shape.vocabulary)
-    if shape.qkv_bias or shape.output_bias or shape.mlp_bias:
+    if shape.biases:
         raise UserError(
             "model.source: its linear layers have biases, which optimum-neuron does not support", "use another model"
         )
@@ -161,16 +176,13 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
     return "replicated"
 
 
-def explain_pipeline(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
     """neuronx-distributed cuts by numbers of layers."""
     return None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    """Embedding and output matrix are divided by tensor parallelism too."""
-    tensor = degrees.tensor_parallel
-    copies = kv_size_multiplier(shape.kv_heads, tensor)
-    for share in stage_shares(config, degrees, shape, vocabulary_ranks=tensor, kv_copies=copies):
+    for share in stage_shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)
 
 

@@ -11,7 +11,6 @@ from hyperpod_ft.config.run_config import RunConfig, Stage
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.neuron_environment import graph_settings
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import requirements
 
@@ -141,7 +140,7 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         "degrees": asdict(degrees),
         "instance_type": config.cluster.instance_type,
         config.engine: rules_of(config.engine).training_settings(config),
-        "environment": graph_settings(config),
+        "environment": rules_of(config.engine).graph_settings(config),
         "packages": _packages(config),
     }
 
@@ -217,7 +216,7 @@ def plan(config: RunConfig) -> Plan:
 
 def _applies(name: Stage, config: RunConfig) -> bool:
     if name == "precompile":
-        return rules_of(config.engine).PRECOMPILES
+        return rules_of(config.engine).precompiles(config)
     # with method full, consolidate writes the final model: there is no adapter to merge
     return name != "merge" or config.training.method == "lora"
 
@@ -234,7 +233,11 @@ def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees:
         # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node
         return Resources(cluster.nodes, cpus, cluster.partition, cluster.time_limit)
-    if definition.accelerated and instance.has_accelerators and rules_of(config.engine).GENERATES_ON_ACCELERATORS:
+    if (
+        definition.accelerated
+        and instance.has_accelerators
+        and rules_of(config.engine).generates_on_accelerators(config)
+    ):
         return Resources(1, None, cluster.partition, cluster.cpu_time_limit)
     # measurements: docs/on-a-cluster.md. A job that requests more CPUs waits longer, and keeps others waiting
     useful = config.dataset.workers if name == "dataset" else definition.cpus

@@ -2,10 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
@@ -44,13 +46,22 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
         return possible[0]
     if shape is None:
         return possible[-1]
+    return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
+
+
+def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare]) -> tuple[Sharding, float]:
+    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
+
+    `parts` are the `shares` of these degrees.
+    """
     totals: dict[float, Sharding] = {}
-    for sharding in possible:
-        needed = total(config, degrees, shape, sharding)
-        if needed <= room:
-            return sharding
+    for sharding in candidates(config, degrees):
+        needed = _fullest(config, degrees, shape, parts, sharding)
+        if needed <= available(config):
+            return sharding, needed
         totals.setdefault(needed, sharding)
-    return totals[min(totals)]
+    least = min(totals)
+    return totals[least], least
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -63,9 +74,33 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
     return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
 
 
+def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
+
+    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
+    """
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    length = config.dataset.max_length // degrees.context_parallel
+    divides = ranks > 1 and length % ranks == 0
+    if given and ranks > 1 and not divides:
+        raise UserError(
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
+        )
+    return divides if given is None else given and divides
+
+
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
     """Bytes on the fullest rank."""
-    return max(on_rank(config, degrees, shape, share, sharding).total for share in shares(config, degrees, shape))
+    return _fullest(config, degrees, shape, list(shares(config, degrees, shape)), sharding)
+
+
+def _fullest(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare], sharding: Sharding
+) -> float:
+    # of alike ranks of a pipeline, the first has the most micro batches in memory
+    different = {replace(part, in_flight=0): part for part in reversed(parts)}
+    return max(on_rank(config, degrees, shape, part, sharding).total for part in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
@@ -73,7 +108,7 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:
-        layers = cut.layers_of_ranks(config, degrees, cut.work_of_shape(shape))
+        layers = cut.layers_of_ranks(config, degrees, shape)
         in_flight = schedule.in_flight(config, degrees)
         yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
@@ -81,24 +116,28 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
     """Memory of a rank under a sharding.
 
-    The vocabulary is not divided, but the loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model
-    computes in bf16, in bf16 too; and the hidden states' gradient.
+    The loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model computes in bf16, in bf16 too; and
+    the hidden states' gradient. Tensor-parallel ranks have as many more positions and as many fewer words. Sequence
+    parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
-    element, count = element_bytes(config), tokens(config, degrees)
-    # query, key, value; and the output, as computed and as o_proj's input
-    keys = shape.keys * key_value_copies(degrees, shape)
+    element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
     compiled = _compiles(config)
     kept = KeptTensors(
-        outside_share=1.0,
-        attention=element * (3 * shape.queries + 2 * keys),
-        activated=False,
+        outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
+        input_share=1.0,
+        attention=_attention(config, degrees, shape),
+        # a fused gate is activated by transformers' code
+        activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
         normalized=compiled and config.training.method == "full",
-        exchanged=element * (2 * shape.queries + 2 * keys) if degrees.context_parallel > 1 else 0.0,
+        exchanged=element * (2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape))
+        if degrees.context_parallel > 1
+        else 0.0,
         norm_input=FP32 if compiled else element,
     )
     if isinstance(shape, T5Shape):
         count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
-    block = min(count, LOSS_BLOCK) * shape.vocabulary * (FP32 + (element if element < FP32 else 0))
+    words = -(-shape.vocabulary // ranks)
+    block = min(count, LOSS_BLOCK * ranks) * words * (FP32 + (element if element < FP32 else 0))
     of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
     logits = share.last * (of_batch + block)
     return Memory(
@@ -126,8 +165,29 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
         return received
     # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
-    head = shape.vocabulary * shape.hidden * FP32 if config.training.method == "full" else 0
+    head = (
+        -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden * FP32 if config.training.method == "full" else 0
+    )
     return received + (share.in_flight - 1) * (of_batch + head)
+
+
+def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
+    """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
+    element = element_bytes(config)
+    keys = shape.keys * key_value_copies(degrees, shape)
+    total: float = element * (3 * shape.queries + 2 * keys)
+    softmax = FP32 + (element if element < FP32 else 0)  # in fp32, and as it is used
+    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
+    if fused and not shape.positions:
+        # the value keeps all that its linear computed, beside queries and keys that were rotated
+        total += element * (shape.queries + keys)
+    if shape.softcap:
+        # no kernel caps scores: they are there after tanh; keys and values are repeated
+        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+    elif CATALOGUE[config.cluster.instance_type].device == "neuron":
+        # a dense mask tells the documents of a row apart; it is not known whether the compiler avoids the softmax
+        total += softmax * shape.heads * config.dataset.max_length
+    return total
 
 
 def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
@@ -181,7 +241,11 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
         if degrees.weight_replicas == 1 and not on_host:
             return whole
         # the embedding may be larger than a bucket
-        largest = FP32 * shape.vocabulary * shape.hidden if config.training.method == "full" else 0
+        largest = (
+            FP32 * -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden
+            if config.training.method == "full"
+            else 0
+        )
         bucket = min(whole, max(BUCKET_BYTES, largest))
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):

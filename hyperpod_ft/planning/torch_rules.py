@@ -1,13 +1,14 @@
 """Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning import neuron_environment, torch_memory
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
@@ -16,9 +17,7 @@ from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.pipeline import cut, schedule
 
-PRECOMPILES = False
-GENERATES_ON_ACCELERATORS = True
-IMPORTS: tuple[str, ...] = ("torch",)
+TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("parallelism.sharding", "auto"),
     ("training.optimizer_state", "bf16"),
@@ -29,16 +28,46 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
 _HEADS = ("num_attention_heads", "n_head")
 
 
+def on_neuron(config: RunConfig) -> bool:
+    """Whether it trains on Trainium, with TorchNeuron."""
+    return CATALOGUE[config.cluster.instance_type].device == "neuron"
+
+
+def precompiles(config: RunConfig) -> bool:
+    """Trainium takes minutes for a graph, and compiles every operation outside of one too."""
+    return on_neuron(config)
+
+
+def generates_on_accelerators(config: RunConfig) -> bool:
+    """Each answer grows by a token at a time, and Trainium would compile each length."""
+    return not on_neuron(config)
+
+
+def imports(config: RunConfig) -> tuple[str, ...]:
+    return ("torch", "torch_neuronx") if on_neuron(config) else ("torch",)
+
+
+def variables(config: RunConfig, cache: Path) -> dict[str, str]:
+    return neuron_environment.torch_variables(config, cache)
+
+
+def graph_settings(config: RunConfig) -> dict[str, str]:
+    return neuron_environment.torch_graph_settings(config)
+
+
 def environment_name(config: RunConfig) -> str:
-    return "torch"
+    return "torch-neuron" if on_neuron(config) else "torch"
 
 
 def packages_remedy(config: RunConfig) -> str:
+    if on_neuron(config):
+        return "set env.python to an interpreter that has TorchNeuron and the `torch` extra (docs/trainium.md)"
     return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
 
 
-def program_directories(python: Path) -> tuple[Path, ...]:
-    return ()
+def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
+    """TorchNeuron starts the compiler by name."""
+    return (python.parent, neuron_environment.NEURON_TOOLS) if on_neuron(config) else ()
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:
@@ -46,7 +75,8 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def default_tensor_parallel(instance: Instance, ranks: int) -> int:
-    return 1
+    """On Trainium the cores of a chip, as AWS advises ("Best practices for training on AWS Neuron")."""
+    return math.gcd(instance.tensor_parallel, ranks) if instance.device == "neuron" else 1
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
@@ -57,13 +87,19 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
-    sequence_parallel(config, degrees)
+    torch_memory.sequence_parallel(config, degrees)
     schedule.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
     cut.check_family(degrees, family)
+    if family in FAMILIES and on_neuron(config):
+        raise UserError(
+            f"model.source: engine torch does not train models of type {family} on trn2: what a step of theirs asks of"
+            " TorchNeuron was not examined",
+            "choose a causal language model, or an instance type with GPUs",
+        )
     if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
         return
     check_packing(config, family)
@@ -147,28 +183,12 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         )
 
 
-def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
-
-    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
-    """
-    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    length = config.dataset.max_length // degrees.context_parallel
-    divides = ranks > 1 and length % ranks == 0
-    if given and ranks > 1 and not divides:
-        raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
-            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
-        )
-    return divides if given is None else given and divides
-
-
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     return torch_memory.explain(config, degrees, shape)
 
 
-def explain_pipeline(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> str | None:
-    return cut.explain(config, degrees, model_config) if degrees.pipeline_parallel > 1 else None
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    return cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:

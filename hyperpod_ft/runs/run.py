@@ -229,7 +229,7 @@ class Run:
 
     @property
     def neuron_cache(self) -> Path:
-        """Compiled graphs of this run's shapes (engine neuron)."""
+        """Compiled graphs of this run's shapes (on Trainium)."""
         return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
 
     @property

@@ -15,12 +15,11 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
-from hyperpod_ft.job.installation import install, install_neuron
+from hyperpod_ft.job.installation import install, install_neuron, install_others
 from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.pins import pins_file
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, pins_file
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
@@ -44,10 +43,12 @@ def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), []
     if config.env.python is None:
         pins = pins_file(rules.environment_name(config))
-        build(pins, run.environment_path, config.engine, config.env.package_repositories)
+        build(pins, run.environment_path, environment_kind(pins.stem), config.env.package_repositories)
         outputs = [run.environment_path / "pyvenv.cfg"]
-    found = probe(run.python, (*_KIT, *rules.IMPORTS), rules.packages_remedy(config))
+    found = probe(run.python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
     print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
+    if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
+        check_torch_neuron(run.python, found)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}
     if CATALOGUE[config.cluster.instance_type].device == "neuron":
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
@@ -56,14 +57,14 @@ def work(run: Run) -> stage.Result:
     return stage.Result(outputs, facts)
 
 
-def build(pins: Path, environment: Path, engine: EngineName = "torch", repositories: tuple[str, ...] = ()) -> None:
+def build(pins: Path, environment: Path, kind: str = "torch", repositories: tuple[str, ...] = ()) -> None:
     """Create a virtual environment at `environment` with the packages of the requirements file `pins`.
 
     Raises UserError when there is no suitable interpreter, or pip cannot install the packages.
     """
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
-        _BUILDERS[engine](partial, environment.parent, pins, repositories)
+        _BUILDERS[kind](partial, environment.parent, pins, repositories)
         _move_scripts(partial, environment)
 
 
@@ -73,14 +74,45 @@ def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) ->
 
 
 def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
-    interpreters.create_environment(environment, shared)
+    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["neuron"])
     install_neuron(environment / "bin" / "python", pins, repositories)
 
 
-_BUILDERS: dict[EngineName, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
+def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
+    """On AWS's machine image with TorchNeuron, above its environment, which every node must then have."""
+    if image := interpreters.torch_neuron_of_image():
+        print(f"env: using TorchNeuron of {image}", flush=True)
+        interpreters.create_above(image, environment)
+        install_others(environment / "bin" / "python", pins)
+        return
+    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["torch-neuron"])
+    install_neuron(environment / "bin" / "python", pins, repositories)
+
+
+_BUILDERS: dict[str, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
     "torch": _build_torch,
     "neuron": _build_neuron,
+    "torch-neuron": _build_torch_neuron,
 }
+
+
+def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
+    """Raise UserError unless what `probe` found in an interpreter is TorchNeuron, and all of it matches.
+
+    Facts of the release notes of Neuron 2.33: Python 3.12 to 3.14, torch 2.13 or newer, and a torch-neuronx of torch's
+    own version. Older ones are the plugin of PyTorch/XLA, under the same name.
+    """
+    torch, plugin = (found["packages"].get(name, "none") for name in ("torch", "torch-neuronx"))
+    family, versions = torch.split(".")[:2], PYTHON_VERSIONS["torch-neuron"]
+    if found["python"].rpartition(".")[0] not in versions:
+        problem = f"has Python {found['python']}, and TorchNeuron needs {' or '.join(versions)}"
+    elif [int(number) for number in family] < [2, 13]:
+        problem = f"has torch {torch}, and TorchNeuron needs 2.13 or newer; older ones have PyTorch/XLA on Trainium"
+    elif plugin.split(".")[:2] != family:
+        problem = f"has torch {torch} and torch-neuronx {plugin}, which are not of one version"
+    else:
+        return
+    raise UserError(f"env: {python} {problem}", "set env.python to another interpreter, or leave it out")
 
 
 def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]:

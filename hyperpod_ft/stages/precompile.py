@@ -1,11 +1,12 @@
-"""Stage `precompile`: compile the graphs of training before training needs them (engine neuron).
+"""Stage `precompile`: compile the graphs of training before training needs them (on Trainium).
 
     python -m hyperpod_ft.stages.precompile RUN_DIR COMMAND ARGUMENT...
 
-Runs once, on the first node, and starts COMMAND: the training command on every node, each torchrun under
-`neuron_parallel_compile`. That runs `python -m hyperpod_ft.stages.train RUN_DIR --trial` only to collect graphs, then
-compiles them in parallel. It succeeds when the trial did, the command's exit status is 0, and no graph is missing from
-the cache, which all runs of the same shapes share.
+Runs once, on the first node, and starts COMMAND: the training command on every node, which runs
+`python -m hyperpod_ft.stages.train RUN_DIR --trial`. With engine torch, the trial compiles what it computes. With
+engine neuron, each torchrun is under `neuron_parallel_compile`, for which the trial only collects graphs, and which
+then compiles them in parallel. The stage succeeds when the trial did, the command's exit status is 0, and no graph is
+missing from the cache, which all runs of the same shapes share.
 """
 
 import json
@@ -36,10 +37,10 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
             "see the compiler's output above; hyperpod-ft resume compiles the missing ones",
         )
     if not done:
-        raise UserError(f"{cache}: the trial collected no graph", "see the output of neuron_parallel_compile above")
+        raise UserError(f"{cache}: the trial left no compiled graph", "see its output above")
     print(f"precompile: {len(done)} graphs, {len(done - before)} of them compiled now", flush=True)
     return stage.Result(
-        [cache / name / "model.neff" for name in sorted(done)],
+        [neuron_cache.neff_of(cache / name) for name in sorted(done)],
         {"graphs": len(done), "graphs_compiled": len(done - before), "cache_entries_removed": removed, **facts},
     )
 

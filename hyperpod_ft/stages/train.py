@@ -6,8 +6,7 @@ Every process runs this module. Rank 0 alone does what every stage does (skip wh
 signals the others to begin. Writes `checkpoints/step-*/` and `metrics.jsonl`. When started again, it resumes from the
 newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal stopped it after saving.
 
-With `--trial` it runs only `neuron.precompile_steps` steps, for stage precompile, which starts it under
-`neuron_parallel_compile`: nothing is skipped, resumed, saved or recorded.
+With `--trial` it runs only a few steps, for stage precompile: nothing is skipped, resumed, saved or recorded.
 """
 
 import os

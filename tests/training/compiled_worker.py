@@ -20,9 +20,9 @@ from hyperpod_ft.runs.run import Run
 compile_with = torch.compile
 
 
-def trace(function: Any, *, backend: str, dynamic: bool) -> Any:
+def trace(function: Any, *, backend: str, dynamic: bool, fullgraph: bool) -> Any:
     assert backend == "inductor"
-    return compile_with(function, backend="aot_eager", dynamic=dynamic)
+    return compile_with(function, backend="aot_eager", dynamic=dynamic, fullgraph=fullgraph)
 
 
 def main() -> None:

@@ -69,6 +69,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
+    loss.LOSS_BLOCK = 16  # so that small batches have several
     offload = activations.offload_layers
     loss.LOSS_BLOCK = 16  # small batches would be a single block
     # small models have no tensors of a size that would move

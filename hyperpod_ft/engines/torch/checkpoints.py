@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from hyperpod_ft import publish
 from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -32,7 +33,7 @@ class Checkpoints:
         self._run, self._processes, self._device = run, processes, device
         # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        self._stager = Stager(pinned=device.type != "cpu") if run.config.training.async_save else None
+        self._stager = Stager(pinned=devices.pins(device)) if run.config.training.async_save else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -47,6 +48,10 @@ class Checkpoints:
     def save_best(self, state: dict[str, Any], progress: Progress) -> None:
         """Write `state` as the best checkpoint, in place of the one before; as `save`."""
         self._start(self._run.best_checkpoint, state, progress)
+
+    def load(self, directory: Path, state: dict[str, Any]) -> None:
+        """Fill the tensors of `state` in place, each rank with its part."""
+        dcp.load(state, storage_reader=dcp.FileSystemReader(directory), process_group=self._group)
 
     def finish(self) -> None:
         """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
@@ -185,11 +190,6 @@ class _HashingStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
-
-
-def load(directory: Path, state: dict[str, Any]) -> None:
-    """Fill the tensors of `state` in place, each rank with its part. Collective."""
-    dcp.load(state, storage_reader=dcp.FileSystemReader(directory))
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Any]:

@@ -24,15 +24,21 @@ class Evaluation:
         self._micro_batch_size, self._device, self._meshes = micro_batch_size, device, meshes
 
     @torch.no_grad()
-    def means(self, module: nn.Module, sums: Callable[[Batch | PairedBatch], torch.Tensor]) -> list[float]:
-        """The means over the split, equal on all ranks; `sums` gives those of a batch, which is on the CPU: [sums]."""
-        rows = np.arange(len(self.split))
+    def means(
+        self, module: nn.Module, sums: Callable[[Batch | PairedBatch], torch.Tensor], rows: int | None = None
+    ) -> list[float]:
+        """The means over the split, equal on all ranks; `sums` gives those of a batch, which is on the CPU: [sums].
+
+        `rows`: only the first ones, of a trial.
+        """
+        chosen = np.arange(len(self.split))[:rows]
+        # Python's numbers add in 64 bits, which a device may not have
         parts = [
-            sums(batch).double().cpu()
-            for _, batch in forward_only(module, self.split, rows, self._micro_batch_size, self._meshes)
+            sums(batch).tolist()
+            for _, batch in forward_only(module, self.split, chosen, self._micro_batch_size, self._meshes)
         ]
         # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
-        total = torch.stack(parts).sum(0).float().to(self._device)
+        total = torch.tensor([sum(each) for each in zip(*parts, strict=True)], dtype=torch.float32).to(self._device)
         dist.all_reduce(total)
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
 

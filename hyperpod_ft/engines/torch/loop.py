@@ -50,6 +50,18 @@ def train(run: Run, processes: Processes) -> Trained:
         return TrainingLoop(run, processes, device, meshes, sharding).run_to_end()
 
 
+def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+    """Run a step and a batch of the evaluation; see `hyperpod_ft.engines.interface.Engine`.
+
+    Shapes do not change, and neither does what a step computes, so that the first one compiles all.
+    """
+    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    sharding = sharding_of(run)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        TrainingLoop(run, processes, device, meshes, sharding).trial()
+    return {"trial_steps": 1}
+
+
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
     config = read_config(run.base_model)
@@ -204,6 +216,12 @@ class TrainingLoop:
             )
         return None
 
+    def trial(self) -> None:
+        """The operations of training, once."""
+        if self.evaluation:
+            self._means(rows=1)
+        self.step(1, [])
+
     def _add_reference(self) -> None:
         """Give preferences their reference log-probabilities; the model is still the one that training begins with."""
         wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
@@ -223,13 +241,17 @@ class TrainingLoop:
 
     def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
         """The validation loss, and the objective's other metrics by name."""
-        assert self.evaluation is not None
         begun = time.monotonic()
-        sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, self.model.module)
-        loss, *others = self.evaluation.means(self.model.module, lambda batch: sums(self._inputs(batch)))
+        loss, *others = self._means()
         log.leave_out(time.monotonic() - begun)
         names = (f"validation_{name}" for name in self.objective.metrics)
         return loss, dict(zip(names, others, strict=True))
+
+    def _means(self, rows: int | None = None) -> list[float]:
+        assert self.evaluation is not None
+        module = self.model.module
+        sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
+        return self.evaluation.means(module, lambda batch: sums(self._inputs(batch)), rows)
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -301,7 +323,7 @@ class TrainingLoop:
     def _weights(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.config.weights_dtype]
-        return {"model": {name: tensor.to(dtype) for name, tensor in self.data_parallel.state().items()}}
+        return {"model": self.data_parallel.state(dtype)}
 
     def _state(self) -> dict[str, Any]:
         """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
@@ -324,7 +346,7 @@ class TrainingLoop:
             # nothing is left to train; it may hold the weights alone
             return progress
         state = self._state()
-        checkpoints.load(self.run.checkpoint(progress.step), state)
+        self.checkpoints.load(self.run.checkpoint(progress.step), state)
         for names in self.data_parallel.groups:
             self.data_parallel.use_masters(names)
         self.optimizer.steps = progress.step

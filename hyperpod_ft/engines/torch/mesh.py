@@ -30,7 +30,10 @@ class Meshes:
 
 
 def device_of(instance_type: str, local_rank: int) -> torch.device:
-    """A rank's device, set as the current one. Raises UserError if torch does not find the instance type's device."""
+    """A rank's device, set as the current one; TorchNeuron's is set by `device_meshes`.
+
+    Raises UserError if torch does not find the instance type's device.
+    """
     kind = CATALOGUE[instance_type].device
     if kind == "cpu":
         # a restart must give the same bits; on accelerators some kernels have no deterministic version
@@ -44,12 +47,17 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
             f" {found.type if found else 'no accelerator'} here",
             "run on that instance type, with a torch built for it",
         )
-    torch.accelerator.set_device_index(local_rank)
+    if kind != "neuron":
+        torch.accelerator.set_device_index(local_rank)
     return torch.device(kind, local_rank)
 
 
 def backend(device: torch.device) -> str:
-    """The process group's backends: the device's own, and gloo for tensors in host memory (`offload: parameters`)."""
+    """The process group's backends: the device's own, and gloo for tensors in host memory (`offload: parameters`).
+
+    TorchNeuron's is a ProcessGroup in Python, of which torch drops the others: there, only groups made for gloo alone
+    take tensors in host memory.
+    """
     own: str = dist.get_default_backend_for_device(device)
     return own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
@@ -71,6 +79,9 @@ def device_meshes(
         world_size=processes.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
+    if device.type == "neuron":
+        # its runtime starts with the process group, which gives each process its core; it refuses to have started
+        torch.accelerator.set_device_index(device.index)
     meshes = make_meshes(device.type, degrees, shard_ranks)
     for mesh in (meshes.weights, meshes.tokens):
         for group in mesh.get_all_groups():

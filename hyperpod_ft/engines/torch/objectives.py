@@ -11,8 +11,9 @@ from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import Dpo, RunConfig
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
-from hyperpod_ft.engines.torch.model import language_model, t5
+from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.model.t5 import paired_model
 from hyperpod_ft.engines.torch.reference import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
@@ -58,7 +59,7 @@ class Supervised:
 
     def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         if isinstance(batch, PairedBatch):
-            return t5.inputs(batch, device, compiled)
+            return paired_model.inputs(batch, device, compiled)
         return language_model.inputs(batch, device, compiled, self._chunk)
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -151,13 +151,18 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
     check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
-    sharding = torch_memory.choose(config, degrees, shape)
+    parts = list(torch_memory.shares(config, degrees, shape))
+    needed: float | None = None
+    if available(config):
+        sharding, needed = torch_memory.fit(config, degrees, shape, parts)
+    else:
+        sharding = torch_memory.choose(config, degrees, shape)
     return Layout(
         config=config,
         degrees=degrees,
         sharding=sharding,
-        needed=torch_memory.total(config, degrees, shape, sharding) if available(config) else None,
-        time=step_time(config, degrees, shape, sharding),
+        needed=needed,
+        time=step_time(config, degrees, shape, sharding, parts),
     )
 
 

@@ -9,6 +9,7 @@ The efficiencies are assumptions, not measurements of this kit. They are the sam
 for the order only where computation and communication are about as long.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyperpod_ft.config.instances import CATALOGUE
@@ -18,7 +19,7 @@ from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.pipeline import schedule
 from hyperpod_ft.planning.sharding import Sharding
-from hyperpod_ft.planning.torch_memory import key_value_copies, shares
+from hyperpod_ft.planning.torch_memory import key_value_copies
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
@@ -43,8 +44,10 @@ class StepTime:
         return self.compute + self.tensor + self.context + self.pipeline + self.data - hidden
 
 
-def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> StepTime:
-    """The estimate for degrees that the model allows."""
+def step_time(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, parts: Sequence[StageShare]
+) -> StepTime:
+    """The estimate for degrees that the model allows; `parts`: of the model, on each rank of a pipeline."""
     links = _Links(config, degrees)
     tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
     micro_batches = config.training.gradient_accumulation_steps
@@ -65,7 +68,7 @@ def step_time(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: 
     waiting = (compute + in_tensor + in_context) * idle / (1 - idle)
     passes_on = 2 * schedule.stages_per_rank(config)
     sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
-    share = max(shares(config, degrees, shape), key=lambda each: each.parameters)
+    share = max(parts, key=lambda each: each.parameters)
     return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, share, sharding, links))
 
 

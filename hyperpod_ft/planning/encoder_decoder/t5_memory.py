@@ -6,16 +6,16 @@ Not compared with measurements. Layers are counted as if all had the same size, 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
-from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
+from hyperpod_ft.planning.memory import FP32, OFFLOADED_BYTES, StageShare, element_bytes
 
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
     lora, tensor = config.lora, degrees.tensor_parallel
-    linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.linears.items()}
+    linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
     adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
-        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.linears.items() if name in lora.target_names
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in lora.target_names
     )
     quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
     return StageShare(
@@ -50,8 +50,14 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     whole = {"encoder": source * own, "decoder": target * (own + cross) + source * 2 * queries}
     given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
     counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
+
+    def resident(layers: int, each: float) -> float:
+        """Bytes on the device of what layers of one stack keep, as for other models."""
+        moves = training.activation_offload and each >= OFFLOADED_BYTES
+        return (min(layers, 2) if moves else layers) * each
+
     if training.activation_checkpointing == "none":
-        return biases + sum(counts[stack] * whole[stack] for stack in counts)
+        return biases + sum(resident(counts[stack], whole[stack]) for stack in counts)
     every = training.activation_checkpointing_every
     products = {"encoder": source * _products(shape, element, tensor), "decoder": 0.0}
     products["decoder"] = target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries
@@ -59,7 +65,7 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     for stack, count in counts.items():
         recomputed = -(-count // every)
         selected = products[stack] if training.activation_checkpointing == "selective" else 0.0
-        kept += recomputed * (given[stack] + selected) + (count - recomputed) * whole[stack]
+        kept += resident(recomputed, given[stack]) + recomputed * selected + resident(count - recomputed, whole[stack])
     return biases + kept + max(0.0, max(whole.values()) - logits)
 
 

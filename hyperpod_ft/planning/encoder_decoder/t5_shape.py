@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, PositiveInt, ValidationError
 
+from hyperpod_ft.planning.families import Family
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
@@ -18,11 +19,16 @@ class T5Shape(ModelShape):
     buckets: int = 32  # of the distances that share a bias
 
     @property
+    def built(self) -> Family:
+        """It has no row in the table of families, whose models are one stack of layers."""
+        return Family((self.family,), columns={}, rows=())
+
+    @property
     def encoder_layers(self) -> int:
         return self.layers - self.decoder_layers
 
     @property
-    def linears(self) -> dict[str, tuple[int, int]]:
+    def matrices(self) -> dict[str, tuple[int, int]]:
         """Of a layer of the encoder; a decoder's second attention has the first four again."""
         attention = dict.fromkeys(("q", "k", "v"), (self.hidden, self.queries)) | {"o": (self.queries, self.hidden)}
         inputs = ("wi_0", "wi_1") if self.gated else ("wi",)
@@ -39,7 +45,7 @@ class T5Shape(ModelShape):
     @property
     def layers_parameters(self) -> int:
         """Of all layers together, with the bias of each stack, which the first layer has."""
-        linears = sum(sum(self.times(name)) * inputs * outputs for name, (inputs, outputs) in self.linears.items())
+        linears = sum(sum(self.times(name)) * inputs * outputs for name, (inputs, outputs) in self.matrices.items())
         norms = (2 * self.encoder_layers + 3 * self.decoder_layers) * self.hidden
         return linears + norms + 2 * self.buckets * self.heads
 
@@ -56,7 +62,7 @@ class T5Shape(ModelShape):
         """LoRA parameters of the encoder and of the decoder."""
         pairs = [
             [count * rank * (inputs + outputs) for count in self.times(name)]
-            for name, (inputs, outputs) in self.linears.items()
+            for name, (inputs, outputs) in self.matrices.items()
             if name in targets
         ]
         return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

@@ -331,9 +331,30 @@ def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "engine neuron needs a trn instance" in refused(tmp_path, engine="neuron")
     assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
     assert "does not run on trn1" in refused(tmp_path, cluster__instance_type="trn1.32xlarge")
-    assert "needs an interpreter" in refused(tmp_path, cluster__instance_type="trn2.48xlarge", env={})
     assert load(tmp_path, cluster__instance_type="ml.p5.48xlarge").cluster.instance_type == "p5.48xlarge"
     assert "merge.dtype" in refused(tmp_path, training__method="full", merge__dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("parallelism__offload", "optimizer"),
+        ("parallelism__offload", "parameters"),
+        ("training__activation_offload", True),
+        ("training__optimizer_state", "int8"),
+        ("lora__quantization", "nf4"),
+        ("cluster__environment", {"TORCH_NEURONX_NEFF_CACHE_DIR": "/tmp/cache"}),
+        ("cluster__environment", {"TORCH_NEURONX_NEFF_DISABLE_CACHE": "1"}),
+        ("cluster__environment", {"NEURON_LOGICAL_NC_CONFIG": "1"}),
+    ],
+)
+def test_what_engine_torch_has_not_on_trainium(tmp_path: Path, key: str, value: object) -> None:
+    trainium = {"cluster__instance_type": "trn2.48xlarge", "env": {}, "parallelism__tensor_parallel": 1}
+    assert load(tmp_path, **trainium).env.python is None, "stage env installs TorchNeuron"
+    said = refused(tmp_path, **trainium, **{key: value})
+    assert key.replace("__", ".") in said and len(said.splitlines()) == 1
+    if key != "cluster__environment":
+        assert load(tmp_path, cluster__instance_type="p5.48xlarge", parallelism__tensor_parallel=1, **{key: value})
 
 
 @pytest.mark.parametrize(("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4")])

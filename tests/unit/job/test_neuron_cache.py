@@ -49,11 +49,25 @@ def test_only_what_is_whole_and_marked_as_done_is_finished(tmp_path: Path) -> No
     assert reasons == {
         "extracted": "not compiled",
         "unmarked": "not compiled",
-        "lost": "marked as done, but has no NEFF",
+        "lost": "has no NEFF",
         "cut": "its NEFF has 1123 of 1124 bytes",
-        "empty": "marked as done, but has no NEFF",
+        "empty": "has no NEFF",
         "failed": "Failed compilation with ['neuronx-cc']: too many instructions",
     }
+
+
+def test_the_cache_of_torch_neuron_has_a_file_for_each_graph(tmp_path: Path) -> None:
+    for name, cut in (("abcd01", 0), ("abcd02", 1), ("12ef03", 0)):
+        directory = tmp_path / name[:2] / name[2:4]
+        directory.mkdir(parents=True, exist_ok=True)
+        neff(directory / f"{name}.neff", cut=cut)
+    (tmp_path / "ab" / "cd" / "tmp123.tmp").touch()
+    assert neuron_cache.finished(tmp_path) == {"ab/cd/abcd01.neff", "12/ef/12ef03.neff"}
+    assert neuron_cache.unfinished(tmp_path) == {"ab/cd/abcd02.neff": "its NEFF has 1123 of 1124 bytes"}
+    assert neuron_cache.neff_of(tmp_path / "ab/cd/abcd01.neff").stat().st_size == 1124
+    with neuron_cache.using(tmp_path) as removed:
+        assert removed == ["ab/cd/abcd02.neff"]
+    assert neuron_cache.unfinished(tmp_path) == {}
 
 
 def test_who_is_alone_removes_all_that_is_not_finished_and_every_lock(tmp_path: Path) -> None:

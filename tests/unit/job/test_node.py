@@ -62,11 +62,13 @@ def test_the_ranks_of_jobs_and_the_daemons_of_a_local_cluster_use_other_ports() 
     assert f"{MASTER_PORTS[0]}-{MASTER_PORTS[-1]}" in limits.PORTS.split(","), "reserved on nodes"
 
 
-def test_precompile_runs_a_trial_under_graph_extraction(make_run: MakeRun) -> None:
-    run = make_run()
+@pytest.mark.parametrize(("engine", "launcher"), [("neuron", ["neuron_parallel_compile"]), ("torch", [])])
+def test_precompile_runs_a_trial(make_run: MakeRun, engine: str, launcher: list[str]) -> None:
+    """Engine neuron's under graph extraction."""
+    run = make_run(engine=engine, cluster__instance_type="trn2.48xlarge", parallelism={"tensor_parallel": 4})
     train = torchrun_command(run, ["--standalone"], 0, precompile=False)
     precompile = torchrun_command(run, ["--standalone"], 0, precompile=True)
-    assert precompile == ["neuron_parallel_compile", *train, "--trial"]
+    assert precompile == [*launcher, *train, "--trial"]
     assert train[-2:] == ["hyperpod_ft.stages.train", str(run.directory)]
 
 

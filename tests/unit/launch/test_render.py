@@ -24,6 +24,10 @@ def flagship() -> dict[str, str]:
     return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), KIT)
 
 
+def native_trainium() -> dict[str, str]:
+    return render(Run.of(run_file.load(run_file.find("llama3-8b-lora-trn2"))), KIT)
+
+
 def local_run() -> dict[str, str]:
     values = yaml_file.parse(run_file.RUN_FILE, run_file.find("quickstart"))
     values["model"] = {"source": "org/model"}
@@ -36,6 +40,7 @@ def local_run() -> dict[str, str]:
 GOLDEN = {
     REPOSITORY / "slurm": flagship,
     REPOSITORY / "tests" / "unit" / "launch" / "golden": local_run,
+    REPOSITORY / "tests" / "unit" / "launch" / "golden_trn2": native_trainium,
 }
 
 
@@ -61,7 +66,8 @@ def nasty_values() -> dict[str, object]:
 
 
 def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Path) -> None:
-    for case, scripts in (("flagship", flagship()), ("nasty", render(make_run(**nasty_values()), KIT))):
+    runs = {"flagship": flagship(), "trn2": native_trainium(), "nasty": render(make_run(**nasty_values()), KIT)}
+    for case, scripts in runs.items():
         paths = []
         for stage, text in scripts.items():
             paths.append(tmp_path / f"{case}-{stage}.sbatch")

@@ -55,7 +55,7 @@ def test_parameters_are_those_of_the_model(config: dict[str, Any]) -> None:
     shape = shape_of(config)
     assert shape.parameters == sum(p.numel() for p in model.parameters()) + head
     names = [name for name, _ in model.named_modules()]
-    for linear in shape.linears:
+    for linear in shape.matrices:
         assert sum(shape.times(linear)) == sum(name.endswith(f".{linear}") for name in names), linear
 
 

@@ -7,15 +7,20 @@ import pytest
 
 from hyperpod_ft.config import setting_combinations
 from hyperpod_ft.config.run_config import EngineName
-from hyperpod_ft.planning import engine_rules
+from hyperpod_ft.planning import engine_rules, pins
 from hyperpod_ft.stages import env
 
 NAMES = get_args(EngineName)
 
 
-@pytest.mark.parametrize("table", [setting_combinations._CHECKS, engine_rules._RULES, env._BUILDERS])
+@pytest.mark.parametrize("table", [setting_combinations._CHECKS, engine_rules._RULES])
 def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
     assert sorted(table) == sorted(NAMES)
+
+
+def test_every_environment_can_be_built() -> None:
+    kinds = {pins.environment_kind(path.stem) for path in pins.pins_file("torch").parent.glob("*.txt")}
+    assert kinds == env._BUILDERS.keys() and set(NAMES) <= kinds
 
 
 @pytest.mark.parametrize("name", NAMES)

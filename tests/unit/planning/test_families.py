@@ -1,10 +1,29 @@
 """The table of families against transformers' own classes."""
 
+import json
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.engines.torch.model import tensor_parallel
+from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
+from hyperpod_ft.planning.memory import stage_shares
+from hyperpod_ft.planning.model_shape import model_shape
+
+RUN = {
+    "name": "run",
+    "engine": "torch",
+    "cluster": {"instance_type": "local"},
+    "model": {"source": "example:tiny-llama"},
+    "dataset": {"source": "example:qa", "format": "text"},
+    "training": {"method": "full"},
+}
 
 SIZES = {
     "vocab_size": 64,
@@ -21,10 +40,13 @@ TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
 
 
 def empty_model(model_type: str) -> PreTrainedModel:
+    # their queries, keys and values have as many heads
+    same = {"num_key_value_heads": None} if model_type.startswith("gpt") else {}
+    same |= {"num_key_value_heads": 4} if model_type == "phi3" else {}
     own = {"rotary_dim": 4} if model_type == "gptj" else {}
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.for_model(model_type, **SIZES, **own)
+            AutoConfig.for_model(model_type, **SIZES | same | own)
         )
     return model
 
@@ -63,6 +85,25 @@ def test_attributes_that_count_heads_exist(model_type: str) -> None:
         owner, _, name = path.rpartition(".")
         value = getattr(getattr(attention, owner) if owner else attention, name)
         assert value % (SIZES["num_key_value_heads"] if path in family.key_attributes else 4) == 0
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_parameters_are_counted(model_type: str) -> None:
+    """In the whole model, and on one of four tensor-parallel ranks."""
+    model, family = empty_model(model_type), family_of(model_type)
+    shape = model_shape(json.loads(model.config.to_json_string(use_diff=False)))
+    assert family is not None and shape is not None
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        tensor_parallel.parallelize(model, family, mesh, sequence_parallel=True)
+    finally:
+        dist.destroy_process_group()
+    config = RunConfig.model_validate(RUN)
+    (share,) = stage_shares(config, Degrees(1, 4, 4, 1), shape)
+    # parts of the norms of all heads are counted whole
+    assert share.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.03)
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "opt", ""])

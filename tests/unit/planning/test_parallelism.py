@@ -138,7 +138,9 @@ def test_flash_attention_is_used_where_rows_have_its_length(make_run: MakeRun) -
     ("tensor_parallel", "engine", "changes", "words"),
     [
         (3, "torch", {}, "does not divide the model's 8 attention heads; set it to 1, 2, 4 or 8$"),
-        (8, "torch", {}, "does not divide the model's 4 key/value heads, .* set it to 1, 2 or 4$"),
+        (8, "torch", {}, None),
+        (4, "torch", {"num_attention_heads": 12, "num_key_value_heads": 6}, "neither divides the model's 6 key/value"),
+        (8, "torch", {"model_type": "phi3"}, "8 is more than the 4 key/value heads of a phi3 .* set it to 1, 2 or 4$"),
         (4, "torch", {}, None),
         (
             4,

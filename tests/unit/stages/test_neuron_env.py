@@ -22,14 +22,15 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import installation, interpreters, neuron_devices
 from hyperpod_ft.planning import neuron_rules, torch_rules
-from hyperpod_ft.planning.pins import from_neuron_repositories, requirements
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins, requirements
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.env import _neuron_devices, build, probe
+from hyperpod_ft.stages.env import _neuron_devices, build, check_torch_neuron, probe
 from tests.unit.wheels import wheel
 
 MakeRun = Callable[..., Run]
 NEURON = {"torch": "2.8.0", "neuronx-cc": "2.21", "libneuronxla": "2.2", "torch-neuronx": "2.8", "nki": "0.2"}
 PINS = "".join(f"{name}=={version}\n" for name, version in NEURON.items()) + "# a comment\nothers[training]==1.0\n"
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 IMPORTS = ("torch", "neuronxcc", "libneuronxla", "torch_neuronx", "nki", "others")
 
 
@@ -97,7 +98,7 @@ def python(empty_environment: Path, tmp_path: Path) -> Path:
 def test_the_neuron_packages_come_from_their_repositories_alone(
     tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreters, "NEURON_VERSIONS", (f"{sys.version_info.major}.{sys.version_info.minor}",))
+    monkeypatch.setitem(PYTHON_VERSIONS, "neuron", (HERE,))
     environment = tmp_path / "envs" / "0123"
     build(pins, environment, "neuron", (f"{indexes}/aws", f"{indexes}/cpu"))
     found = probe(environment / "bin" / "python", IMPORTS, "")["packages"]
@@ -155,7 +156,7 @@ def test_too_little_disk_is_seen_before_anything_is_made(tmp_path: Path, monkeyp
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(interpreters.shutil, "disk_usage", lambda _: usage(int(1e12), 0, int(9e9)))
     with pytest.raises(UserError, match=r"9\.0 GB free; .* 10 GB"):
-        interpreters.create_environment(tmp_path / "venv", tmp_path)
+        interpreters.create_environment(tmp_path / "venv", tmp_path, ("3.11",))
     assert not (tmp_path / "venv").exists()
 
 
@@ -179,12 +180,12 @@ def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_python_that_fits(tmp_path: Path, old_python: Path) -> None:
     with pytest.raises(UserError, match=r"no Python 3\.11 or 3\.10 .*no uv"):
-        interpreters.create_environment(tmp_path / "venv", tmp_path, disk_gb=0)
+        interpreters.create_environment(tmp_path / "venv", tmp_path, ("3.11", "3.10"), disk_gb=0)
 
 
 def test_uv_fetches_a_python_onto_the_shared_volume(tmp_path: Path, old_python: Path) -> None:
     script(old_python / "uv", f'printf "%s\\n" "$UV_PYTHON_INSTALL_DIR" "$UV_PYTHON_PREFERENCE" "$@" >{tmp_path}/asked')
-    interpreters.create_environment(tmp_path / "venv", tmp_path / "envs", disk_gb=0)
+    interpreters.create_environment(tmp_path / "venv", tmp_path / "envs", ("3.11", "3.10"), disk_gb=0)
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[:2] == [str(tmp_path / "envs" / "python"), "only-managed"]
     assert asked[2:] == ["venv", "--quiet", "--seed", "--python", "3.11", str(tmp_path / "venv")]
@@ -242,3 +243,63 @@ def test_both_sdks_pin_every_neuron_package(make_run: MakeRun) -> None:
 def test_what_is_no_package_repository_is_refused(make_run: MakeRun, value: str) -> None:
     with pytest.raises(UserError, match=r"env\.package_repositories"):
         make_run(env={"package_repositories": [value]})
+
+
+def test_torch_neuron_is_installed_from_its_repositories(
+    tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine torch on Trainium, on a node without AWS's own environment."""
+    monkeypatch.setitem(PYTHON_VERSIONS, "torch-neuron", (HERE,))
+    monkeypatch.setattr(interpreters, "torch_neuron_of_image", lambda: None)
+    build(pins, tmp_path / "envs" / "0123", "torch-neuron", (f"{indexes}/aws", f"{indexes}/cpu"))
+    found = probe(tmp_path / "envs" / "0123" / "bin" / "python", ("torch_neuronx", "others"), "")["packages"]
+    assert (found["torch-neuronx"], found["torch"]) == ("2.8", "2.8.0+cpu")
+
+
+def test_an_image_with_torch_neuron_gives_its_packages(
+    tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest environment of AWS's image is beneath the kit's, where only the other packages are installed."""
+    images = tmp_path / "opt"
+    script(images / "aws_neuronx_venv_torch_neuronx_2_9_0" / "bin" / "python", "exit 1 # it is not the newest")
+    subprocess.run([sys.executable, "-m", "venv", images / "aws_neuronx_venv_torch_neuronx_2_14_0"], check=True)
+    image = interpreters.torch_neuron_of_image(images)
+    assert image and image.parts[-3] == "aws_neuronx_venv_torch_neuronx_2_14_0"
+    installation.install_neuron(image, _only_neuron(pins), (f"{indexes}/aws", f"{indexes}/cpu"))
+    monkeypatch.setattr(interpreters, "torch_neuron_of_image", lambda: image)
+    build(pins, tmp_path / "envs" / "0123", "torch-neuron")
+    environment = tmp_path / "envs" / "0123"
+    found = probe(environment / "bin" / "python", ("torch", "torch_neuronx", "others"), "")["packages"]
+    assert {name: found[name] for name in NEURON} == {**NEURON, "torch": "2.8.0+cpu"}
+    own = {path.name for path in environment.glob("lib/python*/site-packages/*") if path.suffix != ".dist-info"}
+    assert "others.py" in own and "torch" not in own
+
+
+def _only_neuron(pins: Path) -> Path:
+    path = pins.with_name("neuron-only.txt")
+    path.write_text("\n".join(from_neuron_repositories(read_pins(pins))))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("python", "torch", "plugin", "problem"),
+    [
+        ("3.12.3", "2.13.0+cpu", "2.13.3.0.5", ""),
+        ("3.14.0", "2.14.0", "2.14.3.0.1", ""),
+        ("3.11.9", "2.13.0", "2.13.3.0.5", r"Python 3\.11\.9, and TorchNeuron needs 3\.12"),
+        ("3.12.3", "2.9.1", "2.9.0.2.15", r"torch 2\.9\.1, and TorchNeuron needs 2\.13"),
+        ("3.12.3", "2.13.0", "2.14.3.0.1", "not of one version"),
+        ("3.12.3", "2.13.0", None, "torch-neuronx none"),
+    ],
+)
+def test_what_is_no_torch_neuron_is_refused_in_one_line(
+    python: str, torch: str, plugin: str | None, problem: str
+) -> None:
+    packages = {"torch": torch} | ({"torch-neuronx": plugin} if plugin else {})
+    found = {"python": python, "packages": packages}
+    if not problem:
+        check_torch_neuron(Path("/x/python"), found)
+        return
+    with pytest.raises(UserError, match=problem) as refused:
+        check_torch_neuron(Path("/x/python"), found)
+    assert "env.python" in str(refused.value) and "\n" not in str(refused.value)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.engines import engine
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import _counted_graphs
@@ -120,8 +119,8 @@ def test_graphs_that_training_still_compiles_are_counted(run: Run, capsys: pytes
     assert "train: 1 graphs were compiled during training" in capsys.readouterr().out
 
 
-def test_engine_torch_compiles_nothing_ahead(make_run: MakeRun) -> None:
-    with _counted_graphs(make_run()) as facts:
-        pass
-    assert facts == {}
-    assert not hasattr(engine("torch"), "precompile")
+def test_nothing_is_compiled_ahead_on_cpus_and_gpus(make_run: MakeRun) -> None:
+    for instance_type in ("local", "p5.48xlarge"):
+        with _counted_graphs(make_run(cluster__instance_type=instance_type)) as facts:
+            pass
+        assert facts == {}

@@ -16,6 +16,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.sharding.parts import Box, Part, local
 from hyperpod_ft.errors import UserError
@@ -95,7 +96,13 @@ def fill_boxes(boxes: Mapping[str, list[Box]], weights: Mapping[str, LogicalTens
     with SliceReader() as reader:
         for name, own in boxes.items():
             for start, values in own if name in weights else ():
-                reader.copy(weights[name], start, values)
+                if devices.fixed_shapes(values.device):
+                    # one copy: a copy to each place in it would be compiled
+                    whole = torch.empty(values.shape, dtype=values.dtype, device="cpu")
+                    reader.copy(weights[name], start, whole)
+                    values.copy_(whole)
+                else:
+                    reader.copy(weights[name], start, values)
 
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

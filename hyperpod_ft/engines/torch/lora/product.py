@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import nf4
 
 # An x86 processor without them converts bf16 inside the product, at a quarter of the speed of fp32.
@@ -44,7 +45,11 @@ def product(
     is kept for the backward pass, beside the parameters: d, and d A^T of [..., r]. Gradients have their input's dtype.
 
     A W in NF4 is given as codes and scales, and decoded in each pass.
+
+    Where shapes are fixed, it is written in torch's own operations, which the device's compiler knows.
     """
+    if devices.fixed_shapes(x.device):
+        return _plain(x, dropped, weight, scales, bias, a, b, scale)
     output: torch.Tensor = _operation(x, dropped, weight, scales, bias, a, b, scale)[0]
     return output
 
@@ -66,6 +71,22 @@ def forward(
     output = nn.functional.linear(x.to(dtype), matrix, None if bias is None else bias.to(dtype))
     flat(output).addmm_(flat(narrow), b.to(dtype).T)
     return output.to(x.dtype), narrow
+
+
+def _plain(
+    x: torch.Tensor,
+    dropped: torch.Tensor | None,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    narrow = nn.functional.linear(x if dropped is None else dropped, a.to(x.dtype)) * scale
+    matrix = _decoded(weight, scales, a, b, x.dtype)
+    output = nn.functional.linear(x, matrix, None if bias is None else bias.to(x.dtype))
+    return output + nn.functional.linear(narrow, b.to(x.dtype))
 
 
 def _shapes(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:

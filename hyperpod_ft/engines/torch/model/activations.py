@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import product
 from hyperpod_ft.engines.torch.sharding.parts import local
 from hyperpod_ft.planning.memory import OFFLOADED_BYTES
@@ -164,7 +165,7 @@ class _ActivationStore:
 
     def take(self, source: torch.Tensor) -> _Storage:
         """Start to copy these bytes."""
-        host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=self._stream is not None)
+        host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=devices.pins(self.device))
         self._copy(host, source)
         return _Storage(host, source)
 

@@ -19,6 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.errors import UserError
 
 NAME = "documents"
@@ -184,15 +185,22 @@ def _product(
     softcap: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Attention [rows, heads, queries, size] under a bool mask; `softcap` c makes of a score s c tanh(s / c)."""
-    if softcap is None:
+    """Attention [rows, heads, queries, size] under a bool mask; `softcap` c makes of a score s c tanh(s / c).
+
+    Where shapes are fixed, in operations that every compiler knows: torch's attention counts as random, even without
+    dropout, so that a graph that computes it again for the backward pass would keep a generator's state.
+    """
+    if softcap is None and not devices.fixed_shapes(query.device):
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout, enable_gqa=True
         )
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, -torch.inf)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    # each token sees itself, so that what is finite but far below has weight 0
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     exact = torch.promote_types(scores.dtype, torch.float32)
     weights = torch.softmax(scores, dim=-1, dtype=exact).to(query.dtype)
     return torch.nn.functional.dropout(weights, dropout) @ value

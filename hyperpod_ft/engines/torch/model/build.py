@@ -26,16 +26,17 @@ from hyperpod_ft.engines.torch.model import (
     gated_mlp,
     language_model,
     rms_norm,
-    t5,
-    t5_tensor_parallel,
     tensor_parallel,
 )
+from hyperpod_ft.engines.torch.model.t5 import paired_model
+from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
 from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, torch_rules
+from hyperpod_ft.planning import parallelism, torch_memory, torch_rules
+from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.pipeline import cut as pipeline_cut
 from hyperpod_ft.planning.sharding import Sharding
@@ -74,7 +75,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
-    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
+    (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
     gated_mlp.keep_less(model)
     if not compiling.compiles(config.training, torch.device(mesh.device_type)):
         rms_norm.keep_less(model)
@@ -119,7 +120,9 @@ def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
         return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)
     model_config = read_config(run.base_model)
     pipeline_cut.check_family(degrees, str(model_config.get("model_type", "")))
-    layers = pipeline_cut.cut(run.config, degrees, pipeline_cut.work_of(model_config))
+    shape = model_shape(model_config)
+    assert shape is not None, "families that can be cut have a known shape"
+    layers = pipeline_cut.cut(run.config, degrees, shape)
     cut = tuple(stages.Stage(index, len(layers), some) for index, some in enumerate(layers))
     stages.check_trained(model, cut)
     return cut
@@ -136,7 +139,7 @@ def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[st
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
     family = torch_rules.divisible_family(model.config.model_type)
-    sequence_parallel = torch_rules.sequence_parallel(run.config, run.plan.degrees)
+    sequence_parallel = torch_memory.sequence_parallel(run.config, run.plan.degrees)
     return tensor_parallel.parallelize(
         model, family, mesh, sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
     )
@@ -188,5 +191,5 @@ def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     if model.config.is_encoder_decoder:
         names = [tensor.name for tensor in read_model(run.base_model)]
         if not tied.is_tied(config, names):
-            t5.untie_head(model)
+            paired_model.untie_head(model)
     return model

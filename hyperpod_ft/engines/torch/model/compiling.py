@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines.torch import devices
 
 
 def compiles(training: Training, device: torch.device) -> bool:
@@ -22,7 +23,8 @@ def compiles(training: Training, device: torch.device) -> bool:
 def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, root: Path) -> None:
     """Compile the layers' forward and backward passes when they first run, as `training.compile` says.
 
-    `root`: of the runs. A shape that changes is compiled again.
+    `root`: of the runs. A shape that changes is compiled again. Where shapes are fixed, each layer must be one graph:
+    between graphs the device would run one operation at a time.
     """
     if not compiles(training, device):
         return
@@ -30,10 +32,11 @@ def compile_layers(layers: Sequence[nn.Module], training: Training, device: torc
     # read when something is compiled first
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
-    os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] = str(cache / "neuron")
     backend = "neuron" if device.type == "neuron" else "inductor"
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=False)  # type: ignore[method-assign]
+        layer.forward = torch.compile(  # type: ignore[method-assign]
+            layer.forward, backend=backend, dynamic=False, fullgraph=devices.fixed_shapes(device)
+        )
 
 
 def let_vary(tensor: torch.Tensor, dimension: int) -> None:

@@ -1,25 +1,38 @@
-"""The gated MLP of most families, down(act(gate(x)) * up(x)), without keeping act(gate(x)) for the backward pass."""
+"""MLPs that keep less for the backward pass: the gated one of most families, and GPT-2's activation.
+
+A gated MLP, down(act(gate(x)) * up(x)), does not keep act(gate(x)). `gelu_new` of GPT-2 and GPT-J, which transformers
+writes as six operations that each keep a tensor, is torch's gelu with `approximate="tanh"`.
+"""
 
 import copy
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.activations import NewGELUActivation
 
 _GELU_TANH = "tanh"
 
 
 def keep_less(model: nn.Module) -> None:
-    """Replace the forward pass of a model's gated MLPs, in place; others stay as they are. Works on the meta device.
+    """Replace the forward pass of a model's gated MLPs and of `gelu_new`, in place; others stay as they are.
+
+    Works on the meta device.
 
     An MLP is gated if it has the four parts by their usual names, an activation known here, and with simple parts
     in place of its own gives the result of the formula above.
     """
     for module in model.modules():
+        if isinstance(module, NewGELUActivation):
+            module.forward = _gelu_tanh
         if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
             activation = _activation(module.act_fn)
             if activation and _is_formula(module):
                 module.forward = _Forward(module, activation)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.gelu(x, approximate=_GELU_TANH)
 
 
 class _Forward:
@@ -56,7 +69,7 @@ class _Gated(torch.autograd.Function):
 
 def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == _GELU_TANH:
-        return nn.functional.gelu(gate, approximate=_GELU_TANH)
+        return _gelu_tanh(gate)
     return nn.functional.silu(gate)
 
 

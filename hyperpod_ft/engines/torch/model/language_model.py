@@ -12,14 +12,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention, compiling
 from hyperpod_ft.engines.torch.model.context_parallel import Chunk
-from hyperpod_ft.engines.torch.model.document_loss import cross_entropy_by_document
-from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
-# Devices that run steps of different shapes as they come; others compile each shape, so that it must not change.
-ANY_SHAPE = ("cpu", "cuda")
 _WHOLE_ROWS = Chunk()
 
 
@@ -43,11 +41,11 @@ def inputs(
     targets = chunk.of(following).flatten()
     own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
     tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | {"targets": targets}
-    if device.type in ANY_SHAPE:
+    if not devices.fixed_shapes(device):
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     # a graph would break where attention, as on CPUs, is called for each document
-    by_bounds = device.type in ANY_SHAPE and not (compiled and device.type == "cpu")
+    by_bounds = not devices.fixed_shapes(device) and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
     moved: dict[str, Any] = {name: on_device(device, tensor) for name, tensor in tensors.items()}
@@ -60,10 +58,10 @@ def inputs(
 
 
 def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a CPU tensor to `device`; an accelerator reads it from pinned memory while the program continues."""
-    if device.type != "cpu" and torch.accelerator.is_available():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    """Copy a CPU tensor to `device`; a GPU reads it from pinned memory while the program continues."""
+    if devices.pins(device) and torch.accelerator.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def return_loss(model: PreTrainedModel) -> None:
@@ -125,7 +123,7 @@ class LossForward:
             hidden = hidden.index_select(0, predicted_at)
         head = _head(self._model)
         if documents is not None:
-            return cross_entropy_by_document(hidden, head, targets, self._rule, documents)
+            return document_cross_entropies(hidden, head, targets, self._rule, documents)
         return summed_cross_entropy(hidden, head, targets, self._rule)
 
 

@@ -10,6 +10,7 @@ ranks exchange; the gradients of hidden states add up over them. A block then ha
 ranks: its logits take the same memory on each, and there are fewer exchanges.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,30 +49,55 @@ def summed_cross_entropy(
     hidden [positions, width] are the inputs of the head; targets int64 [positions], where IGNORED counts nothing.
     Shapes do not depend on how many count. The result has one backward pass. Collective where the head is divided.
     """
-    words = words_of(head)
-    block = LOSS_BLOCK
-    if words:
-        block *= words.group.size()
-        hidden = Copy.apply(hidden, words.group)
+    if type(head) is nn.Linear and torch.is_grad_enabled() and head.weight.requires_grad:
+        words, block, hidden = _divided(head, hidden)
+        loss: torch.Tensor = _Summed.apply(hidden, head.weight, head.bias, targets, rule, words, block)
+        return loss
+    return cross_entropies(hidden, head, targets, rule).sum()
+
+
+def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule) -> torch.Tensor:
+    """The same for each position, fp32 [positions], so that they can have different weights.
+
+    A head that is trained takes one more product than for the sum: its gradient needs the weights, which are known in
+    the backward pass only.
+    """
+    words, block, hidden = _divided(head, hidden)
     if type(head) is nn.Linear:
         weight, bias = head.weight, head.bias
         if not torch.is_grad_enabled():
             # autograd.Function asks for gradients of whatever requires them, also under no_grad
             hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rule, words, block)
-        return loss
+        losses: torch.Tensor = _Each.apply(hidden, weight, bias, targets, rule, words, block)
+        return losses
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(block), targets.split(block), strict=True)
     # all blocks share DoRA's norms, for which the whole matrix is read
     has_dora = isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None
     shared = (head.ratio(head.base_weight(hidden.dtype)),) if has_dora else ()
     parts = [
-        checkpoint(_block_loss, x, head, target, rule, words, *shared, use_reentrant=False) for x, target in blocks
+        checkpoint(_block_losses, x, head, target, rule, words, *shared, use_reentrant=False) for x, target in blocks
     ]
-    return torch.stack(parts).sum()
+    return torch.cat(parts)
 
 
-def _block_loss(
+def document_cross_entropies(
+    hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule, counts: Sequence[int]
+) -> torch.Tensor:
+    """The same summed over each document, fp32 [documents]; `counts`: how many positions each has, in order."""
+    losses = cross_entropies(hidden, head, targets, rule)
+    return torch.stack([part.sum() for part in losses.split(counts)]) if counts else losses.new_zeros(0)
+
+
+def _divided(head: nn.Module, hidden: torch.Tensor) -> tuple[Words | None, int, torch.Tensor]:
+    """The words of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
+    words = words_of(head)
+    if words is None:
+        return None, LOSS_BLOCK, hidden
+    return words, LOSS_BLOCK * words.group.size(), Copy.apply(hidden, words.group)
+
+
+def _block_losses(
     hidden: torch.Tensor,
     head: nn.Module,
     targets: torch.Tensor,
@@ -79,87 +105,128 @@ def _block_loss(
     words: Words | None,
     *shared: torch.Tensor,
 ) -> torch.Tensor:
-    loss: torch.Tensor = _CrossEntropy.apply(head(hidden, *shared), targets, rule, words)
-    return loss
+    losses: torch.Tensor = _OfLogits.apply(head(hidden, *shared), targets, rule, words)
+    return losses
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """The same from the output of a head [positions, words]."""
+class _OfLogits(torch.autograd.Function):
+    """Losses [positions] from the output of a head [positions, words]."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rule: LogitsRule, words: Words | None
     ) -> torch.Tensor:
         gradient = logits.to(torch.float32, copy=True)
-        loss, factor = _softmax_less_one_hot(gradient, targets[:, None], rule, words)
+        losses, factor = _softmax_less_one_hot(gradient, targets[:, None], rule, words)
         ctx.save_for_backward(gradient.mul_(factor))
         ctx.dtype = logits.dtype
-        return loss
+        return losses
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scales: torch.Tensor) -> Any:  # type: ignore[override]
         (gradient,) = ctx.saved_tensors
-        return (gradient * scale).to(ctx.dtype), None, None, None
+        return (gradient * scales[:, None]).to(ctx.dtype), None, None, None
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+class _Each(torch.autograd.Function):
+    """Losses [positions] of a linear head."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        rule: LogitsRule,
-        words: Words | None,
-        block: int,
-    ) -> torch.Tensor:
-        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        loss = torch.zeros((), device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if of_hidden else None
-        # sums over blocks in 32 bits: in 16, each addition would round
-        grad_weight = torch.empty_like(weight, dtype=torch.float32) if of_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and of_bias else None
-        # every block uses the same memory: that much is returned to the system whenever it is freed
-        computed = hidden.new_empty(min(len(hidden), block), len(weight))
-        exact = computed if computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
-        # at least one block, if only an empty one: it fills the gradients
-        for begin in range(0, max(1, len(hidden)), block):
-            x, target = hidden[begin : begin + block], targets[begin : begin + block, None]
-            gradient, logits = computed[: len(x)], exact[: len(x)]
-            _linear(x, weight, bias, out=gradient)
-            if exact is not computed:
-                logits.copy_(gradient)
-            # ranks that share the vocabulary exchange once for a block
-            few = _CACHED_ROWS if logits.device.type == "cpu" and words is None else max(1, len(logits))
-            rows = zip(logits.split(few), target.split(few), strict=True)
-            parts = [_softmax_less_one_hot(some, of, rule, words) for some, of in rows]
-            loss += torch.stack([part for part, _ in parts]).sum()
-            factor = torch.cat([factors for _, factors in parts])
-            if exact is not computed:
-                gradient.copy_(logits)
-            # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
-            if grad_hidden is not None:
-                grad_hidden[begin : begin + block] = (gradient @ weight) * factor
-            if grad_weight is not None:
-                _add_product(grad_weight, gradient.t(), (x * factor).to(weight.dtype), first=begin == 0)
-            if grad_bias is not None:
-                grad_bias += gradient.t().float() @ factor.flatten()
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        return loss
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        of_hidden, *of_head = ctx.needs_input_grad[:3]
+        ctx.later, ctx.dtypes = any(of_head), _dtypes(*given[:3])
+        losses, grad_hidden, _, _ = _in_blocks(*given, wanted=(of_hidden and not ctx.later, False, False))
+        if ctx.later:
+            ctx.save_for_backward(*given[:4])
+            ctx.settings = given[4:]
+        else:
+            ctx.save_for_backward(grad_hidden)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, scales: torch.Tensor) -> Any:  # type: ignore[override]
+        if ctx.later:
+            _, *grads = _in_blocks(*ctx.saved_tensors, *ctx.settings, wanted=ctx.needs_input_grad[:3], scales=scales)
+        else:
+            grads = [ctx.saved_tensors[0].mul_(scales[:, None]), None, None]
+        return (*_cast(grads, ctx.dtypes), *[None] * 4)
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of the losses of a linear head, whose gradients are known as soon as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        losses, *grads = _in_blocks(*given, wanted=ctx.needs_input_grad[:3])
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = _dtypes(*given[:3])
+        return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> Any:  # type: ignore[override]
         # in place, since that of the weight is as large as the head
-        hidden, weight, bias = (grad if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
-        of_weight, of_bias = ctx.dtypes
-        return (
-            hidden,
-            None if weight is None else weight.to(of_weight),
-            None if bias is None else bias.to(of_bias),
-            *[None] * 4,
-        )
+        grads = [grad if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors]
+        return (*_cast(grads, ctx.dtypes), *[None] * 4)
+
+
+def _dtypes(*tensors: torch.Tensor | None) -> list[torch.dtype | None]:
+    return [None if tensor is None else tensor.dtype for tensor in tensors]
+
+
+def _cast(grads: list[torch.Tensor | None], dtypes: list[torch.dtype | None]) -> list[torch.Tensor | None]:
+    return [None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
+
+
+def _in_blocks(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    rule: LogitsRule,
+    words: Words | None,
+    block: int,
+    *,
+    wanted: Sequence[bool],
+    scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Losses, fp32 [positions], and gradients of their sum by hidden, weight and bias, where `wanted`.
+
+    Those of weight and bias are fp32.
+
+    `scales`: what the losses are multiplied by in that sum, fp32 [positions].
+    """
+    losses = torch.zeros(len(hidden), device=hidden.device)
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+    # sums over blocks in 32 bits: in 16, each addition would round
+    grad_weight = torch.empty_like(weight, dtype=torch.float32) if wanted[1] else None
+    grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+    # every block uses the same memory: that much is returned to the system whenever it is freed
+    computed = hidden.new_empty(min(len(hidden), block), len(weight))
+    exact = computed if computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
+    # at least one block, if only an empty one: it fills the gradients
+    for begin in range(0, max(1, len(hidden)), block):
+        part = slice(begin, begin + block)
+        x, target = hidden[part], targets[part, None]
+        gradient, logits = computed[: len(x)], exact[: len(x)]
+        _linear(x, weight, bias, out=gradient)
+        if exact is not computed:
+            logits.copy_(gradient)
+        # ranks that share the vocabulary exchange once for a block
+        few = _CACHED_ROWS if logits.device.type == "cpu" and words is None else max(1, len(logits))
+        rows = zip(logits.split(few), target.split(few), strict=True)
+        found, factors = zip(*(_softmax_less_one_hot(some, of, rule, words) for some, of in rows), strict=True)
+        losses[part] = torch.cat(found)
+        factor = torch.cat(factors) if scales is None else torch.cat(factors) * scales[part, None]
+        if exact is not computed:
+            gradient.copy_(logits)
+        # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
+        if grad_hidden is not None:
+            grad_hidden[part] = (gradient @ weight) * factor
+        if grad_weight is not None:
+            _add_product(grad_weight, gradient.t(), (x * factor).to(weight.dtype), first=begin == 0)
+        if grad_bias is not None:
+            grad_bias += gradient.t().float() @ factor.flatten()
+    return losses, grad_hidden, grad_weight, grad_bias
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -184,8 +251,8 @@ def _softmax_less_one_hot(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Overwrite the output of the head with the loss's gradient by it, but for a factor of each row.
 
-    logits fp32 [rows, words]; target int64 [rows, 1], of the whole vocabulary. Returns the loss [] and the factors
-    [rows, 1].
+    logits fp32 [rows, words]; target int64 [rows, 1], of the whole vocabulary. Returns the losses [rows] and the
+    factors [rows, 1].
     """
     counted = target != IGNORED
     target = target.clamp(min=0)
@@ -210,8 +277,8 @@ def _softmax_less_one_hot(
         both = torch.stack([total, chosen * is_own])
         dist.all_reduce(both, group=words.group)
         total, chosen = both
-    loss = torch.where(counted, total.log() + largest - chosen, 0).sum()
+    losses = torch.where(counted, total.log() + largest - chosen, 0).flatten()
     gradient = exponentials.scatter_add_(1, target, -total if is_own is None else -total * is_own)
     if slope is not None:
         gradient.mul_(slope)
-    return loss, torch.where(counted, rule.scale / total, 0)
+    return losses, torch.where(counted, rule.scale / total, 0)

@@ -84,13 +84,17 @@ class Splitting:
         self.divisions: dict[nn.Parameter, Division] = {}
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
+        # of widths, where a linear has several parts
+        self._proportions = {"queries": self._heads, "keys": self._kv_heads, "triples": 3 * self._heads, "units": 1}
         self._copies = max(1, self.group.size() // self._kv_heads)
         self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
         family, group = self.family, self.group
         enter, leave = (GatherSequence, SumSequence) if sequence_parallel else (Copy, Sum)
-        for name in (family.attention, family.mlp):
+        if family.shared_input:
+            layer.get_submodule(family.shared_input).register_forward_hook(_on_output(enter, group))
+        for name in () if family.shared_input else (family.attention, family.mlp):
             layer.get_submodule(name).register_forward_pre_hook(_enter_block(enter, group), with_kwargs=True)
         for path, outputs in family.columns.items():
             self.column(layer.get_submodule(path), outputs)
@@ -162,7 +166,7 @@ class Splitting:
             self.divisions[own] = Division(parameter.shape, split, sums=split.copies)
 
     def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> Split:
-        proportions = [{"queries": self._heads, "keys": self._kv_heads, "units": 1}[kind] for kind in outputs]
+        proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
             width = size * proportion // sum(proportions)

@@ -7,6 +7,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.optimizer.moments import moments
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 
@@ -54,6 +55,12 @@ class AdamW:
         masters = [self._data_parallel.master(name) for name in names]
         device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
+        # adamw divides by it while it reads the gradients
+        divisor = torch.full((), 1 / scale, device=device) if scale < 1 else None
+        if devices.fixed_shapes(device):
+            # torch-neuronx's adamw does not; by 1 too, so that the first step to clip runs no new operation
+            torch._foreach_mul_(gradients, scale)
+            divisor = None
         adamw(
             masters,
             gradients,
@@ -63,8 +70,7 @@ class AdamW:
             # adamw adds 1 to each
             list(torch.full((len(names),), self.steps - 1.0, device=device).unbind()),
             fused=True,
-            # adamw divides by it while it reads the gradients
-            grad_scale=torch.full((), 1 / scale, device=device) if scale < 1 else None,
+            grad_scale=divisor,
             amsgrad=False,
             beta1=self._training.adam_beta1,
             beta2=self._training.adam_beta2,
@@ -79,7 +85,7 @@ class AdamW:
     def state(self) -> dict[str, Any]:
         """What is stored of the moments, by parameter name, for checkpoints: {fqn: {exp_avg, exp_avg_sq, ...}}.
 
-        DTensors where ranks hold different parts. They share memory with the optimizer.
+        Pieces (sharding/parts.py) where ranks hold different parts. They share memory with the optimizer.
         """
         return {
             name: {key: self._data_parallel.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.parts import Part, squared_norm
 from hyperpod_ft.planning.sharding import BUCKET_BYTES
 
@@ -79,9 +80,9 @@ class DataParallel(ABC):
             self._host.wait(names)
         return [self._gradients.pop(name) for name in names]
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """The masters by name, for checkpoints: Pieces where ranks hold different parts. They share memory."""
-        return {name: self.parts[name].wrap(self.master(name)) for name in self.parameters}
+    def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """The masters by name, for checkpoints: Pieces where ranks hold different parts. In fp32 they share memory."""
+        return {name: self.parts[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
         """Take in gradients that are final, but for those of a tied embedding.
@@ -118,8 +119,7 @@ class HostMemory:
 
     @staticmethod
     def _new(like: torch.Tensor) -> torch.Tensor:
-        pinned = like.device.type != "cpu"
-        return torch.empty(like.shape, dtype=torch.float32, device="cpu", pin_memory=pinned)
+        return torch.empty(like.shape, dtype=torch.float32, device="cpu", pin_memory=devices.pins(like.device))
 
     def receive(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Start to copy these gradients; `wait` before reading the result."""

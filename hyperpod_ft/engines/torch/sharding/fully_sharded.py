@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
 from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local, sum_over
 from hyperpod_ft.planning.sharding import Sharding
@@ -33,7 +34,9 @@ def shard_by_layer(
     options: dict[str, Any] = {
         "mesh": mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"],
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=devices.pins(torch.device(mesh.device_type)))
+        if offload
+        else OffloadPolicy(),
     }
     # for small layers a collective costs nothing but latency
     for layers in stages:

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from hyperpod_ft.engines.torch import devices
+
 Box = tuple[tuple[int, ...], torch.Tensor]
 """Some elements of a tensor: where they begin in the whole, and their values."""
 
@@ -247,13 +249,21 @@ def check_replicas(
 
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
-    # exact in int64: a single changed bit changes it; several may cancel
-    sums = {name: tensor.contiguous().view(torch.int16).sum(dtype=torch.int64) for name, tensor in tensors.items()}
+    sums = {name: _sum_of_bits(tensor) for name, tensor in tensors.items()}
     groups = {axis: group for name in tensors for axis, group in copies[name].items() if group.size() > 1}
     for axis, group in groups.items():
         names = [name for name in tensors if axis in copies[name]]
-        one = torch.stack([sums[name] for name in names]).to(device_type)
-        both = torch.stack([one, -one])
+        one = torch.stack([sums[name] for name in names])
+        # quarters of 16 bits, which any device exchanges exactly
+        quarters = (one[:, None] >> torch.arange(0, 64, 16, device=one.device) & 0xFFFF).float().to(device_type)
+        both = torch.stack([quarters, -quarters])
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-        if different := [name for name, low_high in zip(names, both.sum(0).tolist(), strict=True) if low_high]:
+        if different := [name for name, spread in zip(names, both.sum((0, 2)).tolist(), strict=True) if spread]:
             raise RuntimeError(f"step {step}: {len(different)} parameters differ between {axis} ranks: {different[:3]}")
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """An int64 [] that a single changed bit changes; the changes of several may cancel."""
+    if devices.fixed_shapes(tensor.device):
+        tensor = tensor.cpu()  # the device would add with 32 bits
+    return tensor.contiguous().view(torch.int16).sum(dtype=torch.int64)

@@ -30,9 +30,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend that only traces: the same graphs, without a compiler's minutes."""
     compile_with = torch.compile
 
-    def trace(function: Any, *, backend: str, dynamic: bool) -> Any:
+    def trace(function: Any, *, backend: str, dynamic: bool, fullgraph: bool) -> Any:
         assert backend == "inductor"
-        return compile_with(function, backend="aot_eager", dynamic=dynamic)
+        return compile_with(function, backend="aot_eager", dynamic=dynamic, fullgraph=fullgraph)
 
     monkeypatch.setattr(torch, "compile", trace)
 

@@ -1,4 +1,4 @@
-"""Cross entropy by document against that of whole logits."""
+"""The loss of each document against that of whole logits, and DPO's formula."""
 
 from typing import Any
 
@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 from hyperpod_ft.config.run_config import Dpo, Lora
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import loss
-from hyperpod_ft.engines.torch.model.document_loss import cross_entropy_by_document
-from hyperpod_ft.engines.torch.model.loss import LogitsRule
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies
 from hyperpod_ft.engines.torch.objectives import DirectPreference
 from tests.unit.engines.torch.test_attention import Largest
 
@@ -45,7 +44,7 @@ def test_losses_and_weighted_gradients_are_those_of_whole_logits(rule: LogitsRul
         assert isinstance(head, adapters.LoraLinear)
         nn.init.normal_(head.lora_B.weight, std=0.02)
     wanted = [hidden, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    found = cross_entropy_by_document(hidden, head, targets, rule, COUNTS)
+    found = document_cross_entropies(hidden, head, targets, rule, COUNTS)
     each = cross_entropy(rule(head(hidden)), targets, reduction="none")
     expected = torch.stack([part.sum() for part in each.split(COUNTS)])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
@@ -53,25 +52,25 @@ def test_losses_and_weighted_gradients_are_those_of_whole_logits(rule: LogitsRul
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(cross_entropy_by_document(hidden, head, targets, rule, COUNTS), found)
+        torch.testing.assert_close(document_cross_entropies(hidden, head, targets, rule, COUNTS), found)
 
 
-def test_a_trained_head_has_one_gradient_however_many_documents() -> None:
+def test_a_trained_head_keeps_no_gradient_for_the_backward_pass() -> None:
     hidden, _, targets = example()
     head = nn.Linear(WIDTH, 5000, bias=False)
     with Largest() as whole:
-        cross_entropy_by_document(hidden, head, targets, LogitsRule(), COUNTS).sum().backward()
+        document_cross_entropies(hidden, head, targets, LogitsRule(), COUNTS).sum().backward()
     assert whole.elements == head.weight.numel()
     kept = torch.autograd.graph.saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()), lambda _: None)
     sizes: list[int] = []
     with kept:
-        cross_entropy_by_document(hidden, head, targets, LogitsRule(), COUNTS)
-    assert sum(sizes) == hidden.numel() + targets.numel()
+        document_cross_entropies(hidden, head, targets, LogitsRule(), COUNTS)
+    assert sorted(sizes) == sorted(tensor.numel() for tensor in (hidden, head.weight, targets))
 
 
 def test_bf16_sums_over_documents_in_32_bits() -> None:
     hidden, head, targets = example(torch.bfloat16)
-    losses = cross_entropy_by_document(hidden, head, targets, LogitsRule(), COUNTS)
+    losses = document_cross_entropies(hidden, head, targets, LogitsRule(), COUNTS)
     found = torch.autograd.grad((losses * WEIGHTS).sum(), head.weight)[0]
     exact = head.weight.double().detach().requires_grad_()
     each = cross_entropy(hidden.detach().double() @ exact.t(), targets, reduction="none")
@@ -83,7 +82,7 @@ def test_bf16_sums_over_documents_in_32_bits() -> None:
 
 def test_a_batch_without_documents() -> None:
     hidden, head, targets = example()
-    nothing = cross_entropy_by_document(hidden[:0], head, targets[:0], LogitsRule(), ())
+    nothing = document_cross_entropies(hidden[:0], head, targets[:0], LogitsRule(), ())
     assert nothing.shape == (0,)
     assert DirectPreference(Dpo()).of_log_probabilities(nothing, nothing).tolist() == [0.0] * 5
 

@@ -29,6 +29,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
@@ -157,6 +158,16 @@ def share(name: str, whole: torch.Tensor, layout: tuple[int, int], rank: int) ->
             whole = whole.chunk(ranks)[tp_rank]
     parts = whole.chunk(data_parallel)
     return parts[dp_rank] if dp_rank < len(parts) else whole[:0]
+
+
+def test_a_device_with_fixed_shapes_gets_whole_tensors(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is copied there once, from host memory."""
+    monkeypatch.setattr(devices, "fixed_shapes", lambda device: True)
+    for family in ("llama-tied", "mixtral"):
+        check(models[family], (1, 1), torch.bfloat16)
+    check(models["llama"], (2, 2), torch.float32)
 
 
 def check(directory: Path, layout: tuple[int, int], dtype: torch.dtype) -> None:

@@ -56,7 +56,7 @@ def layouts(proposal: Proposal) -> list[Layout]:
     [
         (config("p4d.24xlarge"), LLAMA_3_8B, "dp 8 x tp 1", "replicated"),
         (config("p5.48xlarge", 4, training=FULL), LLAMA_3_70B, "dp 32 x tp 1", "zero3 over 32 ranks"),
-        (config("p5.48xlarge", training=CHECKPOINTED), LLAMA_3_70B, "dp 4 x tp 2", "zero1 over 4 ranks"),
+        (config("p5.48xlarge", training=CHECKPOINTED), LLAMA_3_70B, "dp 4 x tp 2", "replicated"),
         # activations of rows of 131,072 tokens are more than a rank has room for
         (config("p4d.24xlarge", 1, 131_072, CHECKPOINTED), LLAMA_3_8B, "dp 4 x cp 2 x tp 1", "zero3 over 8 ranks"),
         # PCIe instead of NVLink, 24 GiB
@@ -144,7 +144,7 @@ def test_refused_layouts_say_why() -> None:
 def test_nothing_fits() -> None:
     with pytest.raises(UserError) as raised:
         propose(config("p4d.24xlarge", training=FULL), LLAMA_3_70B)
-    facts = ("parallelism.degrees", "dp 1 x cp 8 x tp 1", "has 36.0 of its 40 GiB", "parallelism.offload: parameters")
+    facts = ("parallelism.degrees", "dp 1 x cp 2 x tp 4", "has 36.0 of its 40 GiB", "parallelism.offload: optimizer")
     assert all(fact in str(raised.value) for fact in facts), raised.value
 
 

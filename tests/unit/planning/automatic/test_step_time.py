@@ -11,6 +11,7 @@ from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.sharding import Mode, Sharding
+from hyperpod_ft.planning.torch_memory import shares
 from scripts.memory_table import LLAMA_3_8B
 from tests.unit.planning.automatic.test_choice import config
 
@@ -31,7 +32,8 @@ def estimate(
     assert shape is not None
     tensor, pipeline, context = degrees
     given = Degrees(nodes, 8, tensor, pipeline, context)
-    return step_time(config(instance, nodes, length, training), given, shape, sharding)
+    run_file = config(instance, nodes, length, training)
+    return step_time(run_file, given, shape, sharding, list(shares(run_file, given, shape)))
 
 
 def test_computation_is_that_of_the_model() -> None:

@@ -23,7 +23,6 @@ from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
 assert SHAPE is not None
-WORK = cut.work_of(LLAMA_3_8B)
 Settings = dict[str, Any]
 
 
@@ -48,7 +47,7 @@ GPIPE = {"parallelism__pipeline_schedule": "gpipe"}
 
 
 def sizes(run: RunConfig) -> list[int]:
-    return [len(layers) for layers in cut.cut(run, degrees_of(run), WORK)]
+    return [len(layers) for layers in cut.cut(run, degrees_of(run), SHAPE)]
 
 
 def torch_order(run: RunConfig) -> list[list[tuple[str, int, int]]]:
@@ -115,15 +114,15 @@ def test_stages_have_as_much_to_do() -> None:
     # each rank has two
     run = config(4, 8, **INTERLEAVED)
     assert sizes(run) == [4, 4, 4, 4, 4, 4, 5, 3]
-    assert cut.layers_of_ranks(run, degrees_of(run), WORK) == [8, 8, 9, 7]
+    assert cut.layers_of_ranks(run, degrees_of(run), SHAPE) == [8, 8, 9, 7]
 
 
 def test_plan_says_how_it_is_cut() -> None:
     run = config(4, 8)
-    said = cut.explain(run, degrees_of(run), LLAMA_3_8B)
+    said = cut.explain(run, degrees_of(run), SHAPE)
     assert said.startswith("1f1b, 8 micro batches: idle 27.3%; layers 0-7 | 8-15 | 16-24 | 25-31 and head,")
     run = config(4, 8, **INTERLEAVED)
-    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in cut.explain(run, degrees_of(run), LLAMA_3_8B)
+    assert "layers 0-3 + 16-19 | 4-7 + 20-23 | 8-11 + 24-28 |" in cut.explain(run, degrees_of(run), SHAPE)
 
 
 @pytest.mark.parametrize(

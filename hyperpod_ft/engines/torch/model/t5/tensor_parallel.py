@@ -1,4 +1,4 @@
-"""Tensor parallelism of T5: as tensor_parallel.py divides other families, for two stacks and three kinds of attention.
+"""Tensor parallelism of T5: as model/tensor_parallel.py for others, in two stacks with three kinds of attention.
 
 Each rank has some heads of all attentions, with their columns of the relative position bias, and some units of the
 MLPs. Cross-attention reads the encoder's output too, whose gradients add up over the ranks as those of its own input.
@@ -24,7 +24,7 @@ _MLP = Family(("t5",), columns=dict.fromkeys(("wi", "wi_0", "wi_1"), ("units",))
 def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, Division]:
     """Split a T5 over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
 
-    As `tensor_parallel.parallelize`, without sequence parallelism.
+    As that of other families, without sequence parallelism.
     """
     divisions: dict[nn.Parameter, Division] = {}
     for module in model.modules():

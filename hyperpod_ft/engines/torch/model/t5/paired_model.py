@@ -1,6 +1,6 @@
 """T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, from rows of packed pairs.
 
-What differs from causal models: two stacks, attention with a bias (t5_attention.py), and an output layer that v1.0
+What differs from causal models: two stacks, attention with a bias (attention.py), and an output layer that v1.0
 shares with the embedding, with hidden states scaled by 1 / sqrt(d_model) (Raffel et al., arXiv:1910.10683; Mesh
 TensorFlow, transformer.py), and v1.1 does not.
 """
@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import PairedBatch
-from hyperpod_ft.engines.torch.model import language_model, t5_attention
+from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.t5 import attention
 
 
 def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
@@ -22,15 +24,15 @@ def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> 
 
     input_ids, documents [rows, max_length]; decoder_input_ids, decoder_documents [rows, max_target_length]; targets
     int64 [positions], the tokens to predict; predicted_at int64 [positions], where in the decoder's rows laid end to
-    end, unless it is everywhere; bounds as in t5_attention.py, for attention document by document.
+    end, unless it is everywhere; bounds as in attention.py, for attention document by document.
     """
     targets = batch.labels.flatten()
     tensors = {name: tensor for name, tensor in vars(batch).items() if name != "labels"} | {"targets": targets}
-    if device.type in language_model.ANY_SHAPE:
+    if not devices.fixed_shapes(device):
         tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
         tensors["targets"] = targets[tensors["predicted_at"]]
     if device.type == "cpu" and not compiled:
-        tensors["bounds"] = t5_attention.document_bounds(batch.documents, batch.decoder_documents)
+        tensors["bounds"] = attention.document_bounds(batch.documents, batch.decoder_documents)
     return {name: language_model.on_device(device, tensor) for name, tensor in tensors.items()}
 
 
@@ -42,7 +44,7 @@ def return_loss(model: PreTrainedModel) -> None:
     config = model.config
     rule = LogitsRule(scale=config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)
     language_model.check_logits(model, rule, stacks=("encoder", "decoder"))
-    t5_attention.replace(model)
+    attention.replace(model)
     model.forward = _LossForward(model, rule)
 
 
@@ -67,7 +69,7 @@ class _LossForward:
         bounds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         model = self._model
-        masks = t5_attention.masks(documents, decoder_documents) if bounds is None else t5_attention.by_bounds(bounds)
+        masks = attention.masks(documents, decoder_documents) if bounds is None else attention.by_bounds(bounds)
         encoded = model.encoder(input_ids=input_ids, attention_mask=masks.encoder)[0]
         decoded = model.decoder(
             input_ids=decoder_input_ids,

@@ -1,0 +1,77 @@
+"""What TorchNeuron cannot do never happens in a step, as far as its limits are known; nothing was run on Trainium.
+
+Training and evaluation of several steps, whose documents differ, on two ranks; see fixed_shapes_worker.py. What its
+process group has was read in torch-neuronx's code, its other limits in AWS's documentation of Neuron 2.33.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from fixed_shapes_worker import Examiner, GraphExaminer, UnsupportedError
+
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import Jobs, MakeRun, metrics, write_rows
+
+pytestmark = pytest.mark.training
+
+FULL, DORA, BF16 = {"training.method": "full"}, {"lora.dora": True}, {"training.precision": "bf16"}
+TP: dict[str, Any] = {"parallelism": {"ranks_per_node": 2, "tensor_parallel": 2}}
+ZERO1, ZERO3 = ({"parallelism": {"ranks_per_node": 2, "sharding": mode}} for mode in ("zero1", "zero3"))
+EAGER: dict[str, dict[str, Any]] = {
+    "lora-tp": TP,
+    "full-zero3": ZERO3 | FULL,
+    "dora-zero1": ZERO1 | DORA,
+    "full-tp": TP | FULL | BF16,
+    "lora-cp": {"parallelism": {"ranks_per_node": 2, "context_parallel": 2}},
+}
+# the layouts of the recipes for trn2
+COMPILED: dict[str, dict[str, Any]] = {
+    "lora-tp": TP | {"training.activation_checkpointing": "full"},
+    "full-zero3": ZERO3 | FULL | {"training.activation_checkpointing": "selective"},
+}
+
+
+def prepared(make_run: MakeRun, name: str, settings: dict[str, Any]) -> Run:
+    steps = {"max_steps": 2, "evaluate_every_steps": 1, "gradient_accumulation_steps": 2}
+    run = make_run(name, {f"training.{key}": value for key, value in steps.items()} | settings)
+    if not (run.dataset_path / "validation").exists():
+        write_rows(run.dataset_path / "validation", rows=3, max_length=32, seed=9)
+    return run
+
+
+@pytest.mark.parametrize(("layouts", "compiled"), [(EAGER, False), (COMPILED, True)], ids=["eager", "compiled"])
+def test_every_step_is_what_the_device_can_do(
+    make_run: MakeRun, jobs: Jobs, layouts: dict[str, dict[str, Any]], compiled: bool
+) -> None:
+    runs = [prepared(make_run, name, settings | {"training.compile": compiled}) for name, settings in layouts.items()]
+    usual = prepared(make_run, "usual", layouts["lora-tp"])
+    job = jobs.start(2, ["fixed_shapes_worker", *(str(run.directory) for run in (*runs, usual))])
+    assert job.wait(200) == 0, job.text()
+    for key in ("loss", "grad_norm", "validation_loss"):
+        expected = [row[key] for row in metrics(usual)]
+        assert [row[key] for row in metrics(runs[0])] == pytest.approx(expected, rel=0, abs=1e-5), key
+
+
+def test_what_the_device_cannot_do_is_seen() -> None:
+    refused = {
+        "depends on values": lambda: torch.ones(3).nonzero(),
+        "by a bool tensor": lambda: torch.ones(3)[torch.ones(3) > 0],
+        "torch.float64": lambda: torch.ones(3).double(),
+        "beyond 32 bits": lambda: torch.full((2,), 2**40),
+        "compiled again": lambda: torch.ones(4) + 1,
+        "knows none": lambda: torch.ops.hyperpod_ft.lora_product(
+            torch.ones(1, 2), None, torch.ones(2, 2), None, None, torch.ones(1, 2), torch.ones(2, 1), 1.0
+        ),
+    }
+    for message, operation in refused.items():
+        examiner = Examiner()
+        with examiner:
+            torch.ones(3) + 1
+            examiner.sealed = message == "compiled again"
+            with pytest.raises(UnsupportedError, match=message):
+                operation()
+    scale = torch.compile(lambda x: x * 2, backend=GraphExaminer(), dynamic=True, fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="a shape that varies"):
+        scale(torch.ones(3))
+    torch._dynamo.reset()

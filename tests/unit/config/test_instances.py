@@ -1,0 +1,35 @@
+"""The catalogue of instance types, against EC2's own description of them, of which moto has a copy."""
+
+import gzip
+import json
+from importlib.resources import files
+from typing import Any
+
+import boto3
+import pytest
+
+from hyperpod_ft.config.instances import CATALOGUE
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    compressed = files("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
+    found: dict[str, Any] = json.loads(gzip.decompress(compressed))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"local"}))
+def test_devices_memory_and_interfaces_are_ec2s(name: str, described: dict[str, Any]) -> None:
+    instance, known = CATALOGUE[name], described[name]
+    assert instance.efa == known["NetworkInfo"].get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    if instance.device == "cuda":
+        (gpus,) = known["GpuInfo"]["Gpus"]
+        assert instance.devices == instance.ranks == gpus["Count"]
+        assert instance.device_gib == gpus["MemoryInfo"]["SizeInMiB"] // 1024
+
+
+def test_hyperpod_has_every_type() -> None:
+    model = boto3.Session(region_name="us-east-1").client("sagemaker").meta.service_model
+    accepted = {name.removeprefix("ml.") for name in model.shape_for("ClusterInstanceType").enum}
+    assert set(CATALOGUE) - {"local"} <= accepted
+    assert not {name for name in accepted if name.startswith("trn3")}, "the catalogue can have them now"
