@@ -23,6 +23,7 @@ from hyperpod_ft.runs.run import Run
 _TRAINING_PATIENCE_SECONDS = 120
 _REPORTED_PACKAGES = (
     "torch",
+    "torch-neuronx",
     "transformers",
     "peft",
     "tokenizers",

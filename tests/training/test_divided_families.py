@@ -73,9 +73,7 @@ def test_adapters_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     targets = {
         "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
         "gptj": ["q_proj", "v_proj", "out_proj", "fc_in", "fc_out", "wte", "lm_head"],
-        "gpt_neox": ["query_key_value", "dense_h_to_4h", "dense_4h_to_h"],
         "qwen2": ["q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens", "lm_head"],
-        "olmo2": ["q_proj", "k_proj", "o_proj", "down_proj"],
     }
     runs = []
     for model_type, names in targets.items():

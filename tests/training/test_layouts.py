@@ -46,8 +46,8 @@ Loss = Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 def causal_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean over the labels of packed rows."""
-    labels = batch.pop("labels")
-    logits = model(**batch, use_cache=False).logits
+    labels = batch["labels"]
+    logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 

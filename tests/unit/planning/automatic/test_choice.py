@@ -21,6 +21,7 @@ from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
 
 MakeRun = Callable[..., Run]
+GPTJ_6B = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "vocab_size": 50400}
 FULL = {"method": "full", "activation_checkpointing": "full"}
 CHECKPOINTED = {"activation_checkpointing": "full"}
 
@@ -88,7 +89,7 @@ def random_configs(count: int) -> list[tuple[RunConfig, dict[str, Any]]]:
         parallelism = choose([{}, {}, {"sharding": "zero2"}, {"shard_ranks": 4}, {"offload": "parameters"}])
         instance = choose(["p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g5.48xlarge"])
         nodes, length = choose([1, 2, 3, 5, 16]), choose([2048, 3000, 32_768, 131_072])
-        model_config = choose([LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B]) | choose([{}, {"num_key_value_heads": 6}])
+        model_config = choose([LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B, GPTJ_6B]) | choose([{}, {"num_key_value_heads": 6}])
         model_config |= choose([{}, {"rope_scaling": {"rope_type": "dynamic"}}])
         found.append((config(instance, nodes, length, training, **parallelism), model_config))
     return found
