@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +31,15 @@ class Case:
         return self.rows * self.max_length
 
 
-def prepare(directory: Path, case: Case, steps: int, objective: str = "sft") -> Path:
+def prepare(directory: Path, case: Case, steps: int, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
     """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory.
 
-    With `objective` dpo, documents are chosen and rejected ones in turn.
+    `changes`: other settings of the run file, by section.
     """
     write_base(directory / "model", case.geometry)
     (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
     lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
-    values = {
+    values: dict[str, Any] = {
         "name": "benchmark",
         "engine": "torch",
         "cluster": {"root": str(directory / "root"), "instance_type": case.instance_type},
@@ -46,12 +48,11 @@ def prepare(directory: Path, case: Case, steps: int, objective: str = "sft") -> 
         "model": {"source": str(directory / "model")},
         "dataset": {
             "source": str(directory / "rows.jsonl"),
-            "format": "preference" if objective == "dpo" else "text",
+            "format": "text",
             "max_length": case.max_length,
         },
         "training": {
             "method": case.method,
-            "objective": objective,
             "precision": case.precision,
             "micro_batch_size": case.rows,
             "max_steps": steps,
@@ -62,6 +63,8 @@ def prepare(directory: Path, case: Case, steps: int, objective: str = "sft") -> 
         },
         **({"lora": lora} if case.method == "lora" else {}),
     }
+    for section, settings in (changes or {}).items():
+        values[section] |= settings
     run_file = directory / "run.json"  # JSON is YAML
     run_file.write_text(json.dumps(values), encoding="utf-8")
     for arguments in (

@@ -52,6 +52,8 @@ def plan(known: Preview) -> None:
         console().print(_proposal(run.proposal))
     if known.fit:
         print(f"sharding  {known.fit.sharding}")
+    if known.fit and known.fit.pipeline:
+        print(f"pipeline  {known.fit.pipeline}")
     if known.fit and known.fit.memory:
         print(f"memory    {known.fit.memory}; available: {known.available_bytes / GIB:.1f} (estimated)")
     print(f"step      {known.rows_per_step} rows, at most {known.tokens_per_step:,} tokens")

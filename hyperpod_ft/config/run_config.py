@@ -414,7 +414,20 @@ class Parallelism(Section):
         description="Number of ranks, on one node, that share each layer's matrices. If not set: 8 on trn1, 4 on trn2,"
         " otherwise 1.",
     )
-    pipeline_parallel: PositiveInt = Field(1, description="Number of pipeline stages (engine neuron).")
+    pipeline_parallel: PositiveInt = Field(
+        1,
+        description="Number of ranks that share the layers as stages of a pipeline. With engine torch, the"
+        " training.gradient_accumulation_steps micro batches of a step pass through it: at least as many as ranks.",
+    )
+    pipeline_schedule: Literal["1f1b", "interleaved", "gpipe"] = Field(
+        "1f1b",
+        description="Order of the micro batches in a pipeline (engine torch): `1f1b` (one forward, one backward),"
+        " `interleaved` (1F1B with several stages on a rank: idle for less time, more communication), or `gpipe` (all"
+        " forward passes first, which needs the most memory).",
+    )
+    virtual_pipeline_parallel: PositiveInt = Field(
+        2, ge=2, description="Number of stages on each rank with pipeline_schedule `interleaved`."
+    )
     context_parallel: PositiveInt = Field(
         1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
     )

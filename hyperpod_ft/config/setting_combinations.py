@@ -116,8 +116,6 @@ def _check_torch(config: RunConfig) -> None:
         for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
             if getattr(given, key) != default:
                 raise ValueError(f"parallelism.{key}: parallelism.degrees auto chooses it; remove one of them")
-    if config.parallelism.pipeline_parallel > 1:
-        raise ValueError("parallelism.pipeline_parallel: engine torch has no pipeline parallelism; set it to 1")
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
             f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
@@ -183,6 +181,8 @@ def _check_torch_only(config: RunConfig) -> None:
         raise ValueError(
             "parallelism: degrees, sharding, shard_ranks and offload are settings of engine torch; leave them out"
         )
+    if given.pipeline_schedule != "1f1b":
+        raise ValueError("parallelism.pipeline_schedule: is a setting of engine torch; leave it out")
     training = config.training
     for key in ("save_only_model", "evaluate_every_steps", "activation_offload", "compile"):
         if getattr(training, key):

@@ -51,6 +51,7 @@ class Preview:
             **values,
             "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
+            "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,

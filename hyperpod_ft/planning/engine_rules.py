@@ -69,6 +69,9 @@ class EngineRules(Protocol):
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
         """What data-parallel ranks divide, for people to read; `shape` None: unknown."""
 
+    def explain_pipeline(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+        """How a pipeline is cut and what it loses, for people to read; None without one, or where others decide."""
+
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:
         """Memory of a training step on a rank of each pipeline stage."""
 

@@ -9,7 +9,7 @@ layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divide
 between engines is in torch_memory.py and neuron_memory.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hyperpod_ft.config.instances import CATALOGUE
@@ -82,10 +82,17 @@ def available(config: RunConfig) -> float:
     return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
 
 
-def stage_shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """One for each pipeline stage. As in neuronx-distributed, the last stages have the layers left over.
+def stage_shares(
+    config: RunConfig,
+    degrees: Degrees,
+    shape: ModelShape,
+    layers_of: Sequence[int] | None = None,
+    in_flight: Sequence[int] | None = None,
+) -> Iterator[StageShare]:
+    """One for each rank of a pipeline.
 
-    Tensor parallelism divides the vocabulary too.
+    `layers_of` and `in_flight` (micro batches) of each are those of neuronx-distributed if not given: the last stages
+    have the layers left over, and the schedule is 1F1B. Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
     words = -(-shape.vocabulary // tensor)
@@ -96,7 +103,7 @@ def stage_shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iter
     micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
-        layers = shape.layers // stages + (stage >= stages - shape.layers % stages)
+        layers = layers_of[stage] if layers_of else shape.layers // stages + (stage >= stages - shape.layers % stages)
         ends = matrix * (first + (last and not (shape.tied and first)))
         ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
         adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
@@ -107,7 +114,7 @@ def stage_shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iter
             quantized=layers * _layer_quantized(config, shape),
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
             # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
-            in_flight=min(stages - stage, micro_batches),
+            in_flight=in_flight[stage] if in_flight else min(stages - stage, micro_batches),
             last=last,
         )
 
@@ -157,8 +164,9 @@ def element_bytes(config: RunConfig) -> int:
 
 
 def tokens(config: RunConfig, degrees: Degrees) -> int:
-    """Tokens of a micro batch on a rank; in a pipeline, each row is a micro batch."""
-    rows = config.training.micro_batch_size if degrees.pipeline_parallel == 1 else 1
+    """Tokens of a micro batch on a rank; in a pipeline of engine neuron, each row is a micro batch."""
+    one_row = config.engine == "neuron" and degrees.pipeline_parallel > 1
+    rows = 1 if one_row else config.training.micro_batch_size
     return rows * config.dataset.max_length // degrees.context_parallel
 
 

@@ -32,6 +32,7 @@ class Fit:
 
     sharding: str  # what data-parallel ranks divide, for people to read
     memory: Memory | None  # None: unknown, or no accelerators
+    pipeline: str | None = None  # how it is cut, for people to read; None: there is none
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:
@@ -50,7 +51,8 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     if shape is not None:
         check_model(config, degrees, shape)
     sharding = rules.sharding(config, degrees, shape)
-    return Fit(sharding, check_memory(config, degrees, shape) if shape is not None else None)
+    memory = check_memory(config, degrees, shape) if shape is not None else None
+    return Fit(sharding, memory, rules.explain_pipeline(config, degrees, shape) if shape else None)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

@@ -176,6 +176,11 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
     return "replicated"
 
 
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    """neuronx-distributed cuts by numbers of layers."""
+    return None
+
+
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     for share in stage_shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)

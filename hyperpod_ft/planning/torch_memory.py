@@ -25,6 +25,7 @@ from hyperpod_ft.planning.memory import (
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.pipeline import cut, schedule
 from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
@@ -103,11 +104,13 @@ def _fullest(
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """One for each pipeline stage."""
+    """One for each rank of a pipeline."""
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:
-        yield from stage_shares(config, degrees, shape)
+        layers = cut.layers_of_ranks(config, degrees, shape)
+        in_flight = schedule.in_flight(config, degrees)
+        yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
@@ -135,7 +138,8 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
     words = -(-shape.vocabulary // ranks)
     block = min(count, LOSS_BLOCK * ranks) * words * (FP32 + (element if element < FP32 else 0))
-    logits = share.last * (count * (last_norm(config, shape, kept) + shape.hidden * element) + block)
+    of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
+    logits = share.last * (of_batch + block)
     return Memory(
         weights=_weights(config, share, sharding),
         gradients=_gradients(config, degrees, shape, share, sharding),
@@ -144,9 +148,27 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
             t5_memory.activations(config, degrees, shape, logits)
             if isinstance(shape, T5Shape)
             else activations(config, degrees, shape, share, kept, logits)
+            + _pipeline(config, degrees, shape, share, of_batch)
         ),
         logits=logits,
     )
+
+
+def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, of_batch: float) -> float:
+    """Bytes that a pipeline adds. `of_batch`: what the loss keeps of a micro batch."""
+    if degrees.pipeline_parallel == 1:
+        return 0.0
+    # torch has a tensor for each stage's input and its gradient, and for each micro batch
+    stages, micro_batches = schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
+    hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
+    received = 2 * stages * micro_batches * hidden
+    if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
+        return received
+    # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
+    head = (
+        -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden * FP32 if config.training.method == "full" else 0
+    )
+    return received + (share.in_flight - 1) * (of_batch + head)
 
 
 def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:

@@ -19,7 +19,7 @@ from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora.product import product
-from hyperpod_ft.engines.torch.mesh import device_mesh
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
 from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
 from hyperpod_ft.planning.sharding import Sharding
@@ -119,8 +119,8 @@ def test_activations_in_host_memory_change_no_bit(device: torch.device) -> None:
 def training(run: Run, device: torch.device, sharding: Sharding) -> Iterator[TrainingLoop]:
     """The training loop of one rank, in a process group of its own."""
     processes = Processes(0, 1, 0, torch.distributed.HashStore())
-    with process_group_of_its_own(), device_mesh(device, processes, run.plan.degrees) as mesh:
-        yield TrainingLoop(run, processes, device, mesh, sharding)
+    with process_group_of_its_own(), device_meshes(device, processes, run.plan.degrees) as meshes:
+        yield TrainingLoop(run, processes, device, meshes, sharding)
 
 
 def losses(run: Run, device: torch.device, sharding: Sharding = WHOLE) -> list[float]:

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
 
 
 class Evaluation:
@@ -59,6 +59,4 @@ def forward_only(
     for chosen in padded.reshape(passes, ranks, micro_batch_size)[:, meshes.tokens.get_local_rank("dp")]:
         yield chosen, split.batch(chosen)
     module.train()
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()  # zero2 keeps layers gathered until a backward pass, which does not come here
+    reshard(module)  # zero2 keeps layers gathered until a backward pass, which does not come here

@@ -32,6 +32,7 @@ from hyperpod_ft.engines.torch.model import compiling, context_parallel, languag
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
+from hyperpod_ft.engines.torch.pipeline.schedule import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
@@ -103,6 +104,7 @@ class TrainingLoop:
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, meshes, sharding)
         self.data_parallel = self.model.data_parallel
+        self.pipeline = self._pipeline()
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
@@ -113,9 +115,11 @@ class TrainingLoop:
         if self.config.objective == "dpo":
             self._add_reference()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens have their own
+        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens, or another
+        # stage, have their own
         tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
-        torch.manual_seed(run.config.seed + 1 + tokens_of)
+        of_stage = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
+        torch.manual_seed(run.config.seed + 1 + tokens_of + of_stage)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -178,6 +182,26 @@ class TrainingLoop:
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
+    def _pipeline(self) -> Pipeline | None:
+        """None when the model is in one piece."""
+        if self.meshes.weights["pp"].size() == 1:
+            return None
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
+        size = (
+            self.config.micro_batch_size,
+            self.rows.max_length // self.chunk.count,
+            self.model.module.config.hidden_size,
+        )
+        return Pipeline(
+            self.model.module,
+            self.model.stages,
+            self.meshes.weights["pp"],
+            self.run.config.parallelism,
+            self.config.gradient_accumulation_steps,
+            torch.empty(size, dtype=dtype, device=self.device),
+            self.data_parallel.before_backward,
+        )
+
     def _evaluation(self) -> Evaluation | None:
         """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
         directory = self.run.dataset_path / "validation"
@@ -226,7 +250,8 @@ class TrainingLoop:
     def _means(self, rows: int | None = None) -> list[float]:
         assert self.evaluation is not None
         module = self.model.module
-        return self.evaluation.means(module, lambda batch: self.objective.sums(module, self._inputs(batch)), rows)
+        sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
+        return self.evaluation.means(module, lambda batch: sums(self._inputs(batch)), rows)
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -252,11 +277,15 @@ class TrainingLoop:
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
 
-        Returns the part of the loss and of the objective's metrics that is of this rank's tokens, fp32 [1 + metrics],
-        and its share of the squared gradient norm, fp32 [].
+        Returns the part of the loss and of the objective's metrics that is of this rank's tokens, which in a pipeline
+        the last stage has, fp32 [1 + metrics], and the rank's share of the squared gradient norm, fp32 [].
         """
         count = self.objective.count(self.rows, self.order.step(number), f"step {number}")
         last = self.config.gradient_accumulation_steps - 1
+        if self.pipeline:
+            micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
+            total = self.pipeline.forward_backward(micro_batches, count)
+            return total, self.data_parallel.after_backward()
         total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
         for index in range(last + 1):
             self.data_parallel.before_backward(last=index == last)

@@ -103,6 +103,19 @@ def make_meshes(device_type: str, degrees: Degrees, shard_ranks: int) -> Meshes:
     return Meshes(weights, tokens)
 
 
+def pipeline_ends(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """A group of this rank and that at the other end of its pipeline; None between the ends. Collective over all ranks.
+
+    `mesh`: the weights' one.
+    """
+    own = None
+    for pair in zip(mesh.mesh[0].flatten().tolist(), mesh.mesh[-1].flatten().tolist(), strict=True):
+        group = dist.new_group(list(pair), timeout=COLLECTIVE_TIMEOUT)
+        if dist.get_rank() in pair:
+            own = group
+    return own
+
+
 def groups_of_neighbors(mesh: DeviceMesh, size: int) -> dist.ProcessGroup:
     """This rank's group of `size` neighbors along a mesh of one axis, whose ranks are divided into such groups.
 

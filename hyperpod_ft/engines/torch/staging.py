@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+
+from hyperpod_ft.engines.torch.sharding.parts import Pieces
 
 
 class Stager:
@@ -30,15 +30,10 @@ class Stager:
     def _staged(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
             return {key: self._staged(inner, (*path, key)) for key, inner in value.items()}
-        if isinstance(value, DTensor):
-            return DTensor.from_local(
-                self._copy(value.to_local(), path),
-                _on_cpu(value.device_mesh),
-                value.placements,
-                run_check=False,
-                shape=value.shape,
-                stride=value.stride(),
-            )
+        if isinstance(value, Pieces):
+            # boxes of a rank never begin at the same element
+            boxes = [(start, self._copy(values, (*path, str(start)))) for start, values in value.boxes]
+            return Pieces(value.shape, value.dtype, torch.device("cpu"), boxes)
         return self._copy(value, path)
 
     def _copy(self, tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
@@ -46,11 +41,3 @@ class Stager:
         if key not in self._copies:
             self._copies[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned)
         return self._copies[key].copy_(tensor, non_blocking=self._pinned)
-
-
-def _on_cpu(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks and process groups, for tensors on the CPU."""
-    if mesh.device_type == "cpu":
-        return mesh
-    groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
-    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)

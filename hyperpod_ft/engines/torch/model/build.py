@@ -1,7 +1,8 @@
 """The model on this rank: its part of the base model and of the adapters, split over tp and divided over dp."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -29,12 +30,15 @@ from hyperpod_ft.engines.torch.model import (
 )
 from hyperpod_ft.engines.torch.model.t5 import paired_model
 from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
+from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.planning import parallelism, torch_memory, torch_rules
+from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
+from hyperpod_ft.planning.pipeline import cut as pipeline_cut
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -45,6 +49,7 @@ class ShardedModel:
 
     module: nn.Module
     data_parallel: DataParallel
+    stages: tuple[stages.Stage, ...]  # of a pipeline that are on this rank; one that has all layers without
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
@@ -79,14 +84,17 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
-    layers = decoder_layers(model)
+    cut = _cut(run, model)
     divisions: dict[str, Division] = {}
     if tensor_parallel_degree > 1:
-        divisions = _divide(model, run, mesh["tp"])
-    _change_forward(layers, run, torch.device(mesh.device_type))
+        divisions = _divide(model, run, mesh["tp"], cut)
+    own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
+    ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
+    _change_forward(decoder_layers(model), run, torch.device(mesh.device_type))
     parts = parts_of(model, mesh, divisions)
+    parts |= {name: replace(parts[name], ends=group) for name, group in ends.items()}
     if sharding.by_layer:
-        shard_by_layer(model, layers, mesh, sharding, dtype)
+        shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
     skeleton.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
     held = parts if sharding.by_layer else {name: part.unsharded for name, part in parts.items()}
@@ -95,23 +103,46 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         _initialize_adapters(model, weights, held, config.seed)
     data_parallel: DataParallel
     if sharding.by_layer:
-        data_parallel = ShardedWeights(model, parts, mesh, sharding)
+        data_parallel = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
         data_parallel = ReplicatedWeights(model, parts, mesh, offload=sharding.offload == "optimizer")
         rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
         masters = {name: parts[name].boxes(data_parallel.master(name)) for name in rounded}
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_boxes(masters, weights)
-    return ShardedModel(model.train(), data_parallel, trainable_parameters, total_parameters)
+    return ShardedModel(model.train(), data_parallel, own_stages, trainable_parameters, total_parameters)
 
 
-def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh) -> dict[str, Division]:
-    """Split the model over tensor-parallel ranks."""
+def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
+    """All stages of the pipeline, in their order; one that has all layers if there is none."""
+    degrees = run.plan.degrees
+    if degrees.pipeline_parallel == 1:
+        return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)
+    model_config = read_config(run.base_model)
+    pipeline_cut.check_family(degrees, str(model_config.get("model_type", "")))
+    shape = model_shape(model_config)
+    assert shape is not None, "families that can be cut have a known shape"
+    layers = pipeline_cut.cut(run.config, degrees, shape)
+    cut = tuple(stages.Stage(index, len(layers), some) for index, some in enumerate(layers))
+    stages.check_trained(model, cut)
+    return cut
+
+
+def _layers_of(model: PreTrainedModel, some: Sequence[stages.Stage]) -> list[list[nn.Module]]:
+    """The layers of each of the stages that `model` has."""
+    following = iter(decoder_layers(model))
+    return [list(itertools.islice(following, len(stage.layers))) for stage in some]
+
+
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.Stage]) -> dict[str, Division]:
+    """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
     family = torch_rules.divisible_family(model.config.model_type)
     sequence_parallel = torch_memory.sequence_parallel(run.config, run.plan.degrees)
-    return tensor_parallel.parallelize(model, family, mesh, sequence_parallel=sequence_parallel)
+    return tensor_parallel.parallelize(
+        model, family, mesh, sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
+    )
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:

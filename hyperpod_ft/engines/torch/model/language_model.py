@@ -75,10 +75,12 @@ def return_loss(model: PreTrainedModel) -> None:
     """
     rule = _logits_rule(model.config)
     check_logits(model, rule, stacks=(model.base_model_prefix,))
-    model.forward = _LossForward(model, rule)
+    model.forward = LossForward(model, rule)
 
 
-class _LossForward:
+class LossForward:
+    """The forward pass of a model that returns its loss, in two halves, so that a pipeline can have them apart."""
+
     def __init__(self, model: PreTrainedModel, rule: LogitsRule) -> None:
         self._model, self._rule = model, rule
         self._separates = model.config._attn_implementation == attention.NAME
@@ -92,13 +94,31 @@ class _LossForward:
         predicted_at: torch.Tensor | None = None,
         documents: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        decoded = self._model.base_model(
-            input_ids=input_ids,
+        hidden = self.decode(self._model.base_model, position_ids, attention_mask, input_ids=input_ids)
+        return self.loss(hidden, targets, predicted_at, documents)
+
+    def decode(
+        self, decoder: nn.Module, position_ids: torch.Tensor, attention_mask: torch.Tensor, **start: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [rows, length, width] from `input_ids` or `inputs_embeds`."""
+        decoded = decoder(
             position_ids=position_ids,
             attention_mask=attention_mask if self._separates else None,
             use_cache=False,
+            **start,
         )
-        hidden = decoded[0].flatten(0, 1)
+        hidden: torch.Tensor = decoded[0]
+        return hidden
+
+    def loss(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        predicted_at: torch.Tensor | None = None,
+        documents: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """The cross entropy summed over the targets, fp32 [], or over those of each document, fp32 [documents]."""
+        hidden = hidden.flatten(0, 1)
         if predicted_at is not None:
             hidden = hidden.index_select(0, predicted_at)
         head = _head(self._model)

@@ -21,7 +21,7 @@ heads, units or positions get partial gradients, which DataParallel sums over th
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,20 +47,26 @@ from hyperpod_ft.planning.families import Family, Outputs
 
 
 def parallelize(
-    model: PreTrainedModel, family: Family, mesh: DeviceMesh, *, sequence_parallel: bool
+    model: PreTrainedModel,
+    family: Family,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    stages: Sequence[Sequence[nn.Module]] | None = None,
 ) -> dict[str, Division]:
     """Split a model over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
 
-    The model is whole on every rank, with equal values, or on the meta device, without values; its degrees have passed
+    `stages`: its layers, in the groups that a forward pass computes, if it will be part of a pipeline. The model is
+    whole on every rank, with equal values, or on the meta device, without values; its degrees have passed
     planning.parallelism.check_heads. Collective over all ranks, since it makes process groups.
     """
-    layers = list(model.get_submodule(family.layers).children())
     splitting = Splitting(model.config, family, mesh)
-    for layer in layers:
-        splitting.layer(layer, sequence_parallel)
-    if sequence_parallel and layers:
-        layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
-        layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
+    for layers in stages or [list(model.get_submodule(family.layers).children())]:
+        for layer in layers:
+            splitting.layer(layer, sequence_parallel)
+        if sequence_parallel and layers:
+            layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
+            layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
     divisions = splitting.divisions | vocabulary_parallel.divide(
         [model.get_submodule(family.embedding)],
         model.get_submodule(family.head),

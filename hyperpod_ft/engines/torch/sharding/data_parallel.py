@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -46,6 +47,7 @@ class DataParallel(ABC):
         # names of parameters, in the order in which their gradients become known
         self.groups: list[list[str]] = []
         self._gradients: dict[str, torch.Tensor] = {}
+        self._tied: dict[str, torch.Tensor] = {}  # gradients that await those of a pipeline's other end
         self._squared_norms: list[torch.Tensor] = []
         self._host: HostMemory | None = None
 
@@ -83,11 +85,24 @@ class DataParallel(ABC):
         return {name: self.parts[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
-        """Take in final gradients: their norm is computed on the device, before they may leave it."""
-        self._squared_norms.append(squared_norm(gradients, self.parts))
-        self._gradients |= self._host.receive(gradients) if self._host else gradients
+        """Take in gradients that are final, but for those of a tied embedding.
+
+        Their norm is computed on the device, before they may leave it.
+        """
+        # the two ends of a pipeline complete a step at different times: neither may wait for the other before
+        self._tied |= {name: gradients.pop(name) for name in [*gradients] if self.parts[name].ends}
+        self._keep(gradients)
+
+    def _keep(self, gradients: dict[str, torch.Tensor]) -> None:
+        if gradients:
+            self._squared_norms.append(squared_norm(gradients, self.parts))
+            self._gradients |= self._host.receive(gradients) if self._host else gradients
 
     def _squared_norm(self) -> torch.Tensor:
+        for name, gradient in self._tied.items():
+            dist.all_reduce(gradient, group=self.parts[name].ends)
+        self._keep(self._tied)
+        self._tied = {}
         total = torch.stack(self._squared_norms).sum()
         self._squared_norms = []
         return total.to(self.mesh.device_type)

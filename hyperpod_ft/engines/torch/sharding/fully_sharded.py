@@ -22,11 +22,12 @@ from hyperpod_ft.planning.sharding import Sharding
 
 
 def shard_by_layer(
-    module: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
+    module: nn.Module, stages: list[list[nn.Module]], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
 ) -> None:
-    """Shard a module, and each of its `layers`, in place. Works on the meta device too.
+    """Shard a module, and each of its layers, in place. Works on the meta device too.
 
-    The module computes in `dtype`; gradients are reduced in fp32.
+    `stages`: its layers, in the groups that a forward pass computes; one unless it is part of a pipeline. The module
+    computes in `dtype`; gradients are reduced in fp32.
     """
     replicated = mesh["dp_replicate"].size() > 1
     offload = sharding.offload == "parameters"
@@ -38,8 +39,9 @@ def shard_by_layer(
         else OffloadPolicy(),
     }
     # for small layers a collective costs nothing but latency
-    for bucket in grouped(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
-        fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
+    for layers in stages:
+        for bucket in grouped(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
+            fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -48,14 +50,29 @@ def shard_by_layer(
             part.set_force_sum_reduction_for_comms(True)
 
 
+def reshard(module: nn.Module) -> None:
+    """Release what is gathered of a module that `shard_by_layer` has sharded; any other stays as it is."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 class ShardedWeights(DataParallel):
     """The trained parameters of a module that `shard_by_layer` has sharded; they are fp32."""
 
-    def __init__(self, module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh, sharding: Sharding) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        parts: Mapping[str, Part],
+        mesh: DeviceMesh,
+        sharding: Sharding,
+        several_stages: bool = False,
+    ) -> None:
+        """`several_stages`: not all layers take part in a backward pass, since they are stages of a pipeline."""
         super().__init__(module, parts, mesh)
         assert isinstance(module, FSDPModule)
         self._module = module
-        self._gather_once = sharding.mode == "zero2"
+        self._gather_once, self._several_stages = sharding.mode == "zero2", several_stages
         # names of parameters by the tensor-parallel ranks whose gradients add up
         self._summed: dict[dist.ProcessGroup, list[str]] = {}
         for name, part in self.parts.items():
@@ -74,12 +91,15 @@ class ShardedWeights(DataParallel):
         return self._host.masters[name] if self._host else self._shard(name)
 
     def before_backward(self, last: bool) -> None:
-        self._module.set_requires_all_reduce(last)
+        # each stage has a last backward pass of its own
+        self._module.set_requires_all_reduce(last or self._several_stages)
         if self._gather_once:
             self._module.set_reshard_after_backward(last)
 
     @torch.no_grad()
     def after_backward(self) -> torch.Tensor:
+        if self._gather_once and self._several_stages:
+            reshard(self._module)
         gradients = {name: self._gradient(name) for name in self.parameters}
         for parameter in self.parameters.values():
             parameter.grad = None

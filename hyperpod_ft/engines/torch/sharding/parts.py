@@ -62,6 +62,7 @@ class Part:
     shard_ranks: int
     index: int  # of this rank among them
     mesh: DeviceMesh
+    ends: dist.ProcessGroup | None = None  # of a tied embedding: the ranks of a pipeline's two ends, which both hold it
 
     @property
     def shape(self) -> torch.Size:
@@ -94,6 +95,8 @@ class Part:
             found["tp"] = self.mesh.get_group("tp")
         elif split.copies:
             found["tp copies"] = split.copies
+        if self.ends:
+            found["first and last pipeline"] = self.ends
         return found
 
     @property
@@ -159,6 +162,10 @@ class Pieces(torch.Tensor):
         if func is torch.ops.aten.new_empty.default:
             # what copies a state to host memory begins with this, and then copies the boxes
             return cls(args[0].shape, args[0].dtype, (kwargs or {}).get("device", args[0].device), [])
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).keys() == {"dtype"}:
+            dtype = kwargs["dtype"]
+            boxes = [(start, values.to(dtype)) for start, values in args[0].boxes]
+            return cls(args[0].shape, dtype, args[0].device, boxes)
         raise NotImplementedError(f"{func} of a part of a tensor")
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:

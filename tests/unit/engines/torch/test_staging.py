@@ -1,42 +1,34 @@
 """Staging copies the parts that a rank saves, not the storages that they are views of, into memory that it keeps."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hyperpod_ft.engines.torch.sharding.parts import Pieces
 from hyperpod_ft.engines.torch.staging import Stager
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    yield init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
-    dist.destroy_process_group()
 
 
 def tensors(state: Any) -> list[torch.Tensor]:
     if isinstance(state, dict):
         return [tensor for inner in state.values() for tensor in tensors(inner)]
-    return [state.to_local() if isinstance(state, DTensor) else state]
+    return [values for _, values in state.boxes] if isinstance(state, Pieces) else [state]
 
 
-def test_parts_alone_are_copied(mesh: DeviceMesh) -> None:
+def test_parts_alone_are_copied() -> None:
     whole = torch.arange(60.0).view(10, 6)
-    part = DTensor.from_local(whole[5:], mesh, [Shard(0)], run_check=False, shape=torch.Size([10, 6]), stride=(6, 1))
+    boxes = [((5, 0), whole[5:7]), ((9, 0), whole[9:])]
+    part = Pieces(whole.shape, whole.dtype, whole.device, boxes)
     state = {"model": {"weight": part, "norm": whole[0]}, "random": {"1": {"cpu": torch.get_rng_state()}}}
     staged = Stager(pinned=False).stage(state)
     copy = staged["model"]["weight"]
-    assert (copy.shape, copy.placements, copy.device_mesh) == (part.shape, part.placements, mesh)
+    assert (copy.shape, [start for start, _ in copy.boxes]) == (part.shape, [(5, 0), (9, 0)])
     for found, original in zip(tensors(staged), tensors(state), strict=True):
         assert torch.equal(found, original)
         assert found.untyped_storage().nbytes() == original.nbytes
         assert found.data_ptr() != original.data_ptr()
+    rounded = part.to(torch.bfloat16)
+    assert rounded.dtype == torch.bfloat16
+    assert all(torch.equal(one, other.bfloat16()) for one, other in zip(tensors(rounded), tensors(part), strict=True))
 
 
 def test_the_next_checkpoint_uses_the_same_memory() -> None:

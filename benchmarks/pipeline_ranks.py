@@ -1,0 +1,56 @@
+"""One rank of `benchmarks.pipeline`: trains a prepared run, and writes how long each pass through a stage took.
+
+python -m torch.distributed.run ... -m benchmarks.pipeline_ranks RUN_DIRECTORY WARM_UP OUTPUT_DIRECTORY
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.torch import loop
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.pipeline.schedule import ScheduledStage
+from hyperpod_ft.runs.run import Run
+
+Pass = tuple[str, int, int, float]
+"""F or B, stage, micro batch, CPU seconds: what else the machine does counts less than in elapsed time."""
+
+
+def main() -> None:
+    directory, warm_up, output = sys.argv[1:]
+    torch.set_num_threads(1)
+    passes: list[Pass] = []
+    for name, kind in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
+        setattr(ScheduledStage, name, _timed(getattr(ScheduledStage, name), kind, passes))
+    run = Run.open(Path(directory))
+    processes = join_processes(run.plan.degrees.world_size)
+    device = device_of("local", processes.local_rank)
+    sharding = loop.sharding_of(run)
+    steps = []
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(run, processes, device, meshes, sharding)
+        for number in range(1, training.steps + 1):
+            passes.clear()
+            training.step(number, [])
+            steps.append([*passes])
+    (Path(output) / f"{processes.rank}.json").write_text(json.dumps(steps[int(warm_up) :]), encoding="utf-8")
+
+
+def _timed(method: Callable[..., Any], kind: str, passes: list[Pass]) -> Callable[..., Any]:
+    def call(stage: ScheduledStage, number: int, *args: Any, **kwargs: Any) -> Any:
+        begun = time.thread_time()
+        result = method(stage, number, *args, **kwargs)
+        passes.append((kind, stage.stage_index, number, time.thread_time() - begun))
+        return result
+
+    return call
+
+
+if __name__ == "__main__":
+    main()

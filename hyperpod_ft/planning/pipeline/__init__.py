@@ -1,0 +1,1 @@
+"""Pipeline parallelism of engine torch: where a model is cut, and what its schedule costs."""

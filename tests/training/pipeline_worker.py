@@ -1,0 +1,87 @@
+"""What every rank of test_pipeline.py runs: several runs one after another, each with its own mesh of the same ranks.
+
+    python -m forking_torchrun ... -m pipeline_worker OUT_DIRECTORY RUN_DIR...
+
+`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: the gradients of the first step,
+then STEPS steps and the validation loss. Rank 0 writes, whole, these gradients, the parameters, losses and norms.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from layouts_worker import filled_value
+from safetensors.torch import save_file
+
+from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.model import activations
+from hyperpod_ft.engines.torch.sharding.parts import Box
+from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+
+STEPS = 2
+
+
+def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> None:
+    device = device_of("local", processes.local_rank)
+    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
+        loop = TrainingLoop(run, processes, device, meshes, sharding)
+        parts, held = loop.data_parallel.parts, {}
+        loop.forward_backward(1)
+        for names in loop.data_parallel.groups:
+            for name, gradient in zip(names, loop.data_parallel.take_gradients(names), strict=True):
+                held[f"gradient.{name}"] = parts[name].shape, parts[name].boxes(gradient.clone())
+        steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
+        loop.data_parallel.check_replicas(STEPS)
+        assert loop.evaluation is not None
+        sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
+        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop._inputs(batch)))
+        for name in loop.data_parallel.parameters:
+            held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.data_parallel.master(name))
+        tensors = whole(held)
+        tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
+        tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
+        tensors["validation"] = torch.tensor(validation)
+        if processes.leads:
+            save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}.safetensors")
+
+
+def whole(held: Mapping[str, tuple[torch.Size, list[Box]]]) -> dict[str, torch.Tensor]:
+    """What all ranks have of tensors, given by shape and boxes; copies must be the same bits. Collective."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, dict(held))
+    result: dict[str, torch.Tensor] = {}
+    for name, (shape, boxes) in (item for one in gathered for item in one.items()):
+        tensor = result.setdefault(name, torch.full(shape, torch.nan))
+        for start, values in boxes:
+            place = tensor[tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
+            assert place.isnan().all() or torch.equal(place, values), f"{name} differs between ranks"
+            place.copy_(values)
+    return result
+
+
+def main() -> None:
+    out, directories = Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
+    adapters.initial_value = filled_value
+    offload = activations.offload_layers
+    # small models have no tensors of a size that would move
+    activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
+    for index, directory in enumerate(directories):
+        run = Run.open(directory)
+        for number, case in enumerate(json.loads((directory / "shardings.json").read_text())):
+            processes = join_processes(run.plan.degrees.world_size)
+            store = dist.PrefixStore(f"{index}/{number}", processes.store)
+            own = Processes(processes.rank, processes.world_size, processes.local_rank, store)
+            measure(run, own, Sharding(*case), out)
+
+
+if __name__ == "__main__":
+    main()
