@@ -80,7 +80,13 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
-    """All that divide the ranks can be trained, on rows that they divide."""
+    """All that divide the ranks can be trained, on rows that they divide; on Trainium those without a pipeline."""
+    if degrees.pipeline_parallel > 1 and on_neuron(config):
+        raise UserError(
+            "parallelism.pipeline_parallel: engine torch has none on trn2: what its stages send to one another was not"
+            " examined for TorchNeuron",
+            "set it to 1",
+        )
     length, ranks = config.dataset.max_length, degrees.context_parallel
     if length % ranks:
         raise UserError(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
 
@@ -24,6 +25,11 @@ def test_the_cores_of_a_chip_share_each_layer(trainium: MakeRun, make_run: MakeR
     assert (degrees.tensor_parallel, degrees.data_parallel) == (4, 16)
     assert make_run(cluster__instance_type="trn2.3xlarge", parallelism={}).plan.degrees.data_parallel == 1
     assert make_run(cluster__instance_type="p5.48xlarge", parallelism={}).plan.degrees.tensor_parallel == 1
+
+
+def test_pipelines_are_refused(make_run: MakeRun) -> None:
+    with pytest.raises(UserError, match=r"parallelism\.pipeline_parallel: .* trn2"):
+        make_run(cluster__instance_type="trn2.48xlarge", parallelism={"pipeline_parallel": 2})
 
 
 def test_graphs_are_compiled_before_training_and_shared_by_their_shapes(trainium: MakeRun, make_run: MakeRun) -> None:

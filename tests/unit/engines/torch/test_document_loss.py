@@ -88,12 +88,12 @@ def test_a_batch_without_documents() -> None:
 
 
 def test_dpo_of_two_pairs() -> None:
-    model, reference = torch.tensor([-1.0, -3.0, -2.0, -2.5]), torch.tensor([-2.0, -2.0, -1.0, -4.0])
-    # chosen and rejected rewards with beta 0.5: 0.5 and -0.5, -0.5 and 0.75
+    model, reference = torch.tensor([-1.0, -3.0, -1.5, -2.5]), torch.tensor([-2.0, -2.0, -1.0, -4.0])
+    # chosen and rejected rewards with beta 0.5: 0.5 and -0.5, -0.25 and 0.75
     found = DirectPreference(Dpo(beta=0.5)).of_log_probabilities(model, reference)
-    margins = torch.tensor([1.0, -1.25], dtype=torch.float64)
+    margins = torch.tensor([1.0, -1.0], dtype=torch.float64)
     losses = torch.log1p(torch.exp(-margins))
-    assert found.tolist() == pytest.approx([losses.sum().item(), 0.0, 0.25, -0.25, 1.0])
+    assert found.tolist() == pytest.approx([losses.sum().item(), 0.25, 0.25, 0.0, 1.0])
     smoothed = DirectPreference(Dpo(beta=0.5, label_smoothing=0.1)).of_log_probabilities(model, reference)
     flipped = torch.log1p(torch.exp(margins))
     assert smoothed[0].item() == pytest.approx((0.9 * losses + 0.1 * flipped).sum().item())
