@@ -31,8 +31,9 @@ def check_layers(config: RunConfig, degrees: Degrees, layers: int) -> None:
 
 def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Refuse adapters that would leave stages with nothing to train."""
-    names = {linear.name for linear in shape.linears}
-    if degrees.pipeline_parallel > 1 and config.training.method == "lora" and not names & config.lora.target_names:
+    if degrees.pipeline_parallel == 1 or config.training.method != "lora":
+        return
+    if not config.lora.target_names & {linear.name for linear in shape.linears}:
         raise UserError(
             "lora.target_modules: has no module of the layers, so that pipeline stages would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",
