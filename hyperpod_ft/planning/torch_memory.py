@@ -83,8 +83,10 @@ def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
     length = config.dataset.max_length // degrees.context_parallel
     divides = ranks > 1 and length % ranks == 0
     if given and ranks > 1 and not divides:
+        on_rank = " on each rank" if degrees.context_parallel > 1 else ""
         raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row"
+            f"{on_rank}",
             f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
         )
     return divides if given is None else given and divides
