@@ -192,17 +192,17 @@ def activations(
     whole = count * _layer(config, degrees, shape, kept)
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
     if training.activation_checkpointing == "none":
-        return share.in_flight * _resident(config, share.layers, whole)
+        return share.in_flight * resident(config, share.layers, whole)
     selective = training.activation_checkpointing == "selective"
     products = count * _products(config, degrees, shape, kept) if selective else 0.0
     recomputed = -(-share.layers // training.activation_checkpointing_every)
-    layers = _resident(config, recomputed, given) + recomputed * products
-    layers += _resident(config, share.layers - recomputed, whole)
+    layers = resident(config, recomputed, given) + recomputed * products
+    layers += resident(config, share.layers - recomputed, whole)
     # one layer is recomputed, after the loss has freed its memory
     return share.in_flight * layers + max(0.0, whole - products - logits)
 
 
-def _resident(config: RunConfig, layers: int, each: float) -> float:
+def resident(config: RunConfig, layers: int, each: float) -> float:
     """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
     moves = config.training.activation_offload and each >= OFFLOADED_BYTES
     return (min(layers, 2) if moves else layers) * each
