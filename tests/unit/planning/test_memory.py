@@ -100,9 +100,13 @@ def test_parameters_are_those_of_transformers(values: dict[str, Any]) -> None:
 
 
 def test_other_families_have_no_shape() -> None:
-    assert model_shape({"model_type": "gpt2", "n_embd": 8}) is None
+    assert model_shape({"model_type": "bloom", "hidden_size": 8}) is None
     assert model_shape(LLAMA_3_8B | {"model_type": "mixtral"}) is None
+
+
+def test_incomplete_configs_have_no_shape() -> None:
     assert model_shape({"model_type": "llama"}) is None
+    assert model_shape({"model_type": "gpt2", "n_embd": 8}) is None
     assert model_shape(LLAMA_3_8B | {"hidden_size": "wide"}) is None
     assert model_shape({}) is None
 
