@@ -6,7 +6,7 @@ Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass k
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
-between engines is in torch_memory.py and neuron_memory.py.
+between engines is in torch_memory.py and neuron_memory.py, but for the rows of a micro batch (`tokens`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -86,24 +86,21 @@ def stage_shares(
     config: RunConfig,
     degrees: Degrees,
     shape: ModelShape,
-    layers_of: Sequence[int] | None = None,
-    in_flight: Sequence[int] | None = None,
+    layers_of: Sequence[int],
+    in_flight: Sequence[int],
 ) -> Iterator[StageShare]:
-    """One for each rank of a pipeline.
+    """One for each rank of a pipeline; `layers_of` and `in_flight` (micro batches): of each.
 
-    `layers_of` and `in_flight` (micro batches) of each are those of neuronx-distributed if not given: the last stages
-    have the layers left over, and the schedule is 1F1B. Tensor parallelism divides the vocabulary too.
+    Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
     words = -(-shape.vocabulary // tensor)
     matrix = words * shape.hidden
     linears = sum(linear.inputs * linear.outputs * _copies(linear, shape, tensor) for linear in shape.linears)
     layer = (linears + shape.column_biases) // tensor + shape.layer_vectors
-    # in a pipeline, optimum-neuron makes each row a micro batch
-    micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
-        layers = layers_of[stage] if layers_of else shape.layers // stages + (stage >= stages - shape.layers % stages)
+        layers = layers_of[stage]
         ends = matrix * (first + (last and not (shape.tied and first)))
         ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
         adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
@@ -113,8 +110,7 @@ def stage_shares(
             end_parameters=ends,
             quantized=layers * _layer_quantized(config, shape),
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
-            # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
-            in_flight=in_flight[stage] if in_flight else min(stages - stage, micro_batches),
+            in_flight=in_flight[stage],
             last=last,
         )
 
