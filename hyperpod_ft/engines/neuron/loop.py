@@ -27,7 +27,7 @@ from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
+from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 _LATE = 1e6

@@ -32,13 +32,13 @@ from hyperpod_ft.engines.torch.model import compiling, context_parallel, languag
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline.schedule import Pipeline
+from hyperpod_ft.engines.torch.pipeline.pipeline import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from hyperpod_ft.runs.run import Run
 
 

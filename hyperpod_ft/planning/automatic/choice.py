@@ -21,8 +21,8 @@ from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # layouts that a proposal shows
 _SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower
