@@ -43,7 +43,7 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
         loop.data_parallel.check_replicas(STEPS)
         assert loop.evaluation is not None
         sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
-        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop._inputs(batch)))
+        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop.inputs(batch)))
         for name in loop.data_parallel.parameters:
             held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.data_parallel.master(name))
         tensors = whole(held)
