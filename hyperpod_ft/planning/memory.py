@@ -226,12 +226,12 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTen
     if shape.head_norms:
         inside += _norm(config, shape, kept) * (shape.queries + shape.keys)
     if config.training.method == "lora":
-        in_outside, in_inside = _adapters(config, shape, kept)
+        in_outside, in_inside = _adapter_activations(config, shape, kept)
         inputs, inside = inputs + in_outside, inside + in_inside
     return outside * kept.outside_share + inputs * kept.input_share + inside / degrees.tensor_parallel
 
 
-def _adapters(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
+def _adapter_activations(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
     """Bytes per token of the adapters' inputs, and DoRA's outputs, outside and inside attention and MLP.
 
     Dropout keeps its output and a mask. Tensors as narrow as an adapter's rank are not counted.

@@ -49,14 +49,14 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
     return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
 
 
-def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare]) -> tuple[Sharding, float]:
+def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare]) -> tuple[Sharding, float]:
     """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
 
-    `parts` are the `shares` of these degrees.
+    `stages` are the `shares` of these degrees.
     """
     totals: dict[float, Sharding] = {}
     for sharding in candidates(config, degrees):
-        needed = _fullest(config, degrees, shape, parts, sharding)
+        needed = _fullest(config, degrees, shape, stages, sharding)
         if needed <= available(config):
             return sharding, needed
         totals.setdefault(needed, sharding)
@@ -75,19 +75,21 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 
 def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
-
-    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
-    """
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position."""
     given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    length = config.dataset.max_length // degrees.context_parallel
-    divides = ranks > 1 and length % ranks == 0
-    if given and ranks > 1 and not divides:
+    divides = ranks > 1 and config.dataset.max_length // degrees.context_parallel % ranks == 0
+    return divides and given is not False
+
+
+def check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
+    """Raise UserError when the run file asks for sequence parallelism, but the ranks do not divide a row's tokens."""
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    if given and ranks > 1 and not sequence_parallel(config, degrees):
         raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row",
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the"
+            f" {config.dataset.max_length // degrees.context_parallel} tokens of a row",
             f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
         )
-    return divides if given is None else given and divides
 
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
@@ -96,11 +98,11 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 
 
 def _fullest(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare], sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
 ) -> float:
     # of alike ranks of a pipeline, the first has the most micro batches in memory
-    different = {replace(part, in_flight=0): part for part in reversed(parts)}
-    return max(on_rank(config, degrees, shape, part, sharding).total for part in different.values())
+    different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
+    return max(on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
@@ -203,7 +205,7 @@ def _compiles(config: RunConfig) -> bool:
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
-    element, adapters = element_bytes(config), _adapters(config, share)
+    element, adapters = element_bytes(config), _adapter_parameters(config, share)
     base, quantized = share.parameters - share.quantized, share.quantized * _QUANTIZED
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
@@ -216,18 +218,18 @@ def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     return on_device + (gathered + share.end_parameters) * element + quantized
 
 
-def _adapters(config: RunConfig, share: StageShare) -> int:
+def _adapter_parameters(config: RunConfig, share: StageShare) -> int:
     return share.trainable if config.training.method == "lora" else 0
 
 
 def _at_rest(config: RunConfig, share: StageShare) -> int:
     """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
     element = element_bytes(config) if config.training.method == "lora" else FP32
-    return (share.parameters - share.quantized) * element + _adapters(config, share) * FP32
+    return (share.parameters - share.quantized) * element + _adapter_parameters(config, share) * FP32
 
 
 def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
-    shared = share.parameters - share.quantized + _adapters(config, share)
+    shared = share.parameters - share.quantized + _adapter_parameters(config, share)
     layer = _at_rest(config, share) / shared * share.layer_parameters
     return max(1, min(share.layers, int(BUCKET_BYTES / layer)))
 
