@@ -20,7 +20,7 @@ from hyperpod_ft.engines.torch.model import attention
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SequenceChunk:
     """The part of every row that a rank computes: of `count` equal ones the one with number `index`, from 0."""
 
     index: int = 0
@@ -31,9 +31,9 @@ class Chunk:
         return rows.chunk(self.count, dim=1)[self.index]
 
 
-def chunk_of(ranks: DeviceMesh) -> Chunk:
+def chunk_of(ranks: DeviceMesh) -> SequenceChunk:
     """This rank's part; `ranks` is axis `cp`."""
-    return Chunk(ranks.get_local_rank(), ranks.size())
+    return SequenceChunk(ranks.get_local_rank(), ranks.size())
 
 
 def divide_attention(ranks: DeviceMesh) -> None:

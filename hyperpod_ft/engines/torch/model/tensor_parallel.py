@@ -41,7 +41,7 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
     SumOfAll,
     SumSequence,
 )
-from hyperpod_ft.engines.torch.sharding.parts import Division, Split
+from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import Family, Outputs
 
@@ -165,7 +165,7 @@ class Splitting:
             setattr(module, key, own)
             self.divisions[own] = Division(parameter.shape, split, sums=split.copies)
 
-    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> Split:
+    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
@@ -180,7 +180,7 @@ class Splitting:
             first = begin + self.group.rank() // copies * own
             ranges.append(range(first, first + own))
             begin += width
-        return Split(
+        return TensorSplit(
             dim, tuple(ranges), self.group.rank(), self.group.size(), self._copying if "keys" in outputs else None
         )
 

@@ -25,7 +25,7 @@ Box = tuple[tuple[int, ...], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     """What a tensor-parallel rank has of a parameter, along one dimension."""
 
     dim: int
@@ -49,7 +49,7 @@ class Division:
     """What tensor parallelism makes of a parameter."""
 
     shape: torch.Size  # of the whole parameter
-    split: Split | None = None  # None: each rank holds it whole
+    split: TensorSplit | None = None  # None: each rank holds it whole
     sums: dist.ProcessGroup | None = None  # the ranks whose gradients add up to that of the part; None: each has it
 
 
