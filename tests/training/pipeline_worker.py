@@ -23,7 +23,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
-from hyperpod_ft.engines.torch.sharding.parts import Box
+from hyperpod_ft.engines.torch.sharding.pieces import Box
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 

@@ -8,7 +8,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.parts import Division, Part, Pieces, TensorSplit
+from hyperpod_ft.engines.torch.sharding.parts import Division, Part, TensorSplit
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 
 
 class OneRank:
