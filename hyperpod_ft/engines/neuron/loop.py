@@ -186,11 +186,11 @@ class TrainingLoop:
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         batch = self.rows.batch(rows)
         assert isinstance(batch, Batch)  # setting_combinations.py refuses encoder-decoders
-        batch = batch.to(torch.device("cpu") if self.pipeline else self.device)
-        inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+        device = torch.device("cpu") if self.pipeline else self.device
+        inputs = {"input_ids": batch.input_ids.to(device), "labels": batch.labels.to(device)}
         if self.pipeline:
             # it was traced with one; the rows are full, and the model applies the causal mask itself
-            inputs["attention_mask"] = torch.ones_like(batch.input_ids)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         return inputs
 
     def _take(self, sent: _Sent) -> int:
