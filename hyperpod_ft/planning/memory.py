@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 GIB = 2**30
@@ -128,7 +128,7 @@ def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
 
 def _copies(linear: Linear, shape: ModelShape, tensor: int) -> int:
     """How often a tensor-parallel group has the linear's outputs: with more ranks than key heads, more than once."""
-    return max(1, tensor // shape.kv_heads) if linear.of_keys else 1
+    return copies_over_tensor(shape.kv_heads, tensor) if linear.of_keys else 1
 
 
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:

@@ -1,14 +1,13 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, copies_over_context
 from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
@@ -30,7 +29,7 @@ from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 256
-_QUANTIZED = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
+NF4_BYTES = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -123,7 +122,8 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
-    compiled = _compiles(config)
+    # what a compiler keeps of a norm is its choice: the most is counted
+    compiled = compiles(config.training, CATALOGUE[config.cluster.instance_type].has_accelerators)
     kept = KeptTensors(
         outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
@@ -194,19 +194,17 @@ def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
 
 def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     """How many of the ranks that share a row hold each key/value head in attention."""
-    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
-    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
+    return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
 
 
-def _compiles(config: RunConfig) -> bool:
-    """Whether layers are compiled. What a compiler keeps of a norm is its choice: the most is counted."""
-    compiles = config.training.compile
-    return CATALOGUE[config.cluster.instance_type].has_accelerators if compiles is None else compiles
+def compiles(training: Training, on_accelerator: bool) -> bool:
+    """Whether layers are compiled."""
+    return on_accelerator if training.compile is None else training.compile
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     element, adapters = element_bytes(config), _adapter_parameters(config, share)
-    base, quantized = share.parameters - share.quantized, share.quantized * _QUANTIZED
+    base, quantized = share.parameters - share.quantized, share.quantized * NF4_BYTES
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters

@@ -13,11 +13,12 @@ from torch import nn
 
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.planning import torch_memory
 
 
 def compiles(training: Training, device: torch.device) -> bool:
     """Whether layers are compiled on this device."""
-    return device.type != "cpu" if training.compile is None else training.compile
+    return torch_memory.compiles(training, on_accelerator=device.type != "cpu")
 
 
 def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, caches: Path) -> None:

@@ -43,6 +43,7 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
 )
 from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.planning.families import Family, Outputs
 
 
@@ -86,7 +87,7 @@ class Splitting:
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
         # of widths, where a linear has several parts
         self._proportions = {"queries": self._heads, "keys": self._kv_heads, "triples": 3 * self._heads, "units": 1}
-        self._copies = max(1, self.group.size() // self._kv_heads)
+        self._copies = copies_over_tensor(self._kv_heads, self.group.size())
         self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
