@@ -66,5 +66,8 @@ def copies_over_tensor(kv_heads: int, ranks: int) -> int:
 
 
 def copies_over_context(kv_heads: int, ranks: int) -> int:
-    """How many of the ranks that share a row hold each key/value head in attention; `kv_heads`: of a tensor-parallel rank."""
+    """How many of the ranks that share a row hold each key/value head in attention.
+
+    `kv_heads`: of a tensor-parallel rank.
+    """
     return ranks // math.gcd(ranks, kv_heads)
