@@ -68,6 +68,8 @@ def _check_objective(config: RunConfig) -> None:
             " objective dpo and format preference go together"
         )
     if not dpo:
+        if config.dpo != type(config.dpo)():
+            raise ValueError("dpo: has no effect without training.objective dpo; remove it")
         return
     if config.engine != "torch":
         raise ValueError("training.objective: dpo is for engine torch; use it, or objective sft")

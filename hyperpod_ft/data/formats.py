@@ -89,7 +89,8 @@ def _pair(row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Exampl
 
 def _with_prompt(prompt: object, completion: Sequence[Any]) -> Sequence[Any]:
     if isinstance(prompt, list):
-        return [*prompt, *completion]
+        repeats = list(completion[: len(prompt)]) == prompt  # whole conversations, as UltraFeedback's
+        return completion if repeats else [*prompt, *completion]
     if prompt is None or not isinstance(completion[0], dict) or completion[0].get("role") != "assistant":
         return completion
     if not isinstance(prompt, str):

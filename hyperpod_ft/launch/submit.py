@@ -135,7 +135,8 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
-    progress = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train")] if training else []
+    of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
+    progress = of_training if training else []
     timestamp = _timestamp()
     try:
         for path in [*records, *progress]:

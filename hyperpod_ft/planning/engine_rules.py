@@ -34,7 +34,7 @@ class EngineRules(Protocol):
         """Environment variables of the jobs that compile and train, where stage precompile fills `cache`."""
 
     def graph_settings(self, config: RunConfig) -> dict[str, str]:
-        """Those of them that change the compiled graphs."""
+        """Those of them that change the compiled graphs, and other settings of this engine alone that do."""
 
     def environment_name(self, config: RunConfig) -> str:
         """Name of the file in pins/ with the packages of its Python environment."""

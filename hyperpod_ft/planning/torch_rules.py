@@ -52,7 +52,10 @@ def variables(config: RunConfig, cache: Path) -> dict[str, str]:
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
-    return neuron_environment.torch_graph_settings(config)
+    given = config.parallelism.model_dump(include={"sharding", "shard_ranks", "sequence_parallel"})
+    evaluates = {"evaluates": str(config.dataset.validation_share > 0)}
+    variables = neuron_environment.torch_graph_settings(config)
+    return variables | {key: str(value) for key, value in given.items()} | evaluates
 
 
 def environment_name(config: RunConfig) -> str:

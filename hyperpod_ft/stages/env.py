@@ -32,7 +32,10 @@ import importlib, json, platform, sys
 from importlib import metadata
 for name in sys.argv[1:]:
     importlib.import_module(name)
-packages = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+packages = {}
+for found in metadata.distributions():
+    # of several, the first is the one that is imported
+    packages.setdefault(found.metadata["Name"], found.version)
 cuda = sys.modules["torch"].version.cuda if "torch" in sys.modules else None
 found = {"python": platform.python_version(), "cuda": cuda, "packages": dict(sorted(packages.items()))}
 print(json.dumps(found))

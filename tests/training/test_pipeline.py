@@ -105,7 +105,16 @@ def test_lora(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
         "dp": (make_pipeline("dp", {"pipeline_parallel": 2}), ALL_MODES),
         "interleaved": (make_pipeline("interleaved", {"pipeline_parallel": 2} | INTERLEAVED), modes("zero2", "zero3")),
     }
-    check(results(jobs, tmp_path, runs), dict.fromkeys(runs, runs["whole"][0]))
+    # a frozen matrix that is tied is on both ends, which each read their own words of it
+    tied = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
+    both = {"pipeline_parallel": 2, "tensor_parallel": 2}
+    one, divided = (
+        make_pipeline(name, parallelism, model=tied)
+        for name, parallelism in (("tied", {"pipeline_parallel": 1}), ("tied_tp", both))
+    )
+    runs |= {"tied": (one, [REPLICATED]), "tied_tp": (divided, [REPLICATED])}
+    like = {name: one if name.startswith("tied") else runs["whole"][0] for name in runs}
+    check(results(jobs, tmp_path, runs), like)
 
 
 def test_full_with_tied_embeddings(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:

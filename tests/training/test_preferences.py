@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.torch.reference import PreferenceSplit
+from hyperpod_ft.engines.torch.reference import PreferenceSplit, store
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
@@ -107,8 +108,7 @@ def store_reference(run: Run) -> torch.Tensor:
     for name in ("train", "validation"):
         count = len(pairs_of(run.dataset_path / name))
         stored[name] = (-30 + 8 * random.standard_normal(count)).astype(np.float32)
-        run.reference.mkdir(exist_ok=True)
-        np.save(run.reference / f"{name}.npy", stored[name])
+    store(run, stored)
     return torch.from_numpy(stored["train"])
 
 
@@ -248,20 +248,28 @@ def test_interrupted_is_uninterrupted(make_preferring: MakeRun) -> None:
 
 
 def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None:
-    """Damaged or of other rows, it is measured again; rows that no step trains on are not measured."""
+    """Damaged, or of other rows or weights, it is measured again; rows that no step trains on are not measured."""
     run = make_preferring(settings={"training.max_steps": 1})
     train_here(run)
     whole = np.load(run.reference / "train.npy")
     split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, 2, 1, 1).step(1)
     assert sorted(np.flatnonzero(whole)) == sorted(split.documents_of(rows))
-    for damaged in (b"no numpy file", None):
+
+    def spoil() -> Iterator[None]:
+        (run.reference / "train.npy").write_bytes(b"no numpy file")
+        yield
+        np.save(run.reference / "train.npy", whole[1:])
+        yield
+        np.save(run.reference / "train.npy", np.full_like(whole, np.nan))
+        yield
+        np.save(run.reference / "train.npy", whole + 1)
+        (run.base_model / "model.safetensors").touch()  # as if fetched again
+        yield
+
+    for _ in spoil():
         run.record_path("train").unlink()
         shutil.rmtree(run.checkpoints)
-        if damaged is None:
-            np.save(run.reference / "train.npy", whole[1:])
-        else:
-            (run.reference / "train.npy").write_bytes(damaged)
         train_here(run)
         assert np.array_equal(np.load(run.reference / "train.npy"), whole)
     run.record_path("train").unlink()

@@ -5,6 +5,7 @@ over the rows that the run trains and validates on, before step 1, serves all ep
 of the weights is needed, nor any switch: before step 1, adapters add nothing.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hyperpod_ft import publish
+from hyperpod_ft.digests import files_below, text_sha256
 from hyperpod_ft.engines.batches import Batch, PackedSplit
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch.evaluation import forward_only
@@ -28,6 +30,7 @@ Rows = NDArray[np.int64]
 
 _COUNTED_ROWS = 1024  # at once
 _PROGRESS_SECONDS = 10.0
+_INPUTS = "inputs.sha256"
 
 
 class PreferenceSplit(PackedSplit):
@@ -74,7 +77,7 @@ def add(
 
     `log_probabilities` gives those of a batch by `module` as it is, fp32 [documents]. Collective.
     """
-    known = _stored(run.reference, wanted) if processes.leads else None
+    known = stored(run, wanted) if processes.leads else None
     if not processes.gather("reference/stored", known is not None)[0]:
         size = run.config.training.micro_batch_size
         known = {
@@ -82,7 +85,7 @@ def add(
             for name, (split, rows) in wanted.items()
         }
         if processes.leads:
-            _store(run.reference, known)
+            store(run, known)
     for name, (split, _) in wanted.items():
         # the same on every rank and after a restart: on accelerators, tp ranks may differ in the last bit
         values = torch.empty(split.documents, device=device)
@@ -118,17 +121,30 @@ def _measure(
     return np.asarray(found.cpu().numpy())
 
 
-def _stored(directory: Path, wanted: Wanted) -> dict[str, Floats] | None:
-    """None when they are missing, damaged or of other rows."""
+def stored(run: Run, wanted: Wanted) -> dict[str, Floats] | None:
+    """None when they are missing, damaged, or of another model or other rows."""
     try:
-        known = {name: np.load(directory / f"{name}.npy", allow_pickle=False) for name in wanted}
+        if (run.reference / _INPUTS).read_text(encoding="utf-8") != _inputs(run):
+            return None
+        known = {name: np.load(run.reference / f"{name}.npy", allow_pickle=False) for name in wanted}
     except (OSError, ValueError, EOFError):
         return None
-    fit = all(known[name].shape == (split.documents,) for name, (split, _) in wanted.items())
-    return known if fit else None
+    for name, (split, _) in wanted.items():
+        values = known[name]
+        if values.dtype != np.float32 or values.shape != (split.documents,) or not np.isfinite(values).all():
+            return None
+    return known
 
 
-def _store(directory: Path, known: Mapping[str, Floats]) -> None:
-    with publish.new_directory(directory) as partial:
+def store(run: Run, known: Mapping[str, Floats]) -> None:
+    with publish.new_directory(run.reference) as partial:
         for name, values in known.items():
             np.save(partial / f"{name}.npy", values)
+        (partial / _INPUTS).write_text(_inputs(run), encoding="utf-8")
+
+
+def _inputs(run: Run) -> str:
+    """What identifies the model and the rows: a model that is fetched again may be another under the same name."""
+    files = [path for directory in (run.base_model, run.dataset_path) for path in files_below(directory)]
+    found = [(str(path.relative_to(run.root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return text_sha256(json.dumps(found))

@@ -46,6 +46,11 @@ def test_strings_are_continued() -> None:
         {"prompt": [QUESTION, EARLIER, QUESTION], "chosen": [answer("Yes")], "rejected": [answer("No")]},
         {"prompt": [QUESTION, EARLIER, QUESTION], "chosen": "Yes", "rejected": "No"},
         {
+            "prompt": [QUESTION, EARLIER, QUESTION],  # which the completions repeat
+            "chosen": [QUESTION, EARLIER, QUESTION, answer("Yes")],
+            "rejected": [QUESTION, EARLIER, QUESTION, answer("No")],
+        },
+        {
             "prompt": "Hi",  # as in UltraFeedback
             "chosen": [QUESTION, EARLIER, QUESTION, answer("Yes")],
             "rejected": [QUESTION, EARLIER, QUESTION, answer("No")],

@@ -53,7 +53,6 @@ def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun)
     assert changed(make_run, model__revision="other") == ["download", "dataset", *from_train]
     assert changed(make_run, env__python="/opt/python") == ["env"], "the path of an interpreter does not change the run"
     assert changed(make_run, seed=1) == ["dataset", *from_train]
-    assert changed(make_run, dpo={"beta": 0.5}) == [], "it is read by objective dpo alone"
     preferring = {"training__objective": "dpo", "dataset__format": "preference"}
     assert changed(make_run, **preferring) == ["dataset", *from_train]
     with_beta = make_run(**preferring, dpo={"beta": 0.5}).plan

@@ -15,7 +15,7 @@ MakeRun = Callable[..., Run]
 @pytest.fixture
 def trainium(make_run: MakeRun) -> Callable[..., Run]:
     def make(**values: object) -> Run:
-        return make_run(cluster__instance_type="trn2.48xlarge", parallelism={}, **values)
+        return make_run(cluster__instance_type="trn2.48xlarge", **({"parallelism": {}} | values))
 
     return make
 
@@ -36,7 +36,14 @@ def test_graphs_are_compiled_before_training_and_shared_by_their_shapes(trainium
     run = trainium()
     assert "precompile" in run.plan["train"].needs
     assert trainium(training__learning_rate=1e-3).neuron_cache == run.neuron_cache
-    for changed in ({"dataset__max_length": 1024}, {"training__micro_batch_size": 2}, {"lora__r": 4}):
+    for changed in (
+        {"dataset__max_length": 1024},
+        {"dataset__validation_share": 0},
+        {"training__micro_batch_size": 2},
+        {"lora__r": 4},
+        {"parallelism": {"sharding": "zero3"}},
+        {"parallelism": {"sequence_parallel": False}},
+    ):
         assert trainium(**changed).neuron_cache != run.neuron_cache, changed
     flags = {"NEURON_CC_FLAGS": "-O1"}
     assert trainium(cluster__environment=flags).neuron_cache != run.neuron_cache

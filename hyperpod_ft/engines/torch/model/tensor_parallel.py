@@ -21,6 +21,7 @@ heads, units or positions get partial gradients, which DataParallel sums over th
 """
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,7 +75,11 @@ def parallelize(
         model.config.vocab_size,
         splitting.group,
     )
-    return {name: divisions[parameter] for name, parameter in model.named_parameters() if parameter in divisions}
+    return {
+        name: divisions[parameter]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter in divisions
+    }
 
 
 class Splitting:
@@ -127,7 +132,7 @@ class Splitting:
                 self._sum(linear.lora_magnitude_vector)
             linear.divide_rows(self.group)
         else:
-            linear.forward = _WithoutBias(linear, self.family.transposed)
+            linear.__class__ = _row_class(type(linear))
 
     def _attention(self, attention: Any) -> None:
         tensor_parallel = self.group.size()
@@ -149,7 +154,9 @@ class Splitting:
                 (attention.q_norm, "queries", 1),
                 (attention.k_norm, "keys", self._copies),
             ):
-                norm.forward = _NormOfAllHeads(norm, norm.weight.numel(), copies, self.group)
+                vars(norm).pop("forward", None)  # that of rms_norm.py
+                norm.__class__ = _norm_class(type(norm))
+                norm.repeated_width, norm.group = norm.weight.numel() * copies, self.group
                 self.divide(norm, (outputs,), {"weight": 0})
 
     def _sum(self, parameter: nn.Parameter) -> None:
@@ -186,30 +193,34 @@ class Splitting:
         )
 
 
-class _WithoutBias:
-    """The forward pass of a row-parallel linear: its bias is added once, after the sum."""
-
-    def __init__(self, linear: nn.Module, transposed: bool) -> None:
-        self._linear, self._transposed = linear, transposed
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight: Any = self._linear.weight
-        return nn.functional.linear(hidden, weight.T if self._transposed else weight)
+# Classes, since a compiler gives layers whose modules have forward passes of their own a graph each.
 
 
-class _NormOfAllHeads:
-    """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size]."""
+@functools.cache
+def _row_class(base: type[nn.Module]) -> type[nn.Module]:
+    """A row-parallel linear: its bias is added once, after the sum. `base`: nn.Linear, or transformers' Conv1D."""
 
-    def __init__(self, norm: Any, width: int, copies: int, group: dist.ProcessGroup) -> None:
-        """`width`: of all heads; each is on `copies` ranks."""
-        self._norm, self._width, self._copies, self._group = norm, width, copies, group
+    def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(hidden, self.weight if base is nn.Linear else self.weight.T)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    return type(f"Row{base.__name__}", (base,), {"forward": forward})
+
+
+@functools.cache
+def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
+    """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size].
+
+    `repeated_width` of all heads counts each as often as there are ranks that have it.
+    """
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        squares: torch.Tensor = SumOfAll.apply(wide.square().sum(-1, keepdim=True), self._group)
-        normalized = wide * torch.rsqrt(squares / (self._width * self._copies) + self._norm.variance_epsilon)
-        scaled: torch.Tensor = self._norm.weight * normalized
+        squares: torch.Tensor = SumOfAll.apply(wide.square().sum(-1, keepdim=True), self.group)
+        normalized = wide * torch.rsqrt(squares / self.repeated_width + self.variance_epsilon)
+        scaled: torch.Tensor = self.weight * normalized
         return scaled.to(x.dtype)
+
+    return type(f"{base.__name__}OfAllHeads", (base,), {"forward": forward})
 
 
 def _enter_block(enter: Any, group: dist.ProcessGroup) -> Any:

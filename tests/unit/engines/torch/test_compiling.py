@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, LlamaConfig
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hyperpod_ft.config.run_config import Lora, Training
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model
+from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model, tensor_parallel
+from hyperpod_ft.planning.families import family_of
 
 CPU = torch.device("cpu")
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_NEURONX_NEFF_CACHE_DIR")
@@ -147,3 +151,38 @@ def test_by_default_only_accelerators_compile(tmp_path: Path) -> None:
         layer = torch.nn.Linear(1, 1)
         compiling.compile_layers([layer], Training(compile=wanted), torch.device(device), tmp_path)
         assert ("forward" in vars(layer)) == compiled
+
+
+@pytest.mark.parametrize(
+    ("family", "sequence_parallel", "lora", "graphs"),
+    [
+        ("llama", False, False, 1),
+        ("llama", True, False, 1),
+        # the first layer's input needs no gradient
+        ("llama", True, True, 2),
+        ("olmo2", True, False, 1),
+    ],
+)
+def test_divided_layers_share_a_graph(family: str, sequence_parallel: bool, lora: bool, graphs: int) -> None:
+    """So they must: torch compiles a function at most eight times, and runs later layers one operation at a time."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        row = family_of(family)
+        assert row is not None
+        sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 0}
+        config = AutoConfig.for_model(family, **sizes, **heads, attn_implementation=attention.NAME)
+        model = AutoModelForCausalLM.from_config(config).train()
+        language_model.return_loss(model)
+        if lora:
+            adapters.adapt(model, Lora(r=4, alpha=8), 0)
+        tensor_parallel.parallelize(model, row, mesh, sequence_parallel=sequence_parallel)
+        for layer in model.get_submodule(row.layers):
+            layer.forward = torch.compile(layer.forward, backend="eager", dynamic=False)  # type: ignore[method-assign]
+        ids, positions = torch.randint(0, 64, (1, 32)), torch.arange(32)[None]
+        bounds = attention.document_numbers(positions)
+        model(input_ids=ids, position_ids=positions, attention_mask=bounds, targets=ids.flatten()).backward()
+        assert counters["stats"]["unique_graphs"] == graphs
+    finally:
+        dist.destroy_process_group()
