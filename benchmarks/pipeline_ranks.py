@@ -15,7 +15,7 @@ import torch
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
-from hyperpod_ft.engines.torch.pipeline.schedule import ScheduledStage
+from hyperpod_ft.engines.torch.pipeline.pipeline import ScheduledStage
 from hyperpod_ft.runs.run import Run
 
 Pass = tuple[str, int, int, float]

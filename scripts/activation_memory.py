@@ -162,7 +162,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Chunk]]:
+def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.SequenceChunk]]:
     """The first of some ranks that share rows or layers; it receives nothing from the others, only memory."""
     degrees = (choice.context_parallel, choice.tensor_parallel)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(degrees))

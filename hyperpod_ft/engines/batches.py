@@ -34,9 +34,6 @@ class Batch:
     reference: torch.Tensor | None = None
     """Of preferences: the log-probability of each document before training, fp32 [documents]."""
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(self.input_ids.to(device), self.labels.to(device), self.position_ids.to(device))
-
 
 @dataclass(frozen=True)
 class PairedBatch:

@@ -130,6 +130,15 @@ class SlurmLauncher:
         """The nodes of a list like `node[1-4]`; empty when Slurm does not answer."""
         return self._run(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
+    def first_node_address(self, job_id: str) -> str:
+        """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
+
+        Raises UserError when Slurm does not give it.
+        """
+        nodes = self._field(["job", job_id], "NodeList")
+        (first, *_) = self.host_names(nodes) or [nodes]
+        return self._field(["node", first], "NodeAddr")
+
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)
 
@@ -143,15 +152,6 @@ class SlurmLauncher:
             for listed in self._queue([f"--jobs={','.join(stages)}", *options])
             if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]])
         }
-
-    def first_node_address(self, job_id: str) -> str:
-        """The address at which Slurm itself reaches the first node of a running job: its name may not resolve.
-
-        Raises UserError when Slurm does not give it.
-        """
-        nodes = self._field(["job", job_id], "NodeList")
-        (first, *_) = self.host_names(nodes) or [nodes]
-        return self._field(["node", first], "NodeAddr")
 
     def _field(self, entity: list[str], name: str) -> str:
         """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""

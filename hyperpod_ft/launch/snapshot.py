@@ -8,8 +8,8 @@ from hyperpod_ft import __version__, digests, publish
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 
-def snapshot(root: Path) -> Path:
-    """A directory, named after its content, that holds the `hyperpod_ft` package as it is now."""
+def snapshot(copies: Path) -> Path:
+    """A directory below `copies`, named after its content, that holds the `hyperpod_ft` package as it is now."""
     sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code()}
     templates = shipped("templates")
     sources |= {
@@ -18,8 +18,8 @@ def snapshot(root: Path) -> Path:
     identity = digests.text_sha256(
         "\n".join(f"{target} {digests.file_sha256(file)}" for file, target in sorted(sources.items()))
     )
-    final = root / "code" / f"{__version__}-{identity[:12]}"
-    with publish.lock(root / "code" / ".lock"):
+    final = copies / f"{__version__}-{identity[:12]}"
+    with publish.lock(copies / ".lock"):
         if not final.is_dir():
             with publish.new_directory(final) as directory:
                 for file, target in sources.items():

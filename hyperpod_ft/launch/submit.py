@@ -89,7 +89,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
 
 def _prepare(run: Run) -> list[Path]:
     check(run)
-    kit = Kit(Path(sys.executable), snapshot(run.root))
+    kit = Kit(Path(sys.executable), snapshot(run.code_copies))
     run.freeze()
     scripts = render(run, kit)
     for stage, text in scripts.items():

@@ -58,3 +58,16 @@ def check_divides(degrees: Degrees, what: str, size: int) -> None:
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} does not divide the model's {what} {size}",
             f"set it to {divisors(math.gcd(size, degrees.ranks_per_node))}",
         )
+
+
+def copies_over_tensor(kv_heads: int, ranks: int) -> int:
+    """How many ranks of a tensor-parallel group hold each key/value head."""
+    return max(1, ranks // kv_heads)
+
+
+def copies_over_context(kv_heads: int, ranks: int) -> int:
+    """How many of the ranks that share a row hold each key/value head in attention.
+
+    `kv_heads`: of a tensor-parallel rank.
+    """
+    return ranks // math.gcd(ranks, kv_heads)

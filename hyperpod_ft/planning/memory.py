@@ -6,7 +6,7 @@ Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass k
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
-between engines is in torch_memory.py and neuron_memory.py.
+between engines is in torch_memory.py and neuron_memory.py, but for the rows of a micro batch (`tokens`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 GIB = 2**30
@@ -86,24 +86,21 @@ def stage_shares(
     config: RunConfig,
     degrees: Degrees,
     shape: ModelShape,
-    layers_of: Sequence[int] | None = None,
-    in_flight: Sequence[int] | None = None,
+    layers_of: Sequence[int],
+    in_flight: Sequence[int],
 ) -> Iterator[StageShare]:
-    """One for each rank of a pipeline.
+    """One for each rank of a pipeline; `layers_of` and `in_flight` (micro batches): of each.
 
-    `layers_of` and `in_flight` (micro batches) of each are those of neuronx-distributed if not given: the last stages
-    have the layers left over, and the schedule is 1F1B. Tensor parallelism divides the vocabulary too.
+    Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
     words = -(-shape.vocabulary // tensor)
     matrix = words * shape.hidden
     linears = sum(linear.inputs * linear.outputs * _copies(linear, shape, tensor) for linear in shape.linears)
     layer = (linears + shape.column_biases) // tensor + shape.layer_vectors
-    # in a pipeline, optimum-neuron makes each row a micro batch
-    micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
-        layers = layers_of[stage] if layers_of else shape.layers // stages + (stage >= stages - shape.layers % stages)
+        layers = layers_of[stage]
         ends = matrix * (first + (last and not (shape.tied and first)))
         ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
         adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
@@ -113,8 +110,7 @@ def stage_shares(
             end_parameters=ends,
             quantized=layers * _layer_quantized(config, shape),
             trainable=adapters if config.training.method == "lora" else layers * layer + ends,
-            # 1F1B: in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
-            in_flight=in_flight[stage] if in_flight else min(stages - stage, micro_batches),
+            in_flight=in_flight[stage],
             last=last,
         )
 
@@ -132,7 +128,7 @@ def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
 
 def _copies(linear: Linear, shape: ModelShape, tensor: int) -> int:
     """How often a tensor-parallel group has the linear's outputs: with more ranks than key heads, more than once."""
-    return max(1, tensor // shape.kv_heads) if linear.of_keys else 1
+    return copies_over_tensor(shape.kv_heads, tensor) if linear.of_keys else 1
 
 
 def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
@@ -192,17 +188,17 @@ def activations(
     whole = count * _layer(config, degrees, shape, kept)
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
     if training.activation_checkpointing == "none":
-        return share.in_flight * _resident(config, share.layers, whole)
+        return share.in_flight * resident(config, share.layers, whole)
     selective = training.activation_checkpointing == "selective"
     products = count * _products(config, degrees, shape, kept) if selective else 0.0
     recomputed = -(-share.layers // training.activation_checkpointing_every)
-    layers = _resident(config, recomputed, given) + recomputed * products
-    layers += _resident(config, share.layers - recomputed, whole)
+    layers = resident(config, recomputed, given) + recomputed * products
+    layers += resident(config, share.layers - recomputed, whole)
     # one layer is recomputed, after the loss has freed its memory
     return share.in_flight * layers + max(0.0, whole - products - logits)
 
 
-def _resident(config: RunConfig, layers: int, each: float) -> float:
+def resident(config: RunConfig, layers: int, each: float) -> float:
     """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
     moves = config.training.activation_offload and each >= OFFLOADED_BYTES
     return (min(layers, 2) if moves else layers) * each
@@ -230,12 +226,12 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTen
     if shape.head_norms:
         inside += _norm(config, shape, kept) * (shape.queries + shape.keys)
     if config.training.method == "lora":
-        in_outside, in_inside = _adapters(config, shape, kept)
+        in_outside, in_inside = _adapter_activations(config, shape, kept)
         inputs, inside = inputs + in_outside, inside + in_inside
     return outside * kept.outside_share + inputs * kept.input_share + inside / degrees.tensor_parallel
 
 
-def _adapters(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
+def _adapter_activations(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> tuple[int, int]:
     """Bytes per token of the adapters' inputs, and DoRA's outputs, outside and inside attention and MLP.
 
     Dropout keeps its output and a mask. Tensors as narrow as an adapter's rank are not counted.

@@ -1,5 +1,7 @@
 """Memory of a training step of engine neuron: optimum-neuron on neuronx-distributed."""
 
+from collections.abc import Iterator
+
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import (
@@ -10,9 +12,25 @@ from hyperpod_ft.planning.memory import (
     activations,
     element_bytes,
     last_norm,
+    stage_shares,
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
+
+
+def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
+    """One for each rank of a pipeline: its last stages have the layers left over, and its schedule is 1F1B."""
+    stages = degrees.pipeline_parallel
+    # in a pipeline, optimum-neuron makes each row a micro batch
+    micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
+    return stage_shares(
+        config,
+        degrees,
+        shape,
+        layers_of=[shape.layers // stages + (stage >= stages - shape.layers % stages) for stage in range(stages)],
+        # in stage k of p, p - k micro batches are in flight (section 4.2.3 of arXiv:2205.05198)
+        in_flight=[min(stages - stage, micro_batches) for stage in range(stages)],
+    )
 
 
 def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare) -> Memory:

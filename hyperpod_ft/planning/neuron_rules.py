@@ -11,7 +11,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import neuron_environment, neuron_memory
 from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
-from hyperpod_ft.planning.memory import Memory, stage_shares
+from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 
 TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
@@ -182,7 +182,7 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    for share in stage_shares(config, degrees, shape):
+    for share in neuron_memory.shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)
 
 

@@ -1,14 +1,13 @@
 """Memory of a training step of engine torch, and the sharding that fits."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, copies_over_context
 from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
@@ -30,7 +29,7 @@ from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 256
-_QUANTIZED = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
+NF4_BYTES = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
 # Bytes of both moments; int8 has a scale for 256 elements of each.
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
@@ -49,14 +48,14 @@ def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sha
     return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
 
 
-def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare]) -> tuple[Sharding, float]:
+def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare]) -> tuple[Sharding, float]:
     """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
 
-    `parts` are the `shares` of these degrees.
+    `stages` are the `shares` of these degrees.
     """
     totals: dict[float, Sharding] = {}
     for sharding in candidates(config, degrees):
-        needed = _fullest(config, degrees, shape, parts, sharding)
+        needed = _fullest(config, degrees, shape, stages, sharding)
         if needed <= available(config):
             return sharding, needed
         totals.setdefault(needed, sharding)
@@ -75,21 +74,22 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
 
 
 def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position.
-
-    Raises UserError when the run file asks for it, but the ranks do not divide a row's tokens.
-    """
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position."""
     given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    length = config.dataset.max_length // degrees.context_parallel
-    divides = ranks > 1 and length % ranks == 0
-    if given and ranks > 1 and not divides:
+    divides = ranks > 1 and config.dataset.max_length // degrees.context_parallel % ranks == 0
+    return divides and given is not False
+
+
+def check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
+    """Raise UserError when the run file asks for sequence parallelism, but the ranks do not divide a row's tokens."""
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    if given and ranks > 1 and not sequence_parallel(config, degrees):
         on_rank = " on each rank" if degrees.context_parallel > 1 else ""
         raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the {length} tokens of a row"
-            f"{on_rank}",
+            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the"
+            f" {config.dataset.max_length // degrees.context_parallel} tokens of a row{on_rank}",
             f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
         )
-    return divides if given is None else given and divides
 
 
 def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
@@ -98,11 +98,11 @@ def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Shar
 
 
 def _fullest(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, parts: Sequence[StageShare], sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
 ) -> float:
     # of alike ranks of a pipeline, the first has the most micro batches in memory
-    different = {replace(part, in_flight=0): part for part in reversed(parts)}
-    return max(on_rank(config, degrees, shape, part, sharding).total for part in different.values())
+    different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
+    return max(on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
@@ -123,7 +123,8 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
-    compiled = _compiles(config)
+    # what a compiler keeps of a norm is its choice: the most is counted
+    compiled = compiles(config.training, CATALOGUE[config.cluster.instance_type].has_accelerators)
     kept = KeptTensors(
         outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
@@ -194,19 +195,17 @@ def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
 
 def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     """How many of the ranks that share a row hold each key/value head in attention."""
-    on_rank = max(1, shape.kv_heads // degrees.tensor_parallel)
-    return degrees.context_parallel // math.gcd(degrees.context_parallel, on_rank)
+    return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
 
 
-def _compiles(config: RunConfig) -> bool:
-    """Whether layers are compiled. What a compiler keeps of a norm is its choice: the most is counted."""
-    compiles = config.training.compile
-    return CATALOGUE[config.cluster.instance_type].has_accelerators if compiles is None else compiles
+def compiles(training: Training, on_accelerator: bool) -> bool:
+    """Whether layers are compiled."""
+    return on_accelerator if training.compile is None else training.compile
 
 
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
-    element, adapters = element_bytes(config), _adapters(config, share)
-    base, quantized = share.parameters - share.quantized, share.quantized * _QUANTIZED
+    element, adapters = element_bytes(config), _adapter_parameters(config, share)
+    base, quantized = share.parameters - share.quantized, share.quantized * NF4_BYTES
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters
@@ -218,18 +217,18 @@ def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     return on_device + (gathered + share.end_parameters) * element + quantized
 
 
-def _adapters(config: RunConfig, share: StageShare) -> int:
+def _adapter_parameters(config: RunConfig, share: StageShare) -> int:
     return share.trainable if config.training.method == "lora" else 0
 
 
 def _at_rest(config: RunConfig, share: StageShare) -> int:
     """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
     element = element_bytes(config) if config.training.method == "lora" else FP32
-    return (share.parameters - share.quantized) * element + _adapters(config, share) * FP32
+    return (share.parameters - share.quantized) * element + _adapter_parameters(config, share) * FP32
 
 
 def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
-    shared = share.parameters - share.quantized + _adapters(config, share)
+    shared = share.parameters - share.quantized + _adapter_parameters(config, share)
     layer = _at_rest(config, share) / shared * share.layer_parameters
     return max(1, min(share.layers, int(BUCKET_BYTES / layer)))
 

@@ -120,7 +120,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
-    torch_memory.sequence_parallel(config, degrees)
+    torch_memory.check_sequence_parallel(config, degrees)
     schedule.check_micro_batches(config, degrees)
 
 

@@ -233,6 +233,16 @@ class Run:
         return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
 
     @property
+    def compile_cache(self) -> Path:
+        """What torch.compile made, by torch, Python and kind of device."""
+        return self.root / "compile-cache"
+
+    @property
+    def code_copies(self) -> Path:
+        """Copies of the kit's code, one for each content that jobs were submitted with."""
+        return self.root / "code"
+
+    @property
     def environment_path(self) -> Path:
         """The virtual environment that the `env` stage builds."""
         return self.root / "envs" / self.plan["env"].fingerprint

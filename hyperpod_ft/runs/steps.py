@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyperpod_ft.planning.schedule import rows_per_step, total_steps
+from hyperpod_ft.planning.training_steps import rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 

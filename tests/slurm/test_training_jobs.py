@@ -114,7 +114,7 @@ def wait_for(cluster: LocalCluster, job: str, wanted: str, seconds: float = 240)
 def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
     """The rendered script of stage train, with `program` in place of the stage. Returns the job."""
     code = run.root / "code-of-the-test"
-    shutil.copytree(snapshot(run.root), code)
+    shutil.copytree(snapshot(run.code_copies), code)
     (code / "hyperpod_ft" / "stages" / "train.py").write_text(program)
     run.freeze()
     run.logs.mkdir(parents=True)

@@ -17,7 +17,7 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.engines.torch.model import attention, language_model
-from hyperpod_ft.engines.torch.model.context_parallel import Chunk, chunk_of, divide_attention
+from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from tests.unit.planning.test_packing_rules import Result, difference, documents, gradients, model_of
 
@@ -33,7 +33,7 @@ def batch() -> Batch:
     return Batch(ids, torch.where(positions == 0, IGNORED, ids), positions)
 
 
-def result(family: str, chunk: Chunk) -> Result:
+def result(family: str, chunk: SequenceChunk) -> Result:
     model = model_of(family, attention.NAME)
     language_model.return_loss(model)
     return gradients(model, model(**language_model.inputs(batch(), torch.device("cpu"), chunk=chunk)))
@@ -42,7 +42,7 @@ def result(family: str, chunk: Chunk) -> Result:
 def main() -> None:
     processes = join_processes(2)
     families = sorted(SEPARATING_FAMILIES)
-    expected = {family: result(family, Chunk()) for family in families} if processes.leads else {}
+    expected = {family: result(family, SequenceChunk()) for family in families} if processes.leads else {}
     dist.init_process_group("gloo", store=processes.store, rank=processes.rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     divide_attention(mesh)

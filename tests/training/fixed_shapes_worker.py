@@ -44,7 +44,7 @@ NAMESPACES = {"aten", "prims", "_c10d_functional", "fsdp", "profiler"}
 # What the host computes before the device is asked.
 ON_HOST = (
     (loop.TrainingLoop, "_micro_batch"),
-    (loop.TrainingLoop, "_inputs"),
+    (loop.TrainingLoop, "inputs"),
     (PackedSplit, "batch"),
     (DeviceMesh, "__getitem__"),
 )

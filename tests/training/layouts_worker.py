@@ -20,7 +20,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations, loss
-from hyperpod_ft.engines.torch.sharding.parts import Pieces
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.runs.run import Run
 
 original = adapters.initial_value

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import data_parallel
-from hyperpod_ft.engines.torch.sharding.parts import Pieces
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 

@@ -23,7 +23,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
-from hyperpod_ft.engines.torch.sharding.parts import Box
+from hyperpod_ft.engines.torch.sharding.pieces import Box
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -43,7 +43,7 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
         loop.data_parallel.check_replicas(STEPS)
         assert loop.evaluation is not None
         sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
-        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop._inputs(batch)))
+        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop.inputs(batch)))
         for name in loop.data_parallel.parameters:
             held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.data_parallel.master(name))
         tensors = whole(held)

@@ -18,10 +18,9 @@ from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.sharding.parts import Pieces
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import stage_shares
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.sharding import Sharding
 from tests.training.conftest import MakeRun, tiny_llama
@@ -52,7 +51,7 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": sharding.shard_ranks}}, model=model)
     degrees, shape = run.plan.degrees, model_shape(model.to_dict())
     assert shape is not None
-    (share,) = stage_shares(run.config, degrees, shape)
+    (share,) = torch_memory.shares(run.config, degrees, shape)
     memory = torch_memory.on_rank(run.config, degrees, shape, share, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
     with meshes_of(1 % sharding.shard_ranks, sharding) as meshes:

@@ -9,7 +9,7 @@ from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.schedule import learning_rate, total_steps
+from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from tests.training.conftest import write_rows
 
 pytestmark = pytest.mark.training

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from test_layouts import differences, reference
 
 from hyperpod_ft.planning import torch_memory
-from hyperpod_ft.planning.memory import stage_shares
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -180,7 +179,7 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, m
     for (name, case), measured in job(jobs, tmp_path, 2, runs, "memory_worker").items():
         run = runs[name][0]
         degrees = run.plan.degrees
-        (layout,) = stage_shares(run.config, degrees, shape)
+        (layout,) = torch_memory.shares(run.config, degrees, shape)
         memory = torch_memory.on_rank(run.config, degrees, shape, layout, Sharding(*case))
         expected = memory.weights + memory.gradients + memory.optimizer
         found = measured["peak"].item()

@@ -27,7 +27,7 @@ from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.schedule import learning_rate, rows_per_step, total_steps
+from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 _LATE = 1e6
@@ -186,11 +186,11 @@ class TrainingLoop:
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         batch = self.rows.batch(rows)
         assert isinstance(batch, Batch)  # setting_combinations.py refuses encoder-decoders
-        batch = batch.to(torch.device("cpu") if self.pipeline else self.device)
-        inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
+        device = torch.device("cpu") if self.pipeline else self.device
+        inputs = {"input_ids": batch.input_ids.to(device), "labels": batch.labels.to(device)}
         if self.pipeline:
             # it was traced with one; the rows are full, and the model applies the causal mask itself
-            inputs["attention_mask"] = torch.ones_like(batch.input_ids)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         return inputs
 
     def _take(self, sent: _Sent) -> int:

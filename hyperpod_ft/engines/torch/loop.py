@@ -8,6 +8,7 @@ never change, so a compiler sees one graph.
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,22 +33,20 @@ from hyperpod_ft.engines.torch.model import compiling, context_parallel, languag
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline.schedule import Pipeline
+from hyperpod_ft.engines.torch.pipeline.pipeline import Pipeline
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.schedule import learning_rate, total_steps
 from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from hyperpod_ft.runs.run import Run
 
 
 def train(run: Run, processes: Processes) -> Trained:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    device = device_of(run.config.cluster.instance_type, processes.local_rank)
-    sharding = sharding_of(run)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        return TrainingLoop(run, processes, device, meshes, sharding).run_to_end()
+    with _training_loop(run, processes) as loop:
+        return loop.run_to_end()
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
@@ -55,11 +54,18 @@ def precompile(run: Run, processes: Processes) -> dict[str, Any]:
 
     Shapes do not change, and neither does what a step computes, so that the first one compiles all.
     """
+    with _training_loop(run, processes) as loop:
+        loop.trial()
+    return {"trial_steps": 1}
+
+
+@contextlib.contextmanager
+def _training_loop(run: Run, processes: Processes) -> Iterator["TrainingLoop"]:
+    """The loop on this rank's device, while its process groups exist."""
     device = device_of(run.config.cluster.instance_type, processes.local_rank)
     sharding = sharding_of(run)
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        TrainingLoop(run, processes, device, meshes, sharding).trial()
-    return {"trial_steps": 1}
+        yield TrainingLoop(run, processes, device, meshes, sharding)
 
 
 def sharding_of(run: Run) -> Sharding:
@@ -117,9 +123,9 @@ class TrainingLoop:
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
         # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens, or another
         # stage, have their own
-        tokens_of = self.data_parallel_rank * self.chunk.count + self.chunk.index
-        of_stage = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
-        torch.manual_seed(run.config.seed + 1 + tokens_of + of_stage)
+        token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
+        stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
+        torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
 
     def run_to_end(self) -> Trained:
         """Train the remaining steps.
@@ -135,7 +141,7 @@ class TrainingLoop:
             raise
 
     def _run_to_end(self) -> Trained:
-        progress = self._resume()
+        progress = self.resume()
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
@@ -165,7 +171,7 @@ class TrainingLoop:
                     log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
-                self._save(progress, last, wanted=last or bool(step.stop_signal))
+                self.save(progress, last, wanted=last or bool(step.stop_signal))
                 if step.stop_signal and not last:
                     self.checkpoints.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
@@ -251,7 +257,7 @@ class TrainingLoop:
         assert self.evaluation is not None
         module = self.model.module
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
-        return self.evaluation.means(module, lambda batch: sums(self._inputs(batch)), rows)
+        return self.evaluation.means(module, lambda batch: sums(self.inputs(batch)), rows)
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -300,12 +306,13 @@ class TrainingLoop:
     def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
         step, index = step_and_index
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
-        return self._inputs(self.rows.batch(rows))
+        return self.inputs(self.rows.batch(rows))
 
-    def _inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+        """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 
-    def _save(self, progress: Progress, last: bool, wanted: bool) -> None:
+    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
         """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
         config = self.config
         best = config.keep_best and progress.best_step == progress.step
@@ -333,7 +340,7 @@ class TrainingLoop:
             "random": checkpoints.random_state(self.processes.rank, self.device),
         }
 
-    def _resume(self) -> Progress:
+    def resume(self) -> Progress:
         """Load the newest complete checkpoint; without one, start at step 0."""
         if self.processes.leads:
             checkpoint_directory.remove_leftovers(self.run)

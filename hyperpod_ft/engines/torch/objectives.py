@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from hyperpod_ft.config.run_config import Dpo, RunConfig
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.model import language_model
-from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.t5 import paired_model
 from hyperpod_ft.engines.torch.reference import PreferenceSplit
 from hyperpod_ft.errors import UserError
@@ -42,7 +42,7 @@ class Supervised:
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: SequenceChunk) -> None:
         """`chunk`: the part of each row that is this rank's."""
         self._chunk = chunk
 
@@ -107,6 +107,6 @@ class DirectPreference:
         return torch.stack([losses.sum(), *(metric.detach().sum() for metric in metrics)])
 
 
-def objective_of(config: RunConfig, chunk: Chunk) -> Objective:
+def objective_of(config: RunConfig, chunk: SequenceChunk) -> Objective:
     """The objective of a run. `chunk`: the part of each row that is this rank's."""
     return DirectPreference(config.dpo) if config.training.objective == "dpo" else Supervised(chunk)

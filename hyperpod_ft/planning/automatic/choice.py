@@ -21,15 +21,15 @@ from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.schedule import rows_per_step
 from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # layouts that a proposal shows
 _SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower
 
 
 @dataclass(frozen=True)
-class Layout:
+class DegreesLayout:
     """Degrees that the engine and the model allow."""
 
     config: RunConfig  # with these degrees
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """Training rows in one step."""
         return rows_per_step(self.config.training, self.degrees.data_parallel)
 
     @property
@@ -60,8 +60,8 @@ class Refused:
 class Proposal:
     """The degrees of a run, and some of those that it does not get."""
 
-    chosen: Layout
-    slower: tuple[Layout, ...]  # the fastest first
+    chosen: DegreesLayout
+    slower: tuple[DegreesLayout, ...]  # the fastest first
     refused: tuple[Refused, ...]  # the fastest of those that do not fit, then one for each key that others contradict
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
             "remove it, and set the degrees yourself",
         )
     room = available(config)
-    fitting: list[Layout] = []
-    too_large: list[Layout] = []
+    fitting: list[DegreesLayout] = []
+    too_large: list[DegreesLayout] = []
     impossible: dict[str, Refused] = {}  # by key of the run file
     first_error: Exception | None = None
     for candidate in _candidates(config):
@@ -144,7 +144,7 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> Layout:
+def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> DegreesLayout:
     """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
@@ -157,7 +157,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
         sharding, needed = torch_memory.fit(config, degrees, shape, parts)
     else:
         sharding = torch_memory.choose(config, degrees, shape)
-    return Layout(
+    return DegreesLayout(
         config=config,
         degrees=degrees,
         sharding=sharding,
@@ -175,11 +175,11 @@ def _degrees(config: RunConfig) -> Degrees:
     )
 
 
-def _too_large(layout: Layout, room: float) -> str:
+def _too_large(layout: DegreesLayout, room: float) -> str:
     return f"needs {(layout.needed or 0.0) / GIB:.1f} of {room / GIB:.1f} GiB ({layout.sharding})"
 
 
-def _nothing_fits(shape: ModelShape, too_large: list[Layout]) -> UserError:
+def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserError:
     """The arithmetic of the layout that needs least, and what would make it fit."""
     closest = min(too_large, key=lambda layout: layout.needed or 0.0)
     try:

@@ -6,7 +6,7 @@ Not compared with measurements. Layers are counted as if all had the same size, 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
-from hyperpod_ft.planning.memory import FP32, OFFLOADED_BYTES, StageShare, element_bytes
+from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, resident
 
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
@@ -51,13 +51,8 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
     counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
 
-    def resident(layers: int, each: float) -> float:
-        """Bytes on the device of what layers of one stack keep, as for other models."""
-        moves = training.activation_offload and each >= OFFLOADED_BYTES
-        return (min(layers, 2) if moves else layers) * each
-
     if training.activation_checkpointing == "none":
-        return biases + sum(resident(counts[stack], whole[stack]) for stack in counts)
+        return biases + sum(resident(config, counts[stack], whole[stack]) for stack in counts)
     every = training.activation_checkpointing_every
     products = {"encoder": source * _products(shape, element, tensor), "decoder": 0.0}
     products["decoder"] = target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries
@@ -65,7 +60,8 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     for stack, count in counts.items():
         recomputed = -(-count // every)
         selected = products[stack] if training.activation_checkpointing == "selective" else 0.0
-        kept += resident(recomputed, given[stack]) + recomputed * selected + resident(count - recomputed, whole[stack])
+        kept += resident(config, recomputed, given[stack]) + recomputed * selected
+        kept += resident(config, count - recomputed, whole[stack])
     return biases + kept + max(0.0, max(whole.values()) - logits)
 
 

@@ -38,8 +38,8 @@ def check_micro_batches(config: RunConfig, degrees: Degrees) -> None:
         raise UserError(
             f"training.gradient_accumulation_steps: too few micro batches ({count}) for {ranks} pipeline stages, which"
             f" would be idle {idle_share(config, degrees):.0%} of the time",
-            f"set it to at least {ranks}; with {4 * ranks} it would be"
-            f" {(ranks - 1) / (stages_per_rank(config) * 4 * ranks + ranks - 1):.0%}",
+            f"set it to at least {ranks}; {4 * ranks} would leave them idle"
+            f" {(ranks - 1) / (stages_per_rank(config) * 4 * ranks + ranks - 1):.0%} of the time",
         )
     if config.parallelism.pipeline_schedule == "interleaved" and count % (count // ranks):
         # they go through a rank's stages in rounds of one size (torch's ScheduleInterleaved1F1B)

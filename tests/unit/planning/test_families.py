@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.model import tensor_parallel
+from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
-from hyperpod_ft.planning.memory import stage_shares
 from hyperpod_ft.planning.model_shape import model_shape
 
 RUN = {
@@ -101,7 +101,7 @@ def test_parameters_are_counted(model_type: str) -> None:
     finally:
         dist.destroy_process_group()
     config = RunConfig.model_validate(RUN)
-    (share,) = stage_shares(config, Degrees(1, 4, 4, 1), shape)
+    (share,) = torch_memory.shares(config, Degrees(1, 4, 4, 1), shape)
     # parts of the norms of all heads are counted whole
     assert share.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.03)
 

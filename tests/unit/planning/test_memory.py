@@ -13,7 +13,8 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.memory import GIB, Memory, available, stage_shares
+from hyperpod_ft.planning import neuron_memory
+from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
@@ -100,9 +101,13 @@ def test_parameters_are_those_of_transformers(values: dict[str, Any]) -> None:
 
 
 def test_other_families_have_no_shape() -> None:
-    assert model_shape({"model_type": "gpt2", "n_embd": 8}) is None
+    assert model_shape({"model_type": "bloom", "hidden_size": 8}) is None
     assert model_shape(LLAMA_3_8B | {"model_type": "mixtral"}) is None
+
+
+def test_incomplete_configs_have_no_shape() -> None:
     assert model_shape({"model_type": "llama"}) is None
+    assert model_shape({"model_type": "gpt2", "n_embd": 8}) is None
     assert model_shape(LLAMA_3_8B | {"hidden_size": "wide"}) is None
     assert model_shape({}) is None
 
@@ -185,12 +190,12 @@ def test_variants_of_lora_need_what_they_add(make_run: MakeRun) -> None:
 def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
     config = trn1(make_run, training__method="full", parallelism={"tensor_parallel": 8, "pipeline_parallel": 4})
     shape = shape_of(LLAMA_3_8B | {"num_hidden_layers": 30})
-    stages = list(stage_shares(config, degrees_of(config), shape))
+    stages = list(neuron_memory.shares(config, degrees_of(config), shape))
     assert [stage.layers for stage in stages] == [7, 7, 8, 8]
     assert 8 * sum(stage.parameters for stage in stages) == pytest.approx(shape.parameters, rel=1e-3)
     assert [stage.in_flight for stage in stages] == [1, 1, 1, 1], "one row a step is one micro batch"
     config = trn1(make_run, parallelism={"pipeline_parallel": 4}, training__gradient_accumulation_steps=8)
-    assert [stage.in_flight for stage in stage_shares(config, degrees_of(config), shape)] == [4, 3, 2, 1]
+    assert [stage.in_flight for stage in neuron_memory.shares(config, degrees_of(config), shape)] == [4, 3, 2, 1]
 
 
 def test_engine_torch_by_sharding(make_run: MakeRun) -> None:

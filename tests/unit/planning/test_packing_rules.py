@@ -191,3 +191,8 @@ def test_the_documented_families_are_those_that_are_packed() -> None:
     section = page.split("### Packing with engine `torch`")[1].split("\n#")[0]
     listed = section.split("config.json:")[1]
     assert set(listed.replace("`", "").replace(".\n", "").replace(",", " ").split()) == SEPARATING_FAMILIES
+
+
+def test_the_documented_number_of_families_is_that_of_those_that_are_packed() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "engine-torch.md").read_text(encoding="utf-8")
+    assert f" {len(SEPARATING_FAMILIES)} families with packing" in page

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning import neuron_rules
+from hyperpod_ft.planning import neuron_rules, torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -72,6 +72,24 @@ def test_tensor_parallelism_when_nothing_is_said(make_run: MakeRun, overrides: d
 def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], words: str | None) -> None:
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         degrees_of(make_run(**neuron(**overrides)).config)
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "words"),
+    [
+        (True, 1022, "parallelism.sequence_parallel: tensor_parallel 4 .* 511 tokens of a row; .* a multiple of 8,"),
+        (True, 1024, None),
+        (None, 1022, None),
+        (False, 1022, None),
+    ],
+)
+def test_sequence_parallelism_of_engine_torch(
+    make_run: MakeRun, given: bool | None, length: int, words: str | None
+) -> None:
+    degrees = {"ranks_per_node": 8, "tensor_parallel": 4, "context_parallel": 2, "sequence_parallel": given}
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        config = make_run(dataset__max_length=length, parallelism=degrees).config
+        assert torch_memory.sequence_parallel(config, degrees_of(config)) == (length == 1024)
 
 
 @pytest.mark.parametrize(

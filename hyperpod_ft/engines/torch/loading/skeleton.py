@@ -18,7 +18,8 @@ from transformers.utils import logging
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.sharding.parts import Box, Part, local
+from hyperpod_ft.engines.torch.sharding.parts import Part, local
+from hyperpod_ft.engines.torch.sharding.pieces import Box
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"

@@ -10,7 +10,6 @@ import functools
 import torch
 
 BLOCK = 64
-BITS = 4 + 32 / BLOCK  # per value
 # the paper's appendix E
 LEVELS = (
     -1.0,

@@ -50,12 +50,12 @@ def checkpoint_layers(layers: Sequence[nn.Module], training: Training) -> None:
     if training.activation_checkpointing == "selective":
         contexts["context_fn"] = functools.partial(checkpoint.create_selective_checkpoint_contexts, _policy)
     for layer in layers[:: training.activation_checkpointing_every]:
-        # this variant works with frozen inputs, and with collectives inside the layer
         layer.forward = _checkpointed(layer.forward, contexts)
 
 
 def _checkpointed(forward: Callable[..., Any], contexts: dict[str, Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
+        # use_reentrant=False works with frozen inputs, and with collectives inside the layer
         return checkpoint.checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
 
     return run

@@ -151,7 +151,7 @@ def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> 
     """What is recomputed is compiled too, and host memory takes what is left."""
     training = run.config.training
     activations.checkpoint_layers(layers, training)
-    compiling.compile_layers(layers, training, device, run.root)
+    compiling.compile_layers(layers, training, device, run.compile_cache)
     if training.activation_offload:
         activations.offload_layers(layers, device)
 

@@ -13,22 +13,23 @@ from torch import nn
 
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.planning import torch_memory
 
 
 def compiles(training: Training, device: torch.device) -> bool:
     """Whether layers are compiled on this device."""
-    return device.type != "cpu" if training.compile is None else training.compile
+    return torch_memory.compiles(training, on_accelerator=device.type != "cpu")
 
 
-def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, root: Path) -> None:
+def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, caches: Path) -> None:
     """Compile the layers' forward and backward passes when they first run, as `training.compile` says.
 
-    `root`: of the runs. A shape that changes is compiled again. Where shapes are fixed, each layer must be one graph:
-    between graphs the device would run one operation at a time.
+    `caches`: where `cache_directory` is. A shape that changes is compiled again. Where shapes are fixed, each layer
+    must be one graph: between graphs the device would run one operation at a time.
     """
     if not compiles(training, device):
         return
-    cache = cache_directory(root, device)
+    cache = cache_directory(caches, device)
     # read when something is compiled first
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
@@ -44,7 +45,7 @@ def let_vary(tensor: torch.Tensor, dimension: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def cache_directory(root: Path, device: torch.device) -> Path:
+def cache_directory(caches: Path, device: torch.device) -> Path:
     """Where compiled code for this torch and Python is kept; within it, compilers tell devices and graphs apart."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return root / "compile-cache" / f"torch-{torch.__version__}-python-{python}-{device.type}"
+    return caches / f"torch-{torch.__version__}-python-{python}-{device.type}"

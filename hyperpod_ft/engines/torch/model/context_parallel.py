@@ -17,10 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AttentionInterface
 
 from hyperpod_ft.engines.torch.model import attention
+from hyperpod_ft.planning.degrees import copies_over_context
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SequenceChunk:
     """The part of every row that a rank computes: of `count` equal ones the one with number `index`, from 0."""
 
     index: int = 0
@@ -31,9 +32,9 @@ class Chunk:
         return rows.chunk(self.count, dim=1)[self.index]
 
 
-def chunk_of(ranks: DeviceMesh) -> Chunk:
+def chunk_of(ranks: DeviceMesh) -> SequenceChunk:
     """This rank's part; `ranks` is axis `cp`."""
-    return Chunk(ranks.get_local_rank(), ranks.size())
+    return SequenceChunk(ranks.get_local_rank(), ranks.size())
 
 
 def divide_attention(ranks: DeviceMesh) -> None:
@@ -61,7 +62,7 @@ class _AttentionOverRanks:
     ) -> tuple[torch.Tensor, None]:
         """The mask is that of whole rows. Returns [rows, length / ranks, heads, size], and no weights."""
         # ranks that have no key/value head of their own share one; the gradient of a copy is added to the original's
-        copies = self._ranks // math.gcd(self._ranks, key.shape[1])
+        copies = copies_over_context(key.shape[1], self._ranks)
         if copies > 1:
             key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))
         query, key, value = self._gather_tokens([query, key, value])

@@ -14,18 +14,18 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention, compiling
-from hyperpod_ft.engines.torch.model.context_parallel import Chunk
+from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
 from hyperpod_ft.errors import UserError
 
-_WHOLE_ROWS = Chunk()
+_WHOLE_ROWS = SequenceChunk()
 
 
 def inputs(
     batch: Batch,
     device: torch.device,
     compiled: bool = False,
-    chunk: Chunk = _WHOLE_ROWS,
+    chunk: SequenceChunk = _WHOLE_ROWS,
     *,
     by_document: bool = False,
 ) -> dict[str, Any]:

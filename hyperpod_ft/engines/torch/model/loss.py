@@ -50,8 +50,8 @@ def summed_cross_entropy(
     Shapes do not depend on how many count. The result has one backward pass. Collective where the head is divided.
     """
     if type(head) is nn.Linear and torch.is_grad_enabled() and head.weight.requires_grad:
-        words, block, hidden = _divided(head, hidden)
-        loss: torch.Tensor = _Summed.apply(hidden, head.weight, head.bias, targets, rule, words, block)
+        words, block, hidden = _words_and_block(head, hidden)
+        loss: torch.Tensor = _LossSum.apply(hidden, head.weight, head.bias, targets, rule, words, block)
         return loss
     return cross_entropies(hidden, head, targets, rule).sum()
 
@@ -62,13 +62,13 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     A head that is trained takes one more product than for the sum: its gradient needs the weights, which are known in
     the backward pass only.
     """
-    words, block, hidden = _divided(head, hidden)
+    words, block, hidden = _words_and_block(head, hidden)
     if type(head) is nn.Linear:
         weight, bias = head.weight, head.bias
         if not torch.is_grad_enabled():
             # autograd.Function asks for gradients of whatever requires them, also under no_grad
             hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-        losses: torch.Tensor = _Each.apply(hidden, weight, bias, targets, rule, words, block)
+        losses: torch.Tensor = _LossPerPosition.apply(hidden, weight, bias, targets, rule, words, block)
         return losses
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(block), targets.split(block), strict=True)
@@ -89,7 +89,7 @@ def document_cross_entropies(
     return torch.stack([part.sum() for part in losses.split(counts)]) if counts else losses.new_zeros(0)
 
 
-def _divided(head: nn.Module, hidden: torch.Tensor) -> tuple[Words | None, int, torch.Tensor]:
+def _words_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[Words | None, int, torch.Tensor]:
     """The words of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
     words = words_of(head)
     if words is None:
@@ -105,11 +105,11 @@ def _block_losses(
     words: Words | None,
     *shared: torch.Tensor,
 ) -> torch.Tensor:
-    losses: torch.Tensor = _OfLogits.apply(head(hidden, *shared), targets, rule, words)
+    losses: torch.Tensor = _LossesOfLogits.apply(head(hidden, *shared), targets, rule, words)
     return losses
 
 
-class _OfLogits(torch.autograd.Function):
+class _LossesOfLogits(torch.autograd.Function):
     """Losses [positions] from the output of a head [positions, words]."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class _OfLogits(torch.autograd.Function):
         return (gradient * scales[:, None]).to(ctx.dtype), None, None, None
 
 
-class _Each(torch.autograd.Function):
+class _LossPerPosition(torch.autograd.Function):
     """Losses [positions] of a linear head."""
 
     @staticmethod
@@ -152,7 +152,7 @@ class _Each(torch.autograd.Function):
         return (*_cast(grads, ctx.dtypes), *[None] * 4)
 
 
-class _Summed(torch.autograd.Function):
+class _LossSum(torch.autograd.Function):
     """The sum of the losses of a linear head, whose gradients are known as soon as it is."""
 
     @staticmethod

@@ -42,8 +42,9 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
     SumOfAll,
     SumSequence,
 )
-from hyperpod_ft.engines.torch.sharding.parts import Division, Split
+from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.planning.families import Family, Outputs
 
 
@@ -91,7 +92,7 @@ class Splitting:
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
         # of widths, where a linear has several parts
         self._proportions = {"queries": self._heads, "keys": self._kv_heads, "triples": 3 * self._heads, "units": 1}
-        self._copies = max(1, self.group.size() // self._kv_heads)
+        self._copies = copies_over_tensor(self._kv_heads, self.group.size())
         self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
@@ -172,7 +173,7 @@ class Splitting:
             setattr(module, key, own)
             self.divisions[own] = Division(parameter.shape, split, sums=split.copies)
 
-    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> Split:
+    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
@@ -187,7 +188,7 @@ class Splitting:
             first = begin + self.group.rank() // copies * own
             ranges.append(range(first, first + own))
             begin += width
-        return Split(
+        return TensorSplit(
             dim, tuple(ranges), self.group.rank(), self.group.size(), self._copying if "keys" in outputs else None
         )
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
-from hyperpod_ft.engines.torch.sharding.parts import Division, Split
+from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Dividing:
                 continue
             if whole not in self._own:
                 group = self.words.group
-                split = Split(0, (self.words.own,), group.rank(), group.size())
+                split = TensorSplit(0, (self.words.own,), group.rank(), group.size())
                 self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
                 self.divisions[self._own[whole]] = Division(whole.shape, split)
             setattr(module, key, self._own[whole])

@@ -85,7 +85,7 @@ class AdamW:
     def state(self) -> dict[str, Any]:
         """What is stored of the moments, by parameter name, for checkpoints: {fqn: {exp_avg, exp_avg_sq, ...}}.
 
-        Pieces (sharding/parts.py) where ranks hold different parts. They share memory with the optimizer.
+        Pieces (sharding/pieces.py) where ranks hold different parts. They share memory with the optimizer.
         """
         return {
             name: {key: self._data_parallel.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}

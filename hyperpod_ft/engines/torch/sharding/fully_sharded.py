@@ -6,7 +6,7 @@ pass; in zero3, until they have been used, and gathered again for the backward p
 kept from the forward pass to the backward pass in both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
-from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local, sum_over
+from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
 from hyperpod_ft.planning.sharding import Sharding
 
 
@@ -104,7 +104,7 @@ class ShardedWeights(DataParallel):
         for parameter in self.parameters.values():
             parameter.grad = None
         for group, names in self._summed.items():
-            sum_over([gradients[name] for name in names], group)
+            _sum_over([gradients[name] for name in names], group)
         for names in self.groups:
             self._complete({name: gradients.pop(name) for name in names})
         return self._squared_norm()
@@ -123,3 +123,14 @@ class ShardedWeights(DataParallel):
         shards = {name: self._shard(name) for name in self.parameters}
         copies = {name: part.copies for name, part in self.parts.items()}
         check_replicas(shards, copies, self.mesh.device_type, step)
+
+
+@torch.no_grad()
+def _sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum these tensors over the ranks of a group, in place, in one all-reduce."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))

@@ -6,26 +6,21 @@ checkpoint has the same pieces in every mode.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.torch import devices
-
-Box = tuple[tuple[int, ...], torch.Tensor]
-"""Some elements of a tensor: where they begin in the whole, and their values."""
+from hyperpod_ft.engines.torch.sharding.pieces import Box, Pieces
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     """What a tensor-parallel rank has of a parameter, along one dimension."""
 
     dim: int
@@ -49,7 +44,7 @@ class Division:
     """What tensor parallelism makes of a parameter."""
 
     shape: torch.Size  # of the whole parameter
-    split: Split | None = None  # None: each rank holds it whole
+    split: TensorSplit | None = None  # None: each rank holds it whole
     sums: dist.ProcessGroup | None = None  # the ranks whose gradients add up to that of the part; None: each has it
 
 
@@ -142,54 +137,6 @@ class Part:
         return Pieces(torch.Size(shape), tensor.dtype, tensor.device, self.boxes(tensor))
 
 
-class Pieces(torch.Tensor):
-    """A tensor of which this rank has some boxes, as torch.distributed.checkpoint saves and loads it.
-
-    The three methods are its protocol (torch/distributed/_checkpointable.py). Unlike a DTensor, the boxes of a rank can
-    lie anywhere.
-    """
-
-    boxes: list[Box]
-
-    @staticmethod
-    def __new__(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device, boxes: list[Box]) -> "Pieces":
-        made: Pieces = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
-        made.boxes = boxes
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.new_empty.default:
-            # what copies a state to host memory begins with this, and then copies the boxes
-            return cls(args[0].shape, args[0].dtype, (kwargs or {}).get("device", args[0].device), [])
-        if func is torch.ops.aten._to_copy.default and (kwargs or {}).keys() == {"dtype"}:
-            dtype = kwargs["dtype"]
-            boxes = [(start, values.to(dtype)) for start, values in args[0].boxes]
-            return cls(args[0].shape, dtype, args[0].device, boxes)
-        raise NotImplementedError(f"{func} of a part of a tensor")
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                index=MetadataIndex(name, chunk.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [
-            ChunkStorageMetadata(offsets=torch.Size(start), sizes=values.shape)
-            for start, values in self.boxes
-            if values.numel()
-        ]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return next(values for start, values in self.boxes if torch.Size(start) == index.offset)
-
-
 def parts_of(module: nn.Module, mesh: DeviceMesh, divisions: Mapping[str, Division]) -> dict[str, Part]:
     """This rank's part of each parameter, by FQN; before FSDP2 shards the module, on any device.
 
@@ -225,17 +172,6 @@ def squared_norm(gradients: Mapping[str, torch.Tensor], parts: Mapping[str, Part
         torch.stack(torch._foreach_norm(some)).square().sum() / replicas for replicas, some in by_replicas.items()
     ]
     return torch.stack(shares).sum()
-
-
-@torch.no_grad()
-def sum_over(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum these tensors over the ranks of a group, in place, in one all-reduce."""
-    if not tensors:
-        return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=group)
-    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(total.view_as(tensor))
 
 
 @torch.no_grad()

@@ -104,13 +104,13 @@ def test_evaluation_computes_no_gradients(bias: bool, monkeypatch: pytest.Monkey
     hidden, head, targets = example(nn.Linear, bias, torch.float32)
     trained = summed_cross_entropy(hidden, head, targets, LogitsRule())
     wanted: list[tuple[bool, ...]] = []
-    forward = loss._Each.forward
+    forward = loss._LossPerPosition.forward
 
     def spy(ctx: Any, *arguments: Any) -> torch.Tensor:
         wanted.append(ctx.needs_input_grad)
         return forward(ctx, *arguments)
 
-    monkeypatch.setattr(loss._Each, "forward", staticmethod(spy))
+    monkeypatch.setattr(loss._LossPerPosition, "forward", staticmethod(spy))
     with torch.no_grad():
         assert torch.equal(summed_cross_entropy(hidden, head, targets, LogitsRule()), trained)
     assert [any(each) for each in wanted] == [False]

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hyperpod_ft.engines.torch.lora import nf4
+from hyperpod_ft.planning.torch_memory import NF4_BYTES
 
 LEVELS = torch.tensor(nf4.LEVELS)
 
@@ -50,7 +51,7 @@ def test_error_and_size_on_normal_values() -> None:
     torch.manual_seed(0)
     weight = torch.randn(512, 512)
     codes, scales = nf4.quantize(weight)
-    assert (codes.nbytes + scales.nbytes) * 8 == weight.numel() * nf4.BITS
+    assert codes.nbytes + scales.nbytes == weight.numel() * NF4_BYTES
     error = nf4.dequantize(codes, scales, (512, 512), torch.float32) - weight
     # 16 levels for values up to about 2.4 standard deviations
     assert 0.08 < error.square().mean().sqrt() < 0.10

@@ -8,14 +8,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.parts import Division, Part, Pieces, Split
+from hyperpod_ft.engines.torch.sharding.parts import Division, Part, TensorSplit
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 
 
 class OneRank:
     """Stands in for a mesh, of which boxes need nothing."""
 
 
-def part(split: Split | None, rows: int, shard_ranks: int, index: int) -> Part:
+def part(split: TensorSplit | None, rows: int, shard_ranks: int, index: int) -> Part:
     mesh: DeviceMesh = OneRank()  # type: ignore[assignment]
     return Part(Division(torch.Size((6, 4)), split), rows, shard_ranks, index, mesh)
 
@@ -27,7 +28,7 @@ WHOLE = torch.arange(24.0).view(6, 4)
 def test_boxes_are_where_the_values_come_from(dim: int) -> None:
     """The second of two tensor-parallel ranks: the last half of each of two parts, its rows over two shard ranks."""
     ranges = (range(1, 2), range(4, 6)) if dim == 0 else (range(1, 2), range(3, 4))
-    split = Split(dim, ranges, index=1, ranks=2)
+    split = TensorSplit(dim, ranges, index=1, ranks=2)
     own = split.of(WHOLE)
     seen = torch.zeros_like(WHOLE)
     for index in range(2):
@@ -42,7 +43,7 @@ def test_boxes_are_where_the_values_come_from(dim: int) -> None:
 
 
 def test_scales_of_blocks_of_a_divided_row_lie_rank_by_rank() -> None:
-    split = Split(1, (range(1, 2), range(3, 4)), index=1, ranks=2)
+    split = TensorSplit(1, (range(1, 2), range(3, 4)), index=1, ranks=2)
     wrapped = part(split, 6, 1, 0).wrap(torch.zeros(6, 1))
     assert isinstance(wrapped, Pieces) and wrapped.shape == (6, 2)
     assert [start for start, _ in wrapped.boxes] == [(0, 1)]
@@ -50,8 +51,8 @@ def test_scales_of_blocks_of_a_divided_row_lie_rank_by_rank() -> None:
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_what_is_saved_is_loaded(tmp_path: Path, staged: bool) -> None:
-    split = Split(0, (range(1, 2), range(4, 6)), index=0, ranks=1)
-    other = Split(0, (range(1), range(2, 4)), index=0, ranks=1)
+    split = TensorSplit(0, (range(1, 2), range(4, 6)), index=0, ranks=1)
+    other = TensorSplit(0, (range(1), range(2, 4)), index=0, ranks=1)
     values = split.of(WHOLE), other.of(WHOLE)
     boxes = [*part(split, 3, 1, 0).boxes(values[0]), *part(other, 3, 1, 0).boxes(values[1])]
     state = {"model": {"weight": Pieces(WHOLE.shape, WHOLE.dtype, WHOLE.device, boxes)}}

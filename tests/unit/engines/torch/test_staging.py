@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hyperpod_ft.engines.torch.sharding.parts import Pieces
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.engines.torch.staging import Stager
 
 

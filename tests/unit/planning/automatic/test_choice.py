@@ -12,7 +12,7 @@ import pytest
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning import torch_memory
-from hyperpod_ft.planning.automatic.choice import Layout, Proposal, propose
+from hyperpod_ft.planning.automatic.choice import DegreesLayout, Proposal, propose
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -48,7 +48,7 @@ def config(
     )
 
 
-def layouts(proposal: Proposal) -> list[Layout]:
+def layouts(proposal: Proposal) -> list[DegreesLayout]:
     return [proposal.chosen, *proposal.slower]
 
 

@@ -132,7 +132,7 @@ def test_plan_says_how_it_is_cut() -> None:
             4,
             1,
             {},
-            "gradient_accumulation_steps: too few micro batches .1. for 4 .* idle 75% .* at least 4; with 16 .* 16%",
+            "gradient_accumulation_steps: too few micro batches .1. for 4 .* idle 75% .* at least 4; 16 would .* 16%",
         ),
         (4, 10, INTERLEAVED, None),  # two rounds of 5
         (4, 13, INTERLEAVED, "gradient_accumulation_steps: .* 13 micro batches into 3 equal rounds .* multiple of 4"),
