@@ -104,9 +104,10 @@ def _epoch_table(entry: Entry) -> Iterator[str]:
 
 
 def _training_table(entry: Entry) -> Iterator[str]:
+    rows = f"{entry['rows']} row{'s' * (entry['rows'] > 1)}"
     yield (
-        f"{entry['method']}, {entry['precision']}, {entry['rows']} rows of {entry['max_length']} tokens a step,"
-        f" {entry['documents']} documents a row."
+        f"{entry['method']}, {entry['precision']}, {rows} of {entry['max_length']} tokens"
+        f" a step, {entry['documents']} documents a row."
     )
     yield ""
     second = "CPU second" if entry["instance_type"] == "local" else "second"

@@ -77,18 +77,20 @@ def plan(known: Preview) -> None:
 
 
 def _proposal(proposal: Proposal) -> RenderableType:
-    layouts = table("", "degrees", "sharding", "GiB", "rows a step", "tokens/s", "")
+    """Memory and speed are estimated for accelerators only: without them, their columns are left out."""
+    estimated = proposal.chosen.needed is not None
+    layouts = table("", "degrees", "sharding", *(["GiB"] * estimated), "rows a step", *(["tokens/s"] * estimated), "")
     for layout in (proposal.chosen, *proposal.slower):
         layouts.add_row(
             "*" if layout is proposal.chosen else "",
             str(layout.degrees),
             str(layout.sharding),
-            f"{layout.needed / GIB:.1f}" if layout.needed else "",
+            *([f"{layout.needed / GIB:.1f}"] if layout.needed is not None else []),
             str(layout.rows),
-            f"{layout.tokens_per_second:,.0f}",
+            *([f"{layout.tokens_per_second:,.0f}"] if estimated else []),
         )
     for refused in proposal.refused:
-        layouts.add_row("", str(refused.degrees), "", "", "", "", Text(refused.reason))
+        layouts.add_row("", str(refused.degrees), "", *[""] * (3 if estimated else 1), Text(refused.reason))
     return layouts
 
 

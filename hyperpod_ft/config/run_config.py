@@ -435,7 +435,7 @@ class Parallelism(Section):
         None,
         description="With tensor_parallel, divide the activations between attention and MLP over its ranks too, by"
         " position (engine torch; engine neuron has neuron.sequence_parallel). It saves memory and sends as many bytes."
-        " If not set: when tensor_parallel divides dataset.max_length.",
+        " If not set: when tensor_parallel x context_parallel divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."

@@ -82,11 +82,14 @@ def _check_objective(config: RunConfig) -> None:
             "training.objective: dpo needs shapes that change with a batch's pairs, which TorchNeuron would compile"
             " anew; use a GPU instance type"
         )
-    for degree in ("pipeline_parallel", "context_parallel"):
+    for degree, reason in (
+        ("pipeline_parallel", "has no pipelines"),
+        ("context_parallel", "needs all tokens of a pair on one rank"),
+    ):
         if getattr(parallelism, degree) > 1:
             raise ValueError(
-                f"parallelism.{degree}: objective dpo needs all tokens of a pair on one rank; set it to 1, and divide"
-                " the model with tensor_parallel and sharding"
+                f"parallelism.{degree}: objective dpo {reason}; set it to 1, and divide the model with tensor_parallel"
+                " and sharding"
             )
 
 
@@ -97,9 +100,9 @@ def _check_encoder_decoder(config: RunConfig) -> None:
         raise ValueError("dataset.max_target_length: only engine torch trains encoder-decoders; set engine: torch")
     for key in ("pipeline_parallel", "context_parallel"):
         if getattr(config.parallelism, key) > 1:
-            raise ValueError(f"parallelism.{key}: encoder-decoders are not divided that way; set it to 1")
+            raise ValueError(f"parallelism.{key}: not available for encoder-decoders; set it to 1")
     if config.parallelism.sequence_parallel:
-        raise ValueError("parallelism.sequence_parallel: the rows of encoder-decoders are not divided; leave it out")
+        raise ValueError("parallelism.sequence_parallel: not available for encoder-decoders; remove it")
     if unsuitable := config.lora.target_names & _SHARED_MODULES:
         raise ValueError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"

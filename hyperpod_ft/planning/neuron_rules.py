@@ -171,7 +171,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     """optimum-neuron uses ZeRO-1 with bf16 only, as planning/neuron_memory.py says."""
-    if config.neuron.zero_1 and config.training.precision == "bf16":
+    if config.neuron.zero_1 and config.training.precision == "bf16" and degrees.data_parallel > 1:
         return f"zero1 over {degrees.data_parallel} ranks"
     return "replicated"
 

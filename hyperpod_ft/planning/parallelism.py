@@ -32,8 +32,8 @@ def degrees_of(config: RunConfig) -> Degrees:
         context = f" x context_parallel {result.context_parallel}" if result.context_parallel > 1 else ""
         raise UserError(
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
-            f"{context} = {result.model_ranks} does not divide {result.nodes} nodes x {ranks} ranks"
-            f" = {result.world_size}",
+            f"{context} = {result.model_ranks} does not divide {_count(result.nodes, 'node')} x"
+            f" {_count(ranks, 'rank')} = {result.world_size}",
             f"choose degrees whose product is {divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:
@@ -44,6 +44,10 @@ def degrees_of(config: RunConfig) -> Degrees:
         )
     rules.check_degrees(config, result)
     return result
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:

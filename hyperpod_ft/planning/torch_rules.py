@@ -24,6 +24,30 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("parallelism.offload", "optimizer"),
     ("parallelism.offload", "parameters"),
 )
+# values of model_type that transformers' class for causal models takes, but whose attention also sees what follows,
+# unless config.json says otherwise: a model trained like that sees its targets
+_NOT_CAUSAL = frozenset(
+    {
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xlnet",
+        "xmod",
+    }
+)
 # keys of config.json for the number of query heads
 _HEADS = ("num_attention_heads", "n_head")
 
@@ -102,6 +126,17 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
     """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
+    if family in _NOT_CAUSAL:
+        raise UserError(
+            f"model.source: models of type {family} are not causal language models",
+            "choose a causal language model, or a T5",
+        )
+    known = family_of(family)
+    if known is not None and known.transposed and config.training.method == "lora":
+        raise UserError(
+            f"lora: models of type {family} have transposed linears, which take no adapters",
+            "set training.method to full",
+        )
     cut.check_family(degrees, family)
     if family in FAMILIES and on_neuron(config):
         raise UserError(

@@ -84,7 +84,10 @@ class DirectPreference:
         return PreferenceSplit(directory)
 
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
-        return int(split.pairs(rows).sum())
+        pairs = int(split.pairs(rows).sum())
+        if not pairs:
+            raise UserError(f"{where}: its rows have no pair", "check dataset.source")
+        return pairs
 
     def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         assert isinstance(batch, Batch) and batch.reference is not None

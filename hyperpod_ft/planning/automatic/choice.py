@@ -88,10 +88,10 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     """
     shape = model_shape(model_config)
     if shape is None:
+        family = model_config.get("model_type") or "(none)"
         raise UserError(
-            f"parallelism.degrees: auto does not know how long a step takes with models of type"
-            f" {model_config.get('model_type') or '(none)'}",
-            "remove it, and set the degrees",
+            f"parallelism.degrees: auto cannot estimate the speed of {family} models",
+            "remove it, and set the degrees yourself",
         )
     room = available(config)
     fitting: list[DegreesLayout] = []
@@ -185,6 +185,7 @@ def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserErro
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:
-        tried = f"none of the {len(too_large)} that are possible fit; with {closest.degrees}, which needs least"
+        possible = f"the {len(too_large)} possible layouts" if len(too_large) > 1 else "the only possible layout"
+        tried = f"none of {possible} fits; with {closest.degrees}, which needs least"
         return UserError(f"parallelism.degrees: {tried}, {error.problem}", error.remedy)
     raise AssertionError("does not fit, but is not refused")

@@ -18,8 +18,8 @@ def check_encoder_decoder(config: RunConfig, model_config: Mapping[str, Any]) ->
     if not is_encoder_decoder(model_config):
         if target_length is not None:
             raise UserError(
-                f"dataset.max_target_length: a model of type {family} has no encoder, and only targets of max_length",
-                "leave it out",
+                f"dataset.max_target_length: only for encoder-decoders, and a {family} model is not one",
+                "remove it",
             )
         return
     if family not in FAMILIES:

@@ -41,6 +41,18 @@ def test_plan_shows_the_choice(tmp_path: Path) -> None:
     assert "auto" not in frozen.partition("parallelism:")[2].partition("sharding")[0]
 
 
+def test_without_accelerators_no_speed_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    write(tmp_path, "./model")
+    local = ("--set=cluster.instance_type=local", "--set=parallelism.ranks_per_node=4")
+    shown = call("plan", "run.yaml", *local, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    heading = next(line for line in shown.stdout.splitlines() if "degrees" in line and "rows a step" in line)
+    assert "tokens/s" not in heading and "GiB" not in heading
+    assert "tp 2" in shown.stdout, "others are shown too"
+
+
 def test_config_json_is_fetched_first(tmp_path: Path) -> None:
     write(tmp_path, "org/model")
     repository = Repository({"config.json": json.dumps(LLAMA_3_8B).encode(), "model.safetensors": b"0" * 100})

@@ -387,8 +387,14 @@ def test_objective_and_format_go_together(tmp_path: Path) -> None:
     [
         ({"dataset__packing": "wrapped"}, "dataset.packing: wrapped would cut pairs"),
         ({"dataset__loss_on": "all"}, "dataset.loss_on: "),
-        ({"parallelism": {"pipeline_parallel": 2}}, "parallelism.pipeline_parallel: objective dpo"),
-        ({"parallelism": {"context_parallel": 2}}, "parallelism.context_parallel: objective dpo"),
+        (
+            {"parallelism": {"pipeline_parallel": 2}},
+            "parallelism.pipeline_parallel: objective dpo has no pipelines; set it to 1",
+        ),
+        (
+            {"parallelism": {"context_parallel": 2}},
+            "parallelism.context_parallel: objective dpo needs all tokens of a pair on one rank",
+        ),
         ({"cluster__instance_type": "trn2.48xlarge", "env__python": "/opt/python"}, "use a GPU instance type"),
         ({"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}, "dpo is for engine torch"),
     ],

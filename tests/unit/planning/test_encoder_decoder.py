@@ -81,7 +81,7 @@ def test_too_large_a_model_is_refused_with_a_change_that_fits(make_run: MakeRun)
     ("settings", "model_config", "named"),
     [
         ({}, XL, "dataset.max_target_length: required"),
-        (PAIRS, {"model_type": "llama"}, "dataset.max_target_length: a model of type llama has no encoder"),
+        (PAIRS, {"model_type": "llama"}, "dataset.max_target_length: only for encoder-decoders, and a llama model"),
         (PAIRS, {"model_type": "bart", "is_encoder_decoder": True}, "model.source: encoder-decoders of type bart"),
         (PAIRS, XL | {"decoder_start_token_id": None}, "decoder_start_token_id"),
         (PAIRS | {"parallelism": {"ranks_per_node": 3, "tensor_parallel": 3}}, XL, "does not divide the model's 32"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning import torch_memory
+from hyperpod_ft.planning import neuron_rules, torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -211,7 +211,8 @@ def test_rows_that_can_be_shared(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | model_config))
     parallelism = {"ranks_per_node": tensor * context, "tensor_parallel": tensor, "context_parallel": context}
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        config = make_run(dataset__max_length=2048, dataset__packing="none", parallelism=parallelism).config
+        settings = {"dataset__max_length": 2048, "dataset__packing": "none", "training__method": "full"}
+        config = make_run(**settings, parallelism=parallelism).config
         check_model_directory(config, degrees_of(config), tmp_path)
 
 
@@ -225,6 +226,44 @@ def test_pipelines(make_run: MakeRun, family: str, stages: int, words: str | Non
     assert shape is not None
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_model(make_run(**neuron()).config, Degrees(1, 32, 4, stages), shape)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "gpt_neox", "opt"])
+def test_only_causal_models_are_trained(make_run: MakeRun, tmp_path: Path, family: str) -> None:
+    """transformers' class for causal models takes encoders too, whose attention would see the targets."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    config = make_run(dataset__packing="none", parallelism={"ranks_per_node": 1}).config
+    words = f"^model.source: models of type {family} are not causal language models; choose"
+    with contextlib.nullcontext() if family in ("gpt_neox", "opt") else pytest.raises(UserError, match=words):
+        check_model_directory(config, degrees_of(config), tmp_path)
+
+
+@pytest.mark.parametrize(("method", "words"), [("full", None), ("lora", "^lora: .* gpt2 have transposed linears")])
+def test_transposed_linears_take_no_adapters(make_run: MakeRun, tmp_path: Path, method: str, words: str | None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    config = make_run(training__method=method).config
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_model_directory(config, degrees_of(config), tmp_path)
+
+
+def test_sequence_parallelism_of_divided_rows(make_run: MakeRun) -> None:
+    degrees = {"ranks_per_node": 4, "tensor_parallel": 2, "context_parallel": 2}
+    with pytest.raises(UserError, match=r"2 does not divide the 1023 tokens of a row on each rank; .* multiple of 4"):
+        make_run(dataset__max_length=2046, parallelism=degrees | {"sequence_parallel": True})
+
+
+def test_one_rank_has_no_zero_1(make_run: MakeRun) -> None:
+    config = make_run(**neuron()).config
+    assert [neuron_rules.sharding(config, Degrees(1, ranks, 8, 1), None) for ranks in (8, 32)] == [
+        "replicated",
+        "zero1 over 4 ranks",
+    ]
+
+
+def test_the_ranks_of_one_node(make_run: MakeRun) -> None:
+    uneven = {"tensor_parallel": 1, "pipeline_parallel": 3, "ranks_per_node": 8}
+    with pytest.raises((UserError, ConfigError), match="= 3 does not divide 1 node x 8 ranks = 8"):
+        degrees_of(make_run(parallelism=uneven, cluster__nodes=1).config)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,12 @@ class Pipeline:
         self._inputs, self._label_tokens, self._backward_passes = micro_batches, label_tokens, 0
         numbers = torch.arange(len(micro_batches))  # on the CPU: reading one does not wait for the device
         losses: list[torch.Tensor] = []
-        self._schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
+        try:
+            self._schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
+        except RuntimeError as error:  # torch wraps what a stage raises
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from error
+            raise
         self._inputs = ()
         return torch.stack([loss.detach() for loss in losses]).sum(0, keepdim=True) if losses else self._no_loss()[None]
 
