@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from hyperpod_ft.config.run_config import Parallelism
 from hyperpod_ft.engines.torch.pipeline.stages import Stage
+from hyperpod_ft.errors import UserError
 
 Inputs = Mapping[str, torch.Tensor]
 """Of one micro batch, as `language_model.inputs` makes them."""
