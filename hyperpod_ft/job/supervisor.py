@@ -39,11 +39,11 @@ _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
 # How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 10
 _TERMINATION_SECONDS = 5
-_SLURM_ENDS_IT_WITHIN_SECONDS = 120
-_SIGNALS_REACH_ALL_WITHIN_SECONDS = 1
-_SAVED_BY_NOW_SECONDS = 45  # more than Slurm's KillWait
-_SLURM_IS_AWAY_SECONDS = 60
-_ASK_AGAIN_SECONDS = 5
+_REQUEUE_WAIT_SECONDS = 120
+_SIGNAL_DELIVERY_SECONDS = 1
+_SAVE_TIMEOUT_SECONDS = 45  # more than Slurm's KillWait
+_REQUEUE_TIMEOUT_SECONDS = 60
+_REQUEUE_RETRY_SECONDS = 5
 
 
 class Signals:
@@ -110,20 +110,20 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         restarts.add(run, stage, attempt)
         _requeue(step.job_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
-        signals.wait(_SLURM_ENDS_IT_WITHIN_SECONDS, (signal.SIGTERM,))
+        signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
         return None
 
 
 def _requeue(job_id: str, signals: Signals) -> None:
     """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
-    deadline = time.monotonic() + _SLURM_IS_AWAY_SECONDS
+    deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
             SlurmLauncher().requeue(job_id)
         except SlurmAwayError:
             if time.monotonic() > deadline:
                 raise
-            signals.wait(_ASK_AGAIN_SECONDS, (signal.SIGTERM,))
+            signals.wait(_REQUEUE_RETRY_SECONDS, (signal.SIGTERM,))
             if signals.received == signal.SIGTERM:
                 raise
         else:
@@ -138,7 +138,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     signals.child = child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
     recorded = _wait(run, stage, child, signals) or run.is_done(stage)
     if child.returncode and not recorded:
-        signals.wait(_SIGNALS_REACH_ALL_WITHIN_SECONDS)  # a job that is cancelled did not crash
+        signals.wait(_SIGNAL_DELIVERY_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
     return Attempt(
         job_id=job_id,
@@ -170,7 +170,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             _end(child)
             break
-        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVED_BY_NOW_SECONDS:
+        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVE_TIMEOUT_SECONDS:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
         if signals.received == NOTICE and signals.seconds_since() > seconds_to_save:

@@ -52,7 +52,7 @@ def train(run: Run, processes: Processes) -> Trained:
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     """Run a step and a batch of the evaluation; see `hyperpod_ft.engines.interface.Engine`.
 
-    Shapes do not change, and neither does what a step computes, so that the first one compiles all.
+    Shapes are constant, so one step compiles every graph.
     """
     with _training_loop(run, processes) as loop:
         loop.trial()
@@ -121,8 +121,7 @@ class TrainingLoop:
         if self.config.objective == "dpo":
             self._add_reference()
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # ranks of one tp group share the dropout masks of what is whole on each; those with other tokens, or another
-        # stage, have their own
+        # tp ranks must draw the same dropout masks, since they hold the same activations; dp, cp and pp ranks others
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)

@@ -161,7 +161,7 @@ class _ActivationStore:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._calls: list[_Call] = []  # those whose backward pass has not begun
         self._leaving: list[_Storage] = []  # of the newest call
-        self._left: torch.Event | None = None  # when they have
+        self._left: torch.Event | None = None  # recorded when `_leaving` has been copied
 
     def take(self, source: torch.Tensor) -> _Storage:
         """Start to copy these bytes."""

@@ -57,7 +57,7 @@ def summed_cross_entropy(
 
 
 def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule) -> torch.Tensor:
-    """The same for each position, fp32 [positions], so that they can have different weights.
+    """The cross entropy of each position, fp32 [positions], so that they can have different weights.
 
     A head that is trained takes one more product than for the sum: its gradient needs the weights, which are known in
     the backward pass only.
@@ -84,7 +84,7 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
 def document_cross_entropies(
     hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, rule: LogitsRule, counts: Sequence[int]
 ) -> torch.Tensor:
-    """The same summed over each document, fp32 [documents]; `counts`: how many positions each has, in order."""
+    """The cross entropy summed over each document, fp32 [documents]; `counts`: its positions, in order."""
     losses = cross_entropies(hidden, head, targets, rule)
     return torch.stack([part.sum() for part in losses.split(counts)]) if counts else losses.new_zeros(0)
 

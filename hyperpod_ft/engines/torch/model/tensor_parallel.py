@@ -163,7 +163,7 @@ class Splitting:
         self.divisions[parameter] = Division(parameter.shape, sums=self.group)
 
     def divide(self, module: nn.Module, outputs: tuple[Outputs, ...], dims: Mapping[str, int]) -> None:
-        """Replace these parameters of `module` by this rank's parts of each of their parts along a dimension."""
+        """Replace these parameters by this rank's slices along a dimension, section by section of a fused linear."""
         for key, dim in dims.items():
             parameter = getattr(module, key, None)
             if parameter is None:

@@ -55,10 +55,10 @@ class AdamW:
         masters = [self._data_parallel.master(name) for name in names]
         device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
-        # adamw divides by it while it reads the gradients
+        # fused adamw divides the gradients by grad_scale while it reads them
         divisor = torch.full((), 1 / scale, device=device) if scale < 1 else None
         if devices.fixed_shapes(device):
-            # torch-neuronx's adamw does not; by 1 too, so that the first step to clip runs no new operation
+            # torch-neuronx's adamw ignores grad_scale; by 1 too, so that the first step to clip runs no new operation
             torch._foreach_mul_(gradients, scale)
             divisor = None
         adamw(

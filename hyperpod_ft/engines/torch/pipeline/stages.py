@@ -65,7 +65,7 @@ def keep(model: PreTrainedModel, stages: Sequence[Stage], mesh: DeviceMesh) -> d
         _drop(model, dropped)
     if not last:
         _drop(model, [family.last_norm, family.head])
-    # transformers' own finds none without an embedding
+    # transformers' own returns None once the embedding is dropped
     model.get_output_embeddings = lambda: model.get_submodule(family.head)
     views = [_view(model.base_model, stage, family) for stage in stages]
     model.forward = _StageForward(stages, views, whole)
@@ -80,7 +80,7 @@ def _trains_tied_embedding(model: PreTrainedModel, family: Family) -> bool:
 
 def _family(model: PreTrainedModel) -> Family:
     family = family_of(model.config.model_type)
-    assert family is not None, "others are not cut"
+    assert family is not None, "only known families have pipelines"
     return family
 
 
@@ -122,7 +122,7 @@ def _view(decoder: nn.Module, stage: Stage, family: Family) -> nn.Module:
             view.embedding_multiplier = 1.0  # Granite's factor of what its forward pass begins with
     config: Any = decoder.config
     if getattr(config, "layer_types", None):
-        # of the layers by their place in the list
+        # indexed by position in `layers`
         view.config = copy.copy(config)
         view.config.layer_types = [config.layer_types[number] for number in stage.layers]
     return view

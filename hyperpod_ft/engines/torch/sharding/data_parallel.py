@@ -85,11 +85,11 @@ class DataParallel(ABC):
         return {name: self.parts[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
-        """Take in gradients that are final, but for those of a tied embedding.
+        """Store final gradients; those of a tied embedding wait for the pipeline's other end.
 
         Their norm is computed on the device, before they may leave it.
         """
-        # the two ends of a pipeline complete a step at different times: neither may wait for the other before
+        # the two ends of a pipeline complete a step at different times: waiting for each other here would deadlock
         self._tied |= {name: gradients.pop(name) for name in [*gradients] if self.parts[name].ends}
         self._keep(gradients)
 

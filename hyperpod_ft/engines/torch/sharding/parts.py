@@ -45,7 +45,7 @@ class Division:
 
     shape: torch.Size  # of the whole parameter
     split: TensorSplit | None = None  # None: each rank holds it whole
-    sums: dist.ProcessGroup | None = None  # the ranks whose gradients add up to that of the part; None: each has it
+    sums: dist.ProcessGroup | None = None  # sum gradients over this group; None: each rank has the full gradient
 
 
 @dataclass(frozen=True)
