@@ -22,9 +22,9 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_NEURONX_NEFF_CAC
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in CACHES:
-        monkeypatch.setenv(name, "restored")
+        monkeypatch.setenv(name, str(tmp_path / "restored"))
     torch._dynamo.reset()
     counters.clear()
 
