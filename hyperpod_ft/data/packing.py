@@ -45,11 +45,19 @@ def pack(
         rows = np.arange(len(order), dtype=np.int64)
         return Layout(starts.ravel(), lengths.ravel(), np.repeat(rows, documents), len(order))
     bins = best_fit(lengths.sum(1), max_length)
+    placed, rows, count = shuffled(bins, seed)
+    return Layout(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows, documents), count)
+
+
+def shuffled(bins: Integers, seed: int) -> tuple[Integers, Integers, int]:
+    """Examples in the order of their rows, the row of each, and the number of rows; `bins`: the bin of each example.
+
+    The first bins have the longest examples; training needs them shuffled.
+    """
     count = int(bins.max(initial=-1)) + 1
-    # The bins have the longest examples first; training needs them shuffled.
     rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
-    placed = np.lexsort((np.arange(len(order)), rows))
-    return Layout(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows[placed], documents), count)
+    placed = np.lexsort((np.arange(len(bins)), rows))
+    return placed, rows[placed], count
 
 
 def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
@@ -76,6 +84,28 @@ class PackedRows:
 IGNORED = -100  # the label that torch's cross_entropy ignores
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of consecutive rows come from and go; pieces fill their rows from the left, in order."""
+
+    source: Integers  # in the token stream, int64 [tokens]
+    filled: Integers  # tokens of each row, int64 [rows, 1]
+    within: Integers  # of each token in its piece, int64 [tokens]
+    lengths: Integers  # of the pieces
+    rows: Integers  # of the pieces, from 0
+
+
+def places(layout: Layout, first: int, stop: int) -> Places:
+    """Those of rows `first` to `stop`."""
+    low, high = np.searchsorted(layout.rows, [first, stop])
+    lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
+    before = lengths.cumsum() - lengths
+    within = np.arange(lengths.sum()) - np.repeat(before, lengths)
+    source = within + np.repeat(layout.starts[low:high], lengths)
+    filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int64)[:, None]
+    return Places(source, filled, within, lengths, rows)
+
+
 def fill(
     layout: Layout,
     ids: NDArray[np.int32],
@@ -89,22 +119,15 @@ def fill(
 
     Labels are in the column of their token. Positions restart at 0 with each piece, and with the padding.
     """
-    low, high = np.searchsorted(layout.rows, [first, stop])
-    lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
-    before = lengths.cumsum() - lengths
-    tokens = np.arange(lengths.sum())
-    source = tokens + np.repeat(layout.starts[low:high] - before, lengths)
-    columns = np.arange(max_length, dtype=np.int32)
-    filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int32)[:, None]
-    # Pieces fill their rows from the left, in the order of the layout: these are the places of the tokens, row by row.
-    places = columns < filled
-
+    found = places(layout, first, stop)
+    columns, filled = np.arange(max_length, dtype=np.int32), found.filled.astype(np.int32)
+    is_token = columns < filled
     shape = (stop - first, max_length)
     input_ids = np.full(shape, pad, np.int32)
     labels = np.full(shape, IGNORED, np.int32)
     position_ids = columns - filled  # correct in the padding; the rest is overwritten
-    tokens_ids = ids[source]
-    input_ids[places] = tokens_ids
-    labels[places] = np.where(trained[source], tokens_ids, np.int32(IGNORED))
-    position_ids[places] = tokens - np.repeat(before, lengths)
+    tokens = ids[found.source]
+    input_ids[is_token] = tokens
+    labels[is_token] = np.where(trained[found.source], tokens, np.int32(IGNORED))
+    position_ids[is_token] = found.within
     return PackedRows(input_ids, labels, position_ids)

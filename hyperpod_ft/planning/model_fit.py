@@ -32,7 +32,7 @@ class Fit:
 
     sharding: str  # what data-parallel ranks divide, for people to read
     memory: Memory | None  # None: unknown, or no accelerators
-    pipeline: str | None = None  # how it is cut, for people to read; None: there is none
+    pipeline: str | None = None  # how it is cut, for people to read; None without a pipeline
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:

@@ -2,8 +2,8 @@
 
     python -m forking_torchrun ... -m fixed_shapes_worker RUN_DIR...
 
-The device is the CPU, and the engine is told that it compiles each shape, as TorchNeuron does; of a run whose name ends
-in `usual`, it is not. Each operation is examined (`Examiner`), or, of a run with `compile`, each graph
+The device is the CPU. The engine treats it as one that compiles each shape, as TorchNeuron does, except for a run whose
+name ends in `usual`. Each operation is examined (`Examiner`), or, of a run with `compile`, each graph
 (`GraphExaminer`). Results are those of torch's own kernels.
 """
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data.packing import IGNORED, Integers, Layout
+from hyperpod_ft.data.packing import IGNORED, Integers, Layout, places, shuffled
 from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
 
 
@@ -42,11 +42,8 @@ def pack_pairs(
         rows, count = np.arange(len(order), dtype=np.int64), len(order)
     else:
         bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
-        count = int(bins.max(initial=-1)) + 1
-        # The first bins have the longest pairs; training needs them shuffled.
-        rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
-        placed = np.lexsort((np.arange(len(order)), rows))
-        starts, sources, targets, rows = starts[placed], sources[placed], targets[placed], rows[placed]
+        placed, rows, count = shuffled(bins, seed)
+        starts, sources, targets = starts[placed], sources[placed], targets[placed]
     return PairedLayout(Layout(starts, sources, rows, count), Layout(starts + sources, targets, rows, count))
 
 
@@ -92,21 +89,14 @@ def _fill(
     layout: Layout, ids: NDArray[np.int32], first: int, stop: int, width: int, pad: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     """Tokens, document numbers, and where documents begin: each [rows, width]."""
-    low, high = np.searchsorted(layout.rows, [first, stop])
-    lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
-    before = lengths.cumsum() - lengths
-    source = np.arange(lengths.sum()) + np.repeat(layout.starts[low:high] - before, lengths)
-    filled = np.bincount(rows, weights=lengths, minlength=stop - first)[:, None]
-    # Pieces fill their rows from the left, in the order of the layout: these are the places of the tokens, row by row.
-    places = np.arange(width) < filled
-    numbers = np.arange(high - low) - np.searchsorted(rows, rows) + 1
+    found = places(layout, first, stop)
+    is_token = np.arange(width) < found.filled
+    numbers = np.arange(len(found.rows)) - np.searchsorted(found.rows, found.rows) + 1
 
     shape = (stop - first, width)
     tokens, documents = np.full(shape, pad, np.int32), np.zeros(shape, np.int32)
-    tokens[places] = ids[source]
-    documents[places] = np.repeat(numbers, lengths)
-    begins = np.zeros(len(source), np.bool_)
-    begins[before] = True
-    where = np.zeros(shape, np.bool_)
-    where[places] = begins
-    return tokens, documents, where
+    tokens[is_token] = ids[found.source]
+    documents[is_token] = np.repeat(numbers, found.lengths)
+    begins = np.zeros(shape, np.bool_)
+    begins[is_token] = found.within == 0
+    return tokens, documents, begins

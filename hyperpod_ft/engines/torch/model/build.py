@@ -116,7 +116,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
 
 
 def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
-    """All stages of the pipeline, in their order; one that has all layers if there is none."""
+    """All stages of the pipeline, in order; without a pipeline, one stage with all layers."""
     degrees = run.plan.degrees
     if degrees.pipeline_parallel == 1:
         return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)

@@ -40,10 +40,7 @@ def inputs(
     following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
     targets = chunk.of(following).flatten()
     own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | {"targets": targets}
-    if not devices.fixed_shapes(device):
-        tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
-        tensors["targets"] = targets[tensors["predicted_at"]]
+    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | predicted(targets, device)
     # a graph would break where attention, as on CPUs, is called for each document
     by_bounds = not devices.fixed_shapes(device) and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
@@ -55,6 +52,14 @@ def inputs(
         numbers = (batch.position_ids == 0).flatten().cumsum(0)[tensors["predicted_at"]]
         moved["documents"] = tuple(torch.unique_consecutive(numbers, return_counts=True)[1].tolist())
     return moved
+
+
+def predicted(targets: torch.Tensor, device: torch.device) -> dict[str, torch.Tensor]:
+    """`targets` and `predicted_at` of `inputs`, from the target of every position, int64 [positions]."""
+    if devices.fixed_shapes(device):
+        return {"targets": targets}
+    at = (targets != IGNORED).nonzero().flatten()
+    return {"targets": targets[at], "predicted_at": at}
 
 
 def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:

@@ -171,7 +171,7 @@ class Splitting:
             split = self._split(parameter.shape[dim], dim, outputs)
             own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
-            self.divisions[own] = Division(parameter.shape, split, sums=split.copies)
+            self.divisions[own] = Division(parameter.shape, split, sums=self._copying if "keys" in outputs else None)
 
     def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
@@ -188,9 +188,7 @@ class Splitting:
             first = begin + self.group.rank() // copies * own
             ranges.append(range(first, first + own))
             begin += width
-        return TensorSplit(
-            dim, tuple(ranges), self.group.rank(), self.group.size(), self._copying if "keys" in outputs else None
-        )
+        return TensorSplit(dim, tuple(ranges), self.group.rank(), self.group.size())
 
 
 # Classes, since a compiler gives layers whose modules have forward passes of their own a graph each.

@@ -27,7 +27,6 @@ class TensorSplit:
     ranges: tuple[range, ...]  # of the whole, in the order in which the rank has them
     index: int  # of this rank in its tensor-parallel group
     ranks: int  # of that group
-    copies: dist.ProcessGroup | None = None  # the ranks of it that have the same, if several do
 
     @property
     def length(self) -> int:
@@ -85,11 +84,10 @@ class Part:
     def copies(self) -> dict[str, dist.ProcessGroup]:
         """The groups of ranks that hold the same part, by their axis."""
         found = {"dp_replicate": self.mesh.get_group("dp_replicate")}
-        split = self.division.split
-        if split is None:
+        if self.division.split is None:
             found["tp"] = self.mesh.get_group("tp")
-        elif split.copies:
-            found["tp copies"] = split.copies
+        elif self.division.sums:  # of a split parameter: the ranks that have the same slice
+            found["tp copies"] = self.division.sums
         if self.ends:
             found["first and last pipeline"] = self.ends
         return found

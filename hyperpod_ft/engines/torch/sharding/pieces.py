@@ -34,7 +34,7 @@ class Pieces(torch.Tensor):
             dtype = kwargs["dtype"]
             boxes = [(start, values.to(dtype)) for start, values in args[0].boxes]
             return cls(args[0].shape, dtype, args[0].device, boxes)
-        raise NotImplementedError(f"{func} of a part of a tensor")
+        raise TypeError(f"{func} is not defined for a part of a tensor")
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)

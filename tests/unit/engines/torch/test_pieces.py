@@ -62,7 +62,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, staged: bool) -> None:
         )
         state = DefaultStager(options).stage(state)  # type: ignore[assignment]
         for value in values:
-            value.zero_()  # training goes on
+            value.zero_()  # training continues
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     found = {"model": {"weight": torch.zeros(6, 4)}}
     dcp.load(found, checkpoint_id=tmp_path, no_dist=True)

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import PairedBatch
-from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import language_model
-from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
 
 
@@ -26,11 +24,8 @@ def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> 
     int64 [positions], the tokens to predict; predicted_at int64 [positions], where in the decoder's rows laid end to
     end, unless it is everywhere; bounds as in attention.py, for attention document by document.
     """
-    targets = batch.labels.flatten()
-    tensors = {name: tensor for name, tensor in vars(batch).items() if name != "labels"} | {"targets": targets}
-    if not devices.fixed_shapes(device):
-        tensors["predicted_at"] = (targets != IGNORED).nonzero().flatten()
-        tensors["targets"] = targets[tensors["predicted_at"]]
+    tensors = {name: tensor for name, tensor in vars(batch).items() if name != "labels"}
+    tensors |= language_model.predicted(batch.labels.flatten(), device)
     if device.type == "cpu" and not compiled:
         tensors["bounds"] = attention.document_bounds(batch.documents, batch.decoder_documents)
     return {name: language_model.on_device(device, tensor) for name, tensor in tensors.items()}
@@ -54,11 +49,8 @@ def untie_head(model: PreTrainedModel) -> None:
     head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
-class _LossForward:
-    def __init__(self, model: Any, rule: LogitsRule) -> None:
-        self._model, self._rule = model, rule
-
-    def __call__(
+class _LossForward(language_model.LossForward):
+    def __call__(  # type: ignore[override]
         self,
         input_ids: torch.Tensor,
         documents: torch.Tensor,
@@ -68,7 +60,7 @@ class _LossForward:
         predicted_at: torch.Tensor | None = None,
         bounds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        model = self._model
+        model: Any = self._model
         masks = attention.masks(documents, decoder_documents) if bounds is None else attention.by_bounds(bounds)
         encoded = model.encoder(input_ids=input_ids, attention_mask=masks.encoder)[0]
         decoded = model.decoder(
@@ -78,7 +70,4 @@ class _LossForward:
             encoder_attention_mask=masks.cross,
             use_cache=False,
         )[0]
-        hidden = decoded.flatten(0, 1)
-        if predicted_at is not None:
-            hidden = hidden.index_select(0, predicted_at)
-        return summed_cross_entropy(hidden, model.get_output_embeddings(), targets, self._rule)
+        return self.loss(decoded, targets, predicted_at)
