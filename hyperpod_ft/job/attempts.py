@@ -17,13 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
-# The environment variable that holds the directory for the failures and node reports of one attempt.
-ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 TERMINATED_STATUS = 128 + signal.SIGTERM  # as a shell reports it
 
 _LONGEST_PAUSE_SECONDS = 300

@@ -19,9 +19,9 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, report_failure
+from hyperpod_ft.job.attempts import report_failure
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 

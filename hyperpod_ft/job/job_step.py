@@ -1,9 +1,13 @@
 """The nodes on which a job started this process: from Slurm's variables, or from those of a SageMaker training job."""
 
+from __future__ import annotations  # also imported with Python 3.8, in training jobs
+
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Holds the directory for the failures and node reports of one attempt.
+ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 # Set in a training job's containers by hyperpod_ft.job.sagemaker: the names of its hosts, in order; this one's number;
 # and of an attempt at training, a number higher than of earlier ones.
 HOSTS, HOST_NUMBER, ATTEMPT_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMBER", "HYPERPOD_FT_ATTEMPT_NUMBER"
@@ -23,7 +27,7 @@ class JobStep:
     hosts: tuple[str, ...] = ()  # of the training job, in order
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "JobStep":
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobStep:
         if hosts := tuple(environment.get(HOSTS, "").split()):
             place = int(environment[HOST_NUMBER])
             attempt = int(environment.get(ATTEMPT_NUMBER, "0"))

@@ -40,9 +40,10 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
 
 
 def rendezvous(run: Run, step: JobStep) -> list[str]:
-    """torchrun's options for the number of ranks and the place where its nodes meet. In a Slurm job, asks Slurm for the first node.
+    """torchrun's options for the number of ranks and the place where its nodes meet.
 
-    Slurm is asked in every step: a node that HyperPod has replaced has another address.
+    In a Slurm job, Slurm is asked for the first node in every step: a node that HyperPod has replaced has another
+    address.
     """
     degrees = run.plan.degrees
     if step.hosts:
