@@ -93,13 +93,17 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def create(python: Path, pins: Path) -> None:
+def create(python: Path) -> None:
     """Create a virtual environment above the running interpreter's packages. Raises CalledProcessError."""
     environment = python.parent.parent
     # not --system-site-packages: of a virtual environment, these would be those of the interpreter beneath it
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     for site_packages in environment.glob("lib/python*/site-packages"):
         (site_packages / "image.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+
+
+def install(python: Path, pins: Path) -> None:
+    """Install what the running interpreter lacks of the pins. Raises CalledProcessError."""
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     if missing := to_install(pins.read_text(encoding="utf-8").splitlines(), _installed):
         print(f"interpreter: installing {len(missing)} packages", flush=True)
@@ -108,4 +112,5 @@ def create(python: Path, pins: Path) -> None:
 
 
 if __name__ == "__main__":
-    create(Path(sys.argv[1]), Path(sys.argv[2]))
+    create(Path(sys.argv[1]))
+    install(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from provision.steps import limits
 
-from hyperpod_ft.job.node import MASTER_PORTS, master_port, rendezvous, torchrun_command
 from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.node import MASTER_PORTS, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
 
