@@ -1,9 +1,7 @@
 """Trees in S3, on moto's: pushed and pulled whole, again after a kill at any step, and no more than what differs."""
 
 import os
-import signal
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.digests import file_xxh3, files_below
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import Aws
-from tests.aws.kit import ROOT
+from tests.aws.killing import killed
 from tests.unit.stage_runs import tree
 
 URL = "s3://bucket/a/prefix"
@@ -151,49 +149,14 @@ def test_errors_of_one_request_end_all(
     assert tree(tmp_path / "copy") == tree(root)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from hyperpod_ft.aws.s3 import trees
-from hyperpod_ft.aws.session import Session
-from hyperpod_ft.digests import files_below
-
-verb, url, root, operation, count = sys.argv[1:]
-client = Session().client("s3", connections=2)
-call, left = getattr(client, operation), [int(count)]
-
-def counted(**arguments):
-    answer = call(**arguments)
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-
-setattr(client, operation, counted)
-if verb == "push":
-    trees.push(client, url, Path(root), files_below(Path(root)))
-else:
-    trees.pull(client, url, Path(root))
-"""
-
-
-def killed(verb: str, root: Path, operation: str, count: int) -> int:
-    """Push or pull in a process that kills itself after so many calls of an operation; its exit status."""
-    return start(verb, root, operation, count).wait(60)
-
-
-def start(verb: str, root: Path, operation: str, count: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", KILLED, verb, URL, str(root), operation, str(count)], cwd=ROOT)
-
-
 @pytest.mark.parametrize(
     ("operation", "count"),
-    [("put_object", 2), ("create_multipart_upload", 1), ("upload_part", 3), ("complete_multipart_upload", 1)],
+    [("PutObject", 2), ("CreateMultipartUpload", 1), ("UploadPart", 3), ("CompleteMultipartUpload", 1)],
 )
 def test_a_killed_push_leaves_only_whole_objects(
     client: Any, root: Path, tmp_path: Path, operation: str, count: int
 ) -> None:
-    assert killed("push", root, operation, count) == -signal.SIGKILL
+    assert killed(lambda own: trees.push(own, URL, root, files_below(root)), count, operation)
     found = trees.listing(client, URL)
     assert len(found) < len(FILES)
     assert {entry.name: entry.size for entry in found}.items() <= FILES.items()
@@ -206,7 +169,7 @@ def test_a_killed_push_leaves_only_whole_objects(
 def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path: Path, count: int) -> None:
     trees.push(client, URL, root, files_below(root))
     copy, whole = tmp_path / "copy", tree(root)
-    assert killed("pull", copy, "get_object", count) == -signal.SIGKILL
+    assert killed(lambda own: trees.pull(own, URL, copy), count, "GetObject")
     left = tree(copy)
     assert any(name.endswith(".partial") for name in left)
     assert {name: content for name, content in left.items() if not name.endswith(".partial")}.items() <= whole.items()
@@ -216,13 +179,9 @@ def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path
 
 def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
     trees.push(client, URL, root, files_below(root))
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED, "pull", URL, str(tmp_path / "copy"), "get_object", "99"], cwd=ROOT
-        )
-        for _ in range(2)
-    ]
-    assert [process.wait(60) for process in both] == [0, 0]
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(trees.pull, client, URL, tmp_path / "copy") for _ in range(2)]
+        assert [one.result() for one in both] == [None, None]
     assert tree(tmp_path / "copy") == tree(root)
 
 

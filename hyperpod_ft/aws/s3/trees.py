@@ -6,18 +6,17 @@ for what a user can correct.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
 from hyperpod_ft.aws.s3.download import Downloads
+from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
 from hyperpod_ft.aws.s3.location import Location, check_name
 from hyperpod_ft.aws.s3.tasks import Task, run_all
 from hyperpod_ft.aws.s3.upload import Uploads
-from hyperpod_ft.aws.session import explained
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
@@ -27,8 +26,15 @@ CONNECTIONS = 16  # S3 gives each about 90 MB/s
 
 def listing(client: Any, url: str, prefix: str = "") -> list[Entry]:
     """Every file at or below `prefix`, a name relative to `url`, sorted by name."""
-    with _explained(url, "read"):
+    with explained_s3(url, "read"):
         return objects.entries(client, Location.of(url), prefix)
+
+
+def listed(client: Any, url: str, names: Iterable[str]) -> list[Entry]:
+    """Those of the files of these names that exist, sorted by name."""
+    with explained_s3(url, "read"):
+        found = objects.entries_named(client, Location.of(url), names)
+    return [found[name] for name in sorted(found)]
 
 
 def push(
@@ -41,7 +47,7 @@ def push(
     location = Location.of(url)
     named = {path.relative_to(root).as_posix(): path for path in files}
     total = sum(path.stat().st_size for path in named.values())
-    with _explained(url, "write"), ByteProgress(what, total) as progress:
+    with explained_s3(url, "write"), ByteProgress(what, total) as progress:
         there = objects.entries_named(client, location, named)
         uploads = Uploads(client, location.bucket, progress.add)
 
@@ -70,13 +76,12 @@ def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull"
 
 def pull_named(client: Any, url: str, root: Path, names: Iterable[str], what: str = "pull") -> None:
     """Download the files of these names, as `pull_entries` does. Raises UserError when one is missing."""
-    wanted = list(names)
-    with _explained(url, "read"):
-        found = objects.entries_named(client, Location.of(url), wanted)
-    if missing := [name for name in wanted if name not in found]:
+    wanted = set(names)
+    found = listed(client, url, wanted)
+    if missing := sorted(wanted - {entry.name for entry in found}):
         others = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise UserError(f"{url}/{missing[0]}: is missing{others}", "run the stage that writes it again")
-    _pull(client, url, root, list(found.values()), what)
+    _pull(client, url, root, found, what)
 
 
 def _pull(client: Any, url: str, root: Path, entries: Collection[Entry], what: str) -> None:
@@ -96,7 +101,7 @@ def pull_entries(
     location = Location.of(url)
     for entry in entries:
         check_name(url, entry.name)
-    with _explained(url, "read"):
+    with explained_s3(url, "read"):
         downloads = Downloads(client, location.bucket, received)
 
         def fetch(entry: Entry) -> Iterator[Task] | None:
@@ -122,16 +127,3 @@ def is_there(client: Any, location: Location, entry: Entry, path: Path) -> bool:
 
 def _threads(client: Any) -> int:
     return min(CONNECTIONS, int(client.meta.config.max_pool_connections))
-
-
-def _explained(url: str, verb: str) -> AbstractContextManager[None]:
-    action = "s3:PutObject" if verb == "write" else "s3:GetObject"
-    allow = f"allow s3:ListBucket and {action} to these credentials"
-    remedies = {
-        "NoSuchBucket": "correct the bucket's name",
-        "AccessDenied": allow,
-        "403": allow,  # of a HEAD request, whose response has no body
-        "AllAccessDisabled": allow,
-        "PreconditionFailed": "an object was replaced while it was read: run the command again",
-    }
-    return explained(f"cannot {verb} {url}", remedies)
