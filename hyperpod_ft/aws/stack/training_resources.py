@@ -1,7 +1,7 @@
 """The CloudFormation stack of training jobs and endpoints (`templates/sagemaker/resources.yaml`): role and bucket.
 
-Every function may be interrupted anywhere and called again. Deleting the stack keeps the bucket and what is in it unless
-that is asked for.
+Every function may be interrupted anywhere and called again. Deleting the stack keeps the bucket and what is in it,
+unless deleting these is asked for.
 """
 
 from dataclasses import dataclass
