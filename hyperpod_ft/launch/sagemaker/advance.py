@@ -1,21 +1,16 @@
 """Which training job of a run comes next, and creating it.
 
-    python -m hyperpod_ft.launch.sagemaker.advance RUN_DIR JOB      the last act of the first container of JOB
-
 Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
 creates the first one whose stages have no records yet. It reads everything anew and is idempotent: `submit --watch`,
 `status`, `resume` and the last act of a container call it, also at the same time, because SageMaker refuses a second
 job of a name.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned, section_of
-from hyperpod_ft.launch.sagemaker.place import Place, place_of
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
+from hyperpod_ft.launch.sagemaker.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import metrics, restarts
@@ -128,19 +123,3 @@ def _has_failed(run: Run, job: Planned, left: list[str]) -> bool:
         if marker.exists() and marker.read_text(encoding="utf-8").strip() not in ("0", _TERMINATED):
             return True
     return False
-
-
-def main() -> None:
-    """Create the job after one that ends. What keeps it from doing so does not make that job fail: `status` does it."""
-    directory, leaving = sys.argv[1:]
-    try:
-        run = Run.open(Path(directory))
-        jobs = TrainingJobs(section_of(run).region)
-        if created := advance(run, jobs, place_of(run, jobs.session), leaving):
-            print(f"created training job {created}", flush=True)
-    except UserError as error:
-        print(f"the next training job is not created: {error}; `hyperpod-ft status` will create it", flush=True)
-
-
-if __name__ == "__main__":
-    main()
