@@ -135,7 +135,7 @@ def test_a_container_finds_what_sagemaker_documents(jobs: Jobs, aws: "Aws", tmp_
 
 
 def test_file_systems_are_mounted_as_asked(jobs: Jobs, tmp_path: Path) -> None:
-    from tests.aws.training_run import FSX, _channel
+    from tests.aws.training_run import FSX
 
     (tmp_path / "fsx" / "ft" / "there").write_text("on the file system\n")
     channels = [_channel("fsx", "/abcdefgh/ft", "rw"), _channel("code", "/abcdefgh/ft", "ro")]
