@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.aws.training_run import Jobs
+from tests.aws.training_run import BUCKET, FSX, Jobs
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
-BUCKET = "sagemaker-store"
 WAITS = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
 
 
@@ -135,14 +134,20 @@ def test_a_container_finds_what_sagemaker_documents(jobs: Jobs, aws: "Aws", tmp_
 
 
 def test_file_systems_are_mounted_as_asked(jobs: Jobs, tmp_path: Path) -> None:
-    from tests.aws.training_run import FSX
-
     (tmp_path / "fsx" / "ft" / "there").write_text("on the file system\n")
-    channels = [_channel("fsx", "/abcdefgh/ft", "rw"), _channel("code", "/abcdefgh/ft", "ro")]
+    channels = []
+    for name, mode in (("fsx", "rw"), ("code", "ro")):
+        source = {
+            "FileSystemId": FSX,
+            "FileSystemAccessMode": mode,
+            "FileSystemType": "FSxLustre",
+            "DirectoryPath": "/abcdefgh/ft",
+        }
+        channels.append({"ChannelName": name, "DataSource": {"FileSystemDataSource": source}})
     program = "cd /opt/ml/input/data; cat fsx/there; echo new >fsx/new; cat code/new; touch code/x || echo read-only"
     network = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
     assert run(jobs, program, InputDataConfig=channels, VpcConfig=network)["TrainingJobStatus"] == "Completed"
-    assert {"on the file system", "new", "read-only"} <= set(printed(jobs)), FSX
+    assert {"on the file system", "new", "read-only"} <= set(printed(jobs))
     assert (tmp_path / "fsx" / "ft" / "new").read_text() == "new\n"
 
 

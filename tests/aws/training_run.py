@@ -1,6 +1,7 @@
 """A run of the shipped tiny Llama as SageMaker training jobs, for tests: its submission, its jobs, how it ended."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ _FILE_SYSTEM = {
 }
 
 
-def values(root: Path, **changes: Any) -> dict[str, Any]:
+def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
     """A run file like the quickstart's, shorter: two ranks on each of two hosts. `changes`: of section training.
 
     Below `fsx/ft`, `root` is the directory of the file system; elsewhere the run is in a store.
@@ -37,8 +38,13 @@ def values(root: Path, **changes: Any) -> dict[str, Any]:
     return {
         "name": "quick",
         "engine": "torch",
-        "cluster": {"root": str(root), "instance_type": "c7i.4xlarge", "nodes": 2},
-        "sagemaker": {"region": "us-west-2", "role": "arn:aws:iam::123456789012:role/hyperpod-ft", **place},
+        "cluster": {"root": str(root), "instance_type": "c7i.4xlarge", "nodes": nodes, "max_restarts": 5},
+        "sagemaker": {
+            "spot": True,
+            "region": "us-west-2",
+            "role": "arn:aws:iam::123456789012:role/hyperpod-ft",
+            **place,
+        },
         "env": {"python": "current"},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "loss_on": "completion"},
@@ -48,9 +54,11 @@ def values(root: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def make(root: Path, launcher: str = "sagemaker", **changes: Any) -> Run:
-    """Submit such a run."""
+def make(root: Path, launcher: str = "sagemaker", shared: Path | None = None, **changes: Any) -> Run:
+    """Submit such a run. `shared`: another root, whose model and dataset are copied."""
     root.mkdir(parents=True, exist_ok=True)
+    for name in ("models", "datasets", "records") if shared else ():
+        shutil.copytree(Path(str(shared), name), root / name)
     run = Run.of(resolve(validate(values(root, **changes), "run.yaml"), root))
     submit.submit(run, Launchers(), Selection(), launcher)
     return run
@@ -95,6 +103,12 @@ class Jobs:
             assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
             time.sleep(0.1)
 
+    def interrupt(self, name: str, kind: str, after: float) -> None:
+        """Interrupt a job that long after its containers have started, if it has not ended by then."""
+        started = self.wait(name, lambda found: found["SecondaryStatus"] == "Training")["SecondaryStatus"]
+        time.sleep(after if started == "Training" else 0)
+        self.aws.scenario(interruptions={name: kind})
+
     def log(self, name: str) -> str:
         """What its containers printed, stream by stream."""
         logs, group = self.aws.client("logs"), "/aws/sagemaker/TrainingJobs"
@@ -114,8 +128,11 @@ def losses(run: Run) -> dict[int, float]:
 
 
 def results(run: Run) -> dict[str, Any]:
-    """What must be the same however a run was started: every byte of adapter and model, losses, answers."""
-    files = [*files_below(run.adapter), *files_below(run.tuned_model)]
+    """What must be the same however a run was started: every byte of adapter and model, losses, answers.
+
+    Except the model's card, which names the run.
+    """
+    files = [file for file in (*files_below(run.adapter), *files_below(run.tuned_model)) if file.name != "README.md"]
     samples = json.loads(run.samples_path.read_text())
     return {
         "files": {str(file.relative_to(run.directory)): file_sha256(file) for file in files},
