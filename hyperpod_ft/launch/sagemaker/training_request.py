@@ -86,17 +86,16 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
     """What the container is told (hyperpod_ft/job/sagemaker/entry.py): all strings."""
     store = section_of(run).store
-    # with env.python, the image has an interpreter with the packages
-    pins = "" if run.config.env.python else pins_file(rules_of(run.config.engine).environment_name(run.config))
+    pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     return {
         "job": name,
         "group": group.name,
         "stages": " ".join(stage.name for stage in group.stages),
         "root": str(run.root),
         "run_directory": str(run.directory),
-        "python": str(run.python),
         "max_runtime": str(group.seconds),
-        **({"pins": pins.relative_to(PACKAGE.parent).as_posix()} if pins else {}),
+        # env.python is an interpreter of the image that has the packages
+        **({"python": str(run.python)} if run.config.env.python else {"pins": pins.as_posix()}),
         **({"store": store} if store else {}),
     }
 

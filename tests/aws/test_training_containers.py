@@ -1,0 +1,51 @@
+"""A run as training jobs whose containers really run (containers.py), two hosts of two ranks."""
+
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.run import Run
+from tests.aws import training_run
+from tests.aws.training_run import Jobs
+
+if TYPE_CHECKING:
+    from tests.aws.conftest import Aws
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+
+STEPS = {"max_steps": 30, "save_every_steps": 4}
+
+
+@pytest.fixture
+def jobs(aws: "Aws", tmp_path: Path) -> Jobs:
+    return Jobs(aws, tmp_path / "fsx")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same run by launcher `process`: all four ranks on this machine, without containers."""
+    run = training_run.make(tmp_path_factory.mktemp("undisturbed"), "process", **STEPS)
+    deadline = time.monotonic() + training_run.SECONDS
+    while Launchers().active(run):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert run.is_done("generate")
+    return run
+
+
+def test_interruptions_change_no_byte(jobs: Jobs, tmp_path: Path, undisturbed: Run) -> None:
+    """On a file system: SIGTERM with time to save, then all instances gone at once, at any moment."""
+    run = training_run.make(tmp_path / "fsx" / "ft", shared=undisturbed.root, **STEPS)
+    (train,) = jobs.names(run)
+    moments = [random.uniform(2, 20) for _ in range(3)]
+    for kind, moment in zip(("spot", "internal error", "spot"), moments, strict=True):
+        jobs.interrupt(train, kind, moment)
+    jobs.wait_for_the_run(run)
+    assert training_run.results(run) == training_run.results(undisturbed), moments
+    history = [transition["Status"] for transition in jobs.describe(train)["SecondaryStatusTransitions"]]
+    print(moments, history, sorted(found.step for found in restarts.history(run, "train")))
