@@ -90,7 +90,7 @@ def lead(place: Place, kit: Kit, stop: Stop) -> int:
         status = run_stages(place, kit, stop)
     finally:
         step.dismiss(place["job"], place.hosts, status, seconds=5 if stop.requested else 30)
-    if not stop.requested:  # else it was cancelled, or SageMaker starts this job again
+    if status == 0 or not stop.requested:  # else it was cancelled, or SageMaker starts this job again
         kit.advance()
     return status
 
