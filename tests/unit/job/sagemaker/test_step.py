@@ -62,7 +62,7 @@ IMPATIENT = """
 import sys
 from hyperpod_ft.job.sagemaker import step
 step._GRACE_SECONDS = step._GRACE_SECONDS_AFTER_A_FAILURE = step._TERMINATION_SECONDS = 1
-sys.exit(step.lead("train", sys.argv[1:]))
+sys.exit(step.lead("train", "/fsx/run", sys.argv[1:]))
 """
 
 
