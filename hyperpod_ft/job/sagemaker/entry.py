@@ -36,6 +36,7 @@ SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
 # SageMaker counts the start of the instances too, so that a container does not know how much of its time is left.
 _NOTICE_SECONDS = 900
+_FAREWELL_SECONDS = 5
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -91,7 +92,8 @@ def lead(place: Place, kit: Kit, stop: Stop) -> int:
     try:
         status = run_stages(place, kit, stop)
     finally:
-        step.dismiss(place["job"], place.hosts, status, seconds=5 if stop.requested else 30)
+        # the others may still install packages; when this host fails, SageMaker ends them
+        step.dismiss(place["job"], place.hosts, **({"seconds": _FAREWELL_SECONDS} if status or stop.requested else {}))
     if status == 0 or not stop.requested:  # else it was cancelled, or SageMaker starts this job again
         kit.advance()
     return status

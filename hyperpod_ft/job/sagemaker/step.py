@@ -11,7 +11,7 @@ of a checkpoint that others wrote from the store. Messages are lines of JSON:
                           {"ended": 0}                   its script ended, with this exit status
     from the first host   {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
                           {"signal": 10}                 for its script
-                          {"end": 0}                     the job is over, with this exit status
+                          {"end": true}                  the job is over
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ _JOIN_SECONDS = 1200  # a host may still install packages
 # How long others may run after the first one has ended, well or not; then between SIGTERM and SIGKILL.
 _GRACE_SECONDS, _GRACE_SECONDS_AFTER_A_FAILURE = 60, 10
 _TERMINATION_SECONDS = 15
-_FAREWELL_SECONDS = 30
 
 
 class Peer:
@@ -182,12 +181,12 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     return [status or 0 for status in statuses]
 
 
-def dismiss(job: str, hosts: Sequence[str], status: int, seconds: float = _FAREWELL_SECONDS) -> None:
-    """Tell the other hosts that the job is over."""
+def dismiss(job: str, hosts: Sequence[str], seconds: float = _JOIN_SECONDS) -> None:
+    """Tell the other hosts that the job is over, also those that come within this time."""
     deadline = time.monotonic() + seconds
     with suppress(OSError):
         for peer in gather(job, hosts, until=lambda: time.monotonic() > deadline):
-            peer.send(end=status)
+            peer.send(end=True)
             peer.close()
 
 
@@ -198,7 +197,7 @@ def follow(
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
-    """Serve the first host until it says that the job is over; returns the job's exit status.
+    """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
     `start` starts the script of a stage with these variables, in a process group of its own. Gives up when `expired`
     says so, with status 1.
@@ -214,7 +213,7 @@ def follow(
             pass
         message = None if expired() else peer.receive()
         if message and "end" in message:
-            return int(message["end"])
+            return 0
         if message:
             variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
             process = start(str(message["stage"]), variables)
