@@ -183,7 +183,7 @@ class TrainingLoop:
             )
         best = self.config.keep_best
         if best and self.processes.leads:
-            checkpoint_directory.check_best(self.run, progress.best_step)
+            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.checkpoints.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
@@ -341,10 +341,10 @@ class TrainingLoop:
 
     def resume(self) -> Progress:
         """Load the newest complete checkpoint; without one, start at step 0."""
-        if self.processes.leads:
+        if self.checkpoints.volume.leads:
             checkpoint_directory.remove_leftovers(self.run)
         progress = checkpoint_directory.newest(self.run, self.processes)
-        if self.processes.leads:
+        if self.checkpoints.volume.leads:
             checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
         if progress is None:
             return Progress()
