@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.run import Run
 from tests.aws import training_run
 from tests.aws.training_run import Jobs
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
-STEPS = {"max_steps": 30, "save_every_steps": 4}
+STEPS = {"max_steps": 20, "save_every_steps": 4}
 
 
 @pytest.fixture
@@ -38,14 +37,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_interruptions_change_no_byte(jobs: Jobs, tmp_path: Path, undisturbed: Run) -> None:
-    """On a file system: SIGTERM with time to save, then all instances gone at once, at any moment."""
-    run = training_run.make(tmp_path / "fsx" / "ft", shared=undisturbed.root, **STEPS)
+@pytest.mark.parametrize("place", ["fsx/ft", "client"], ids=["file system", "store"])
+def test_interruptions_change_no_byte(jobs: Jobs, tmp_path: Path, undisturbed: Run, place: str) -> None:
+    """While it starts and while it trains: all instances gone at once, or SIGTERM with time to save."""
+    jobs.aws.scenario(seconds={"training.grace": 45})  # PID 1 may not be ready for SIGTERM
+    run = training_run.make(tmp_path / place, shared=undisturbed.root, **STEPS)
     (train,) = jobs.names(run)
-    moments = [random.uniform(2, 20) for _ in range(3)]
-    for kind, moment in zip(("spot", "internal error", "spot"), moments, strict=True):
-        jobs.interrupt(train, kind, moment)
+    steps = [0, random.randint(1, 7), random.randint(8, 15)]
+    for kind, step in zip(("internal error", "spot", "internal error"), steps, strict=True):
+        jobs.interrupt(train, kind, step)
     jobs.wait_for_the_run(run)
-    assert training_run.results(run) == training_run.results(undisturbed), moments
+    jobs.fetch(run)
+    assert training_run.results(run) == training_run.results(undisturbed), steps
     history = [transition["Status"] for transition in jobs.describe(train)["SecondaryStatusTransitions"]]
-    print(moments, history, sorted(found.step for found in restarts.history(run, "train")))
+    assert history.count("Interrupted") + history.count("Restarting") == 3, (history, steps)

@@ -19,7 +19,6 @@ WAITS = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done
 
 @pytest.fixture
 def jobs(aws: "Aws", tmp_path: Path) -> Jobs:
-    aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
     (tmp_path / "fsx" / "ft").mkdir(parents=True)
     return Jobs(aws, tmp_path / "fsx")
 

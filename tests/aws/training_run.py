@@ -1,16 +1,20 @@
 """A run of the shipped tiny Llama as SageMaker training jobs, for tests: its submission, its jobs, how it ended."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
+
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.sagemaker.store import RunStore
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 
@@ -70,6 +74,7 @@ class Jobs:
     def __init__(self, aws: "Aws", file_system: Path) -> None:
         """`file_system`: the local directory that stands for the FSx; its directory `ft` is the runs' root."""
         aws.scenario(file_systems={FSX: str(file_system)})
+        aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
         self.aws = aws
         self.sagemaker = aws.client("sagemaker")
 
@@ -97,16 +102,29 @@ class Jobs:
         """Until every stage is done; fails when a job does."""
         deadline = time.monotonic() + SECONDS
         while not all(run.is_done(stage.name) for stage in run.plan.stages):
+            Launchers().advance(run)  # a run in a store is known here by what this brings
             for name in self.names(run):
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
             assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
             time.sleep(0.1)
 
-    def interrupt(self, name: str, kind: str, after: float) -> None:
-        """Interrupt a job that long after its containers have started, if it has not ended by then."""
-        started = self.wait(name, lambda found: found["SecondaryStatus"] == "Training")["SecondaryStatus"]
-        time.sleep(after if started == "Training" else 0)
+    def fetch(self, run: Run) -> None:
+        """Bring the results of a run in a store here."""
+        if run.config.sagemaker and run.config.sagemaker.store:
+            for stage in ("consolidate", "merge", "generate"):
+                RunStore(run, self.aws.client("s3")).pull_stage(stage)
+
+    def step(self, name: str) -> int:
+        """The highest step that a job has printed."""
+        try:
+            return max((int(step) for step in re.findall(r"^step (\d+)/", self.log(name), re.MULTILINE)), default=0)
+        except ClientError:  # no log yet
+            return 0
+
+    def interrupt(self, name: str, kind: str, step: int) -> None:
+        """Interrupt a job when it has come to this step; at step 0 as soon as its containers run."""
+        self.wait(name, lambda found: found["SecondaryStatus"] == "Training" and self.step(name) >= step)
         self.aws.scenario(interruptions={name: kind})
 
     def log(self, name: str) -> str:

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import Mapping
 
-from hyperpod_ft.job.job_step import HOST_NUMBER, HOSTS
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import init, interpreter, step
 from hyperpod_ft.job.sagemaker.kit import Kit
 from hyperpod_ft.job.sagemaker.place import CODE, FSX, ML, JobError, Place, link_root, report_failure
@@ -36,6 +36,7 @@ SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
 # SageMaker counts the start of the instances too, so that a container does not know how much of its time is left.
 _NOTICE_SECONDS = 900
+_FAREWELL_SECONDS = 5
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -78,6 +79,8 @@ def variables(place: Place, python: Path) -> dict[str, str]:
         HOSTS: " ".join(place.hosts),
         HOST_NUMBER: str(place.number),
     }
+    if store := place.hyperparameters.get("store"):
+        found[step.STORE] = store
     if place.interface:
         found.update({"NCCL_SOCKET_IFNAME": place.interface, "GLOO_SOCKET_IFNAME": place.interface})
     return found
@@ -89,8 +92,9 @@ def lead(place: Place, kit: Kit, stop: Stop) -> int:
     try:
         status = run_stages(place, kit, stop)
     finally:
-        step.dismiss(place["job"], place.hosts, status, seconds=5 if stop.requested else 30)
-    if not stop.requested:  # else it was cancelled, or SageMaker starts this job again
+        # the others may still install packages; when this host fails, SageMaker ends them
+        step.dismiss(place["job"], place.hosts, **({"seconds": _FAREWELL_SECONDS} if status or stop.requested else {}))
+    if status == 0 or not stop.requested:  # else it was cancelled, or SageMaker starts this job again
         kit.advance()
     return status
 
@@ -125,11 +129,12 @@ def follow(place: Place, kit: Kit, stop: Stop) -> int:
     """On another host: run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        kit.before(stage)
+        Path(given[ATTEMPT_DIRECTORY]).mkdir(parents=True, exist_ok=True)
         script = Script(_script(place, stage), stage, given)
         stop.watch(script)
         return script.process
 
-    kit.before(NOTICED)
     with kit.during(NOTICED):
         return step.follow(place["job"], place.hosts[0], place.number, start, stop.expired)
 
