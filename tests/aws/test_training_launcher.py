@@ -102,7 +102,7 @@ def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command
 @pytest.fixture
 def in_store(aws: "Aws", tmp_path: Path) -> Command:
     aws.client("s3").create_bucket(Bucket="store", CreateBucketConfiguration={"LocationConstraint": aws.region})
-    return Command(tmp_path, aws, tmp_path / "root", {"store": "s3://store/ft"}, nodes=1)
+    return Command(tmp_path, aws, tmp_path / "root", {"store": "s3://store/ft"})
 
 
 def test_a_run_in_a_store_goes_on_while_nobody_watches(in_store: Command) -> None:
