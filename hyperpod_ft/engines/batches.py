@@ -89,7 +89,7 @@ class PackedSplit:
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 
-class Ahead(Generic[Key, Value]):
+class Prefetch(Generic[Key, Value]):
     """Values made one ahead of their use, in the time that an accelerator still computes with the one before."""
 
     def __init__(self, make: Callable[[Key], Value]) -> None:

@@ -61,7 +61,10 @@ def check_divides(degrees: Degrees, what: str, size: int) -> None:
 
 
 def copies_over_tensor(kv_heads: int, ranks: int) -> int:
-    """How many ranks of a tensor-parallel group hold each key/value head."""
+    """How many ranks of a tensor-parallel group hold each key/value head.
+
+    Engine neuron's is the same: optimum-neuron's `TrainingNeuronConfig.auto_kv_size_multiplier`.
+    """
     return max(1, ranks // kv_heads)
 
 

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import EngineName, RunConfig
-from hyperpod_ft.planning import neuron_rules, torch_rules
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import rules as neuron_rules
+from hyperpod_ft.planning.torch import rules as torch_rules
 
 
 class EngineRules(Protocol):

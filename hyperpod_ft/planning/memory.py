@@ -94,16 +94,18 @@ def stage_shares(
     Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
-    words = -(-shape.vocabulary // tensor)
-    matrix = words * shape.hidden
+    vocabulary = shape.vocabulary_on_rank(tensor)
+    matrix = vocabulary * shape.hidden
     linears = sum(linear.inputs * linear.outputs * _copies(linear, shape, tensor) for linear in shape.linears)
     layer = (linears + shape.column_biases) // tensor + shape.layer_vectors
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
         layers = layers_of[stage]
         ends = matrix * (first + (last and not (shape.tied and first)))
-        ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
-        adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
+        ends += first * shape.positions * shape.hidden
+        ends += last * (shape.end_vectors + ("head" in shape.biases) * vocabulary)
+        adapters = layers * _layer_adapters(config, shape, tensor)
+        adapters += _end_adapters(config, shape, vocabulary, first, last)
         yield StageShare(
             layers=layers,
             layer_parameters=layer,
@@ -145,11 +147,11 @@ def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     return total
 
 
-def _end_adapters(config: RunConfig, shape: ModelShape, words: int, first: bool, last: bool) -> int:
-    """An embedding's factors are whole on each rank; of the head's, one is divided by words."""
+def _end_adapters(config: RunConfig, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
+    """An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries."""
     targets, lora = config.lora.target_names, config.lora
     embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
-    head = lora.r * (words + shape.hidden) + lora.dora * words
+    head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
     is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.built.embedding, shape.built.head))
     return (is_embedding and first) * embedding + (is_head and last) * head
 
@@ -157,6 +159,12 @@ def _end_adapters(config: RunConfig, shape: ModelShape, words: int, first: bool,
 def element_bytes(config: RunConfig) -> int:
     """Bytes of an element of the activations."""
     return 2 if config.training.precision == "bf16" else FP32
+
+
+def in_fp32_too(config: RunConfig) -> int:
+    """Bytes of an element of what is computed in fp32 and used in the dtype of the activations."""
+    element = element_bytes(config)
+    return FP32 + (element if element < FP32 else 0)
 
 
 def tokens(config: RunConfig, degrees: Degrees) -> int:

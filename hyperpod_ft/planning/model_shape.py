@@ -101,6 +101,10 @@ class ModelShape:
             + ("mlp" in self.biases) * self.hidden
         )
 
+    def vocabulary_on_rank(self, tensor_parallel: int) -> int:
+        """Entries of the vocabulary on the fullest of the ranks that divide it."""
+        return -(-self.vocabulary // tensor_parallel)
+
     @property
     def end_vectors(self) -> int:
         """Parameters of the last norm."""
@@ -111,8 +115,8 @@ class ModelShape:
         """All parameters; a tied matrix counts once."""
         layer = sum(linear.inputs * linear.outputs for linear in self.linears)
         layer += self.column_biases + self.layer_vectors
-        words = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
-        return self.layers * layer + self.vocabulary * words + self.positions * self.hidden + self.end_vectors
+        entry = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
+        return self.layers * layer + self.vocabulary * entry + self.positions * self.hidden + self.end_vectors
 
 
 class _ConfigJson(BaseModel):

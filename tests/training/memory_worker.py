@@ -18,9 +18,9 @@ from sharding_worker import Worker
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ft.engines.torch.loop import TrainingLoop
-from hyperpod_ft.engines.torch.sharding import data_parallel
+from hyperpod_ft.engines.torch.sharding import trained_weights
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
 BUCKET_BYTES = 1 << 20
@@ -69,7 +69,7 @@ def measure(worker: Worker, run: Run, sharding: Sharding) -> int:
 
 def main() -> None:
     out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
-    data_parallel.BUCKET_BYTES = BUCKET_BYTES
+    trained_weights.BUCKET_BYTES = BUCKET_BYTES
     worker = Worker(runs[0].plan.degrees.world_size)
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
@@ -83,7 +83,7 @@ def host_bytes(loop: TrainingLoop) -> int:
     """Of the masters, their gradients and moments, if they are in host memory."""
     if loop.sharding.offload == "none":
         return 0
-    masters = sum(loop.data_parallel.master(name).nbytes for name in loop.data_parallel.parameters)
+    masters = sum(loop.trained_weights.master(name).nbytes for name in loop.trained_weights.parameters)
     stored = [tensor for moments in loop.optimizer._moments.values() for tensor in moments.tensors().values()]
     frozen = 0
     if loop.sharding.offload == "parameters":

@@ -19,10 +19,10 @@ from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training
@@ -52,22 +52,22 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     degrees, shape = run.plan.degrees, model_shape(model.to_dict())
     assert shape is not None
     (share,) = torch_memory.shares(run.config, degrees, shape)
-    memory = torch_memory.on_rank(run.config, degrees, shape, share, sharding)
+    memory = torch_memory.memory_on_rank(run.config, degrees, shape, share, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
     with meshes_of(1 % sharding.shard_ranks, sharding) as meshes:
 
         def work() -> None:
             module = build(run, meshes, sharding)
-            built.append((module, AdamW(module.data_parallel, run.config.training, lambda _: 1.0)))
+            built.append((module, AdamW(module.trained_weights, run.config.training, lambda _: 1.0)))
 
         gc.collect()  # what earlier tests left must not go away in between
         before = live_bytes()
         peak = peak_during(work) - before
         on_host = 0
         if sharding.offload == "optimizer":
-            data_parallel = built[0][0].data_parallel
+            trained_weights = built[0][0].trained_weights
             # masters, gradients and both moments
-            on_host = 4 * sum(data_parallel.master(name).nbytes for name in data_parallel.parameters)
+            on_host = 4 * sum(trained_weights.master(name).nbytes for name in trained_weights.parameters)
         expected = memory.weights + memory.optimizer
         print(f"{sharding}: {(peak - on_host) / 1e6:.1f} MB, {(peak - on_host) / expected:.3f} of the estimate")
         # beside them, the buffer that files are read through
@@ -83,13 +83,13 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
     run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
     files = load_file(Path(run.base_model) / "model.safetensors")
     with meshes_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as meshes:
-        data_parallel = build(run, meshes, sharding).data_parallel
-        for name, master in data_parallel.state().items():
+        trained_weights = build(run, meshes, sharding).trained_weights
+        for name, master in trained_weights.state().items():
             for start, values in master.boxes if isinstance(master, Pieces) else [((0,) * master.ndim, master)]:
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
-            weight = data_parallel.parameters[name].detach()
-            for start, values in data_parallel.parts[name].unsharded.boxes(weight):
+            weight = trained_weights.parameters[name].detach()
+            for start, values in trained_weights.parts[name].unsharded.boxes(weight):
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert torch.equal(values, expected.bfloat16()), name
 
@@ -102,8 +102,8 @@ def test_what_a_class_keeps_in_fp32_is_not_rounded(
     sharding = Sharding("zero1", 2, offload)
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
     with meshes_of(1, sharding) as meshes:
-        data_parallel = build(run, meshes, sharding).data_parallel
-    dtypes = {name: parameter.dtype for name, parameter in data_parallel.parameters.items()}
+        trained_weights = build(run, meshes, sharding).trained_weights
+    dtypes = {name: parameter.dtype for name, parameter in trained_weights.parameters.items()}
     assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}
     # what a group of parameters gathers is of one dtype
-    assert all(len({dtypes[name] for name in names}) == 1 for names in data_parallel.groups)
+    assert all(len({dtypes[name] for name in names}) == 1 for names in trained_weights.buckets)

@@ -22,7 +22,7 @@ from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
 from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import MakeRun, process_group_of_its_own, tiny_llama
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.config import run_file
-from hyperpod_ft.config.run_config import Stage
-from hyperpod_ft.engines.torch.reference import PreferenceSplit
+from hyperpod_ft.config.run_config import StageName
+from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, dataset, download, merge, stage
 from tests.training.conftest import metrics, train_here
@@ -32,7 +32,7 @@ def fine_tuned(root: Path) -> Path:
     run = recipe("quickstart", root, *ONE_RANK)
     run.freeze()
     finish(run, "env")
-    works: dict[Stage, Any] = {"download": download.work, "dataset": dataset.work}
+    works: dict[StageName, Any] = {"download": download.work, "dataset": dataset.work}
     for name, work in works.items():
         stage.perform(run, name, work)
     train_here(run)

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from test_layouts import differences, reference
 
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
@@ -180,7 +180,7 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, m
         run = runs[name][0]
         degrees = run.plan.degrees
         (layout,) = torch_memory.shares(run.config, degrees, shape)
-        memory = torch_memory.on_rank(run.config, degrees, shape, layout, Sharding(*case))
+        memory = torch_memory.memory_on_rank(run.config, degrees, shape, layout, Sharding(*case))
         expected = memory.weights + memory.gradients + memory.optimizer
         found = measured["peak"].item()
         print(f"{name} {case}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")

@@ -2,6 +2,9 @@
 
 import torch
 
+# by their names in a run file
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 def fixed_shapes(device: torch.device) -> bool:
     """Whether it compiles each operation for the shapes that it is given, so that they must not change between steps.

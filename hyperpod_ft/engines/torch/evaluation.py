@@ -10,7 +10,10 @@ from torch import nn
 
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.objectives import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
 
 
 class Evaluation:
@@ -41,6 +44,21 @@ class Evaluation:
         total = torch.tensor([sum(each) for each in zip(*parts, strict=True)], dtype=torch.float32).to(self._device)
         dist.all_reduce(total)
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
+
+
+def evaluation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Evaluation | None:
+    """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
+    directory = run.dataset_path / "validation"
+    if directory.is_dir():
+        split = objective.open(directory)
+        count = objective.count(split, np.arange(len(split)), str(directory))
+        return Evaluation(split, count, run.config.training.micro_batch_size, device, meshes)
+    if run.config.training.evaluate_every_steps:
+        raise UserError(
+            f"training.evaluate_every_steps: {run.dataset_path} holds out no validation rows",
+            "raise dataset.validation_share, or add data",
+        )
+    return None
 
 
 def forward_only(

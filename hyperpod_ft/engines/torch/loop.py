@@ -19,26 +19,26 @@ import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PairedBatch
+from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, reference
-from hyperpod_ft.engines.torch.evaluation import Evaluation
+from hyperpod_ft.engines.torch import checkpoints, devices, reference
+from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline.pipeline import Pipeline
+from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from hyperpod_ft.runs.run import Run
 
@@ -71,7 +71,7 @@ def _training_loop(run: Run, processes: Processes) -> Iterator["TrainingLoop"]:
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
     config = read_config(run.base_model)
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
+    return sharding_choice.choose_sharding(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,24 @@ class TrainingLoop:
             gradient_accumulation_steps=self.config.gradient_accumulation_steps,
             data_parallel=meshes.tokens["dp"].size(),
         )
-        self.batches = Ahead(self._micro_batch)
+        self.batches = Prefetch(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, meshes, sharding)
-        self.data_parallel = self.model.data_parallel
-        self.pipeline = self._pipeline()
+        self.trained_weights = self.model.trained_weights
+        self.pipeline = pipeline_of(run, meshes, device, self.model, self.rows.max_length // self.chunk.count)
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
-        self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
-        self.evaluation = self._evaluation()
+        self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
+        self.evaluation = evaluation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
-            self._add_reference()
+            wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
+            if self.evaluation:
+                wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
+            # the model is still the one that training begins with
+            reference.add(run, processes, meshes, device, self.model.module, wanted)
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
         # tp ranks must draw the same dropout masks, since they hold the same activations; dp, cp and pp ranks others
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
@@ -187,62 +191,11 @@ class TrainingLoop:
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
-    def _pipeline(self) -> Pipeline | None:
-        """None when the model is in one piece."""
-        if self.meshes.weights["pp"].size() == 1:
-            return None
-        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        size = (
-            self.config.micro_batch_size,
-            self.rows.max_length // self.chunk.count,
-            self.model.module.config.hidden_size,
-        )
-        return Pipeline(
-            self.model.module,
-            self.model.stages,
-            self.meshes.weights["pp"],
-            self.run.config.parallelism,
-            self.config.gradient_accumulation_steps,
-            torch.empty(size, dtype=dtype, device=self.device),
-            self.data_parallel.before_backward,
-        )
-
-    def _evaluation(self) -> Evaluation | None:
-        """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-        directory = self.run.dataset_path / "validation"
-        if directory.is_dir():
-            split = self.objective.open(directory)
-            count = self.objective.count(split, np.arange(len(split)), str(directory))
-            return Evaluation(split, count, self.config.micro_batch_size, self.device, self.meshes)
-        if self.config.evaluate_every_steps:
-            raise UserError(
-                f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",
-                "raise dataset.validation_share, or add data",
-            )
-        return None
-
     def trial(self) -> None:
         """The operations of training, once."""
         if self.evaluation:
             self._means(rows=1)
         self.step(1, [])
-
-    def _add_reference(self) -> None:
-        """Give preferences their reference log-probabilities; the model is still the one that training begins with."""
-        wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
-        if self.evaluation:
-            wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
-        reference.add(
-            self.run, self.processes, self.meshes, self.device, self.model.module, wanted, self._log_probabilities
-        )
-
-    def _log_probabilities(self, batch: Batch) -> torch.Tensor:
-        """By the model as it is, of each document of a batch, fp32 [documents]."""
-        compiled = compiling.compiles(self.config, self.device)
-        found: torch.Tensor = -self.model.module(
-            **language_model.inputs(batch, self.device, compiled, by_document=True)
-        )
-        return found
 
     def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
         """The validation loss, and the objective's other metrics by name."""
@@ -290,17 +243,17 @@ class TrainingLoop:
         if self.pipeline:
             micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
             total = self.pipeline.forward_backward(micro_batches, count)
-            return total, self.data_parallel.after_backward()
+            return total, self.trained_weights.after_backward()
         total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
         for index in range(last + 1):
-            self.data_parallel.before_backward(last=index == last)
+            self.trained_weights.before_backward(last=index == last)
             # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
             means = self.objective.sums(self.model.module, self.batches.take((number, index))) / count
             means[0].backward()
             total += means.detach()
             if index < last or number < self.steps:
                 self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
-        return total, self.data_parallel.after_backward()
+        return total, self.trained_weights.after_backward()
 
     def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
         step, index = step_and_index
@@ -320,7 +273,7 @@ class TrainingLoop:
         else:
             due = wanted or progress.step % config.save_every_steps == 0
         if best or due:
-            self.data_parallel.check_replicas(progress.step)
+            self.trained_weights.check_replicas(progress.step)
         if best:
             self.checkpoints.save_best(self._weights(), progress)
         if due:
@@ -328,13 +281,13 @@ class TrainingLoop:
 
     def _weights(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.config.weights_dtype]
-        return {"model": self.data_parallel.state(dtype)}
+        dtype = devices.DTYPES[self.config.weights_dtype]
+        return {"model": self.trained_weights.state(dtype)}
 
     def _state(self) -> dict[str, Any]:
         """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
         return {
-            "model": self.data_parallel.state(),
+            "model": self.trained_weights.state(),
             "optimizer": self.optimizer.state(),
             "random": checkpoints.random_state(self.processes.rank, self.device),
         }
@@ -353,8 +306,8 @@ class TrainingLoop:
             return progress
         state = self._state()
         self.checkpoints.load(self.run.checkpoint(progress.step), state)
-        for names in self.data_parallel.groups:
-            self.data_parallel.use_masters(names)
+        for names in self.trained_weights.buckets:
+            self.trained_weights.use_masters(names)
         self.optimizer.steps = progress.step
         checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))

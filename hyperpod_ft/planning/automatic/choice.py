@@ -12,7 +12,6 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
@@ -21,7 +20,9 @@ from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # layouts that a proposal shows
@@ -39,13 +40,13 @@ class DegreesLayout:
     time: StepTime
 
     @property
-    def rows(self) -> int:
+    def rows_per_step(self) -> int:
         """Training rows in one step."""
         return rows_per_step(self.config.training, self.degrees.data_parallel)
 
     @property
     def tokens_per_second(self) -> float:
-        return self.rows * self.config.dataset.max_length / self.time.total
+        return self.rows_per_step * self.config.dataset.max_length / self.time.total
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Proposal:
                     "degrees": str(layout.degrees),
                     "sharding": str(layout.sharding),
                     "bytes": layout.needed,
-                    "rows_per_step": layout.rows,
+                    "rows_per_step": layout.rows_per_step,
                     "seconds_per_step": layout.time.total,
                     "tokens_per_second": layout.tokens_per_second,
                 }
@@ -151,18 +152,18 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
     check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
-    parts = list(torch_memory.shares(config, degrees, shape))
+    shares = list(torch_memory.shares(config, degrees, shape))
     needed: float | None = None
     if available(config):
-        sharding, needed = torch_memory.fit(config, degrees, shape, parts)
+        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, shares)
     else:
-        sharding = torch_memory.choose(config, degrees, shape)
+        sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return DegreesLayout(
         config=config,
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, parts),
+        time=step_time(config, degrees, shape, sharding, shares),
     )
 
 

@@ -18,8 +18,8 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.pipeline import schedule
-from hyperpod_ft.planning.sharding import Sharding
-from hyperpod_ft.planning.torch_memory import key_value_copies
+from hyperpod_ft.planning.torch.memory import key_value_copies
+from hyperpod_ft.planning.torch.sharding import Sharding
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth

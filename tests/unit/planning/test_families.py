@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.model import tensor_parallel
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
 from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.torch import memory as torch_memory
 
 RUN = {
     "name": "run",

@@ -13,10 +13,10 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_memory
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.neuron import memory as neuron_memory
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shipped

@@ -181,6 +181,11 @@ class LoraLinear(nn.Linear):
         return f"{super().extra_repr()}, r={self.lora_A.out_features}, scale={self.scale:g}"
 
 
+def is_adapted(module: nn.Module) -> bool:
+    """Whether `adapt` has given it an adapter."""
+    return hasattr(module, "lora_A") or hasattr(module, "lora_embedding_A")
+
+
 def _scale(lora: Lora) -> float:
     return lora.alpha / (math.sqrt(lora.r) if lora.rslora else lora.r)
 

@@ -9,7 +9,7 @@ from torch.optim.adamw import adamw
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.optimizer.moments import moments
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
+from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 
 _EPSILON = 1e-8
 
@@ -22,13 +22,15 @@ class AdamW:
     while the next is computed.
     """
 
-    def __init__(self, data_parallel: DataParallel, training: Training, rate_factor: Callable[[str], float]) -> None:
+    def __init__(
+        self, trained_weights: TrainedWeights, training: Training, rate_factor: Callable[[str], float]
+    ) -> None:
         """`rate_factor`: what the learning rate of the parameter with a given name is multiplied by."""
-        self._data_parallel, self._training = data_parallel, training
+        self._trained_weights, self._training = trained_weights, training
         self._rate_factor = rate_factor
         self._moments = {
-            name: moments(training.optimizer_state, name, data_parallel.master(name))
-            for name in data_parallel.parameters
+            name: moments(training.optimizer_state, name, trained_weights.master(name))
+            for name in trained_weights.parameters
         }
         self.steps = 0  # updates that the moments include; the bias correction needs it
 
@@ -37,22 +39,22 @@ class AdamW:
         """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients."""
         self.steps += 1
         scale = clipping(gradient_norm, self._training.max_grad_norm)
-        for names in self._data_parallel.groups:
-            gradients = dict(zip(names, self._data_parallel.take_gradients(names), strict=True))
+        for names in self._trained_weights.buckets:
+            gradients = dict(zip(names, self._trained_weights.take_gradients(names), strict=True))
             for (factor, decay), alike in self._alike(names).items():
                 self._update(alike, [gradients[name] for name in alike], scale, learning_rate * factor, decay)
-            self._data_parallel.use_masters(names)
+            self._trained_weights.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
         """Parameters by their factor of the learning rate and their weight decay."""
         found: dict[tuple[float, float], list[str]] = {}
         for name in names:
-            decay = self._training.weight_decay if len(self._data_parallel.parts[name].shape) > 1 else 0.0
+            decay = self._training.weight_decay if len(self._trained_weights.parts[name].shape) > 1 else 0.0
             found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
     def _update(self, names: list[str], gradients: list[torch.Tensor], scale: float, rate: float, decay: float) -> None:
-        masters = [self._data_parallel.master(name) for name in names]
+        masters = [self._trained_weights.master(name) for name in names]
         device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
         # fused adamw divides the gradients by grad_scale while it reads them
@@ -88,7 +90,7 @@ class AdamW:
         Pieces (sharding/pieces.py) where ranks hold different parts. They share memory with the optimizer.
         """
         return {
-            name: {key: self._data_parallel.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
+            name: {key: self._trained_weights.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
             for name, stored in self._moments.items()
         }
 

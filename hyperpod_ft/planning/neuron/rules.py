@@ -9,10 +9,11 @@ from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_environment, neuron_memory
-from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
+from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, divisors
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import environment as neuron_environment
+from hyperpod_ft.planning.neuron import memory as neuron_memory
 
 TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
@@ -138,7 +139,7 @@ def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> Non
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
     """Key/value heads are replicated when there are fewer than ranks."""
-    if kv_heads * kv_size_multiplier(kv_heads, tensor_parallel) % tensor_parallel:
+    if kv_heads * copies_over_tensor(kv_heads, tensor_parallel) % tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} and the model's {kv_heads} key/value heads:"
             " neither divides the other",
@@ -170,7 +171,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    """optimum-neuron uses ZeRO-1 with bf16 only, as planning/neuron_memory.py says."""
+    """optimum-neuron uses ZeRO-1 with bf16 only, as planning/neuron/memory.py says."""
     if config.neuron.zero_1 and config.training.precision == "bf16" and degrees.data_parallel > 1:
         return f"zero1 over {degrees.data_parallel} ranks"
     return "replicated"
@@ -184,11 +185,3 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     for share in neuron_memory.shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)
-
-
-def kv_size_multiplier(kv_heads: int, tensor_parallel: int) -> int:
-    """How many copies of each key/value head a tensor-parallel group has.
-
-    optimum-neuron's rule, `TrainingNeuronConfig.auto_kv_size_multiplier`: one, unless there are more ranks than heads.
-    """
-    return max(1, tensor_parallel // kv_heads)
