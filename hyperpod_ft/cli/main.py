@@ -234,7 +234,7 @@ def compare(
 
     compared = [figures.require(references.find(run)) for run in runs]
     if as_json:
-        _print_json([asdict(of) for of in compared])
+        _print_json([asdict(training) for training in compared])
     else:
         show_runs.comparison(compared)
 

@@ -67,12 +67,12 @@ class StageShare:
 class KeptTensors:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
-    outside_share: float  # of the tensors between attention and MLP, what a rank has: 1 without sequence parallelism
-    input_share: float  # of those that attention, MLP and the loss take in
-    attention: float  # bytes per token of attention, before tensor parallelism divides them
+    outside_share: float  # of the tensors between attention and MLP that a rank has: 1 without sequence parallelism
+    input_share: float  # of the inputs of attention, MLP and loss that a rank has
+    attention: float  # bytes per token of attention on all tensor-parallel ranks together
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
-    exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
+    exchanged: float = 0.0  # likewise, what ranks that share a row exchange for attention
     norm_input: int = FP32  # bytes of an element of a norm's input
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
@@ -89,7 +89,7 @@ def stage_shares(
     layers_of: Sequence[int],
     in_flight: Sequence[int],
 ) -> Iterator[StageShare]:
-    """One for each rank of a pipeline; `layers_of` and `in_flight` (micro batches): of each.
+    """The share of each rank of a pipeline, which has `layers_of` layers and `in_flight` micro batches in memory.
 
     Tensor parallelism divides the vocabulary too.
     """

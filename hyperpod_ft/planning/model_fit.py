@@ -30,9 +30,9 @@ _FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 class Fit:
     """How a run fits its accelerators."""
 
-    sharding: str  # what data-parallel ranks divide, for people to read
+    sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
-    pipeline: str | None = None  # how it is cut, for people to read; None without a pipeline
+    pipeline: str | None = None  # how it is cut, in words; None without one
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:

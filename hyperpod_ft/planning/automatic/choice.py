@@ -1,7 +1,7 @@
-"""Which degrees of parallelism a run gets: all that divide its ranks are tried, by the checks that given ones pass.
+"""Which degrees of parallelism a run gets: all that divide its ranks are tried, with the checks of given ones.
 
-Those that the engine, the model or the memory does not allow are refused, with the reason that a user would read; of
-the others, those that train most tokens a second by the estimate are chosen.
+Those that the engine, the model or the memory does not allow are refused, with the reason as a user would read it. Of
+the others, the kit takes those with the highest estimated tokens per second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,9 @@ class Proposal:
 
     chosen: DegreesLayout
     slower: tuple[DegreesLayout, ...]  # the fastest first
-    refused: tuple[Refused, ...]  # the fastest of those that do not fit, then one for each key that others contradict
+    refused: tuple[
+        Refused, ...
+    ]  # the fastest that do not fit, then one for each key of the run file that refuses others
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -140,7 +142,7 @@ def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
 
 
 def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> DegreesLayout:
-    """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
+    """Raises UserError or ValueError as submitting a run file with these degrees would, except for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
     check_encoder_decoder(config, model_config)

@@ -178,7 +178,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """neuronx-distributed cuts by numbers of layers."""
+    """None: neuronx-distributed cuts the model itself, by numbers of layers."""
     return None
 
 
