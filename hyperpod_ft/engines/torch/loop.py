@@ -25,7 +25,7 @@ from hyperpod_ft.engines.interface import Trained
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, devices, reference
+from hyperpod_ft.engines.torch import reference
 from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
@@ -34,12 +34,13 @@ from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.planning.torch.sharding import Sharding
-from hyperpod_ft.planning.training_steps import learning_rate, total_steps
+from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 
@@ -99,12 +100,13 @@ class TrainingLoop:
         self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.objective = objective_of(run.config, self.chunk)
         self.rows = self.objective.open(run.dataset_path / "train")
+        data_parallel = meshes.tokens["dp"].size()
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
-            micro_batch_size=self.config.micro_batch_size,
-            gradient_accumulation_steps=self.config.gradient_accumulation_steps,
-            data_parallel=meshes.tokens["dp"].size(),
+            rows_per_step=rows_per_step(self.config, data_parallel),
+            micro_batches_per_step=self.config.gradient_accumulation_steps,
+            data_parallel=data_parallel,
         )
         self.batches = Prefetch(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
@@ -124,7 +126,7 @@ class TrainingLoop:
                 wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
             # the model is still the one that training begins with
             reference.add(run, processes, meshes, device, self.model.module, wanted)
-        self.checkpoints = checkpoints.Checkpoints(run, processes, device)
+        self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
         # tp ranks must draw the same dropout masks, since they hold the same activations; dp, cp and pp ranks others
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
@@ -140,11 +142,11 @@ class TrainingLoop:
             return self._run_to_end()
         except UserError:
             with contextlib.suppress(UserError):  # the first error counts
-                self.checkpoints.finish()
+                self.state.finish()
             raise
 
     def _run_to_end(self) -> Trained:
-        progress = self.resume()
+        progress = self.state.resume(self.steps)
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
@@ -174,11 +176,11 @@ class TrainingLoop:
                     log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
-                self.save(progress, last, wanted=last or bool(step.stop_signal))
+                self.state.save(progress, last, wanted=last or bool(step.stop_signal))
                 if step.stop_signal and not last:
-                    self.checkpoints.finish()
+                    self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
-        self.checkpoints.finish()
+        self.state.finish()
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
@@ -263,54 +265,6 @@ class TrainingLoop:
     def inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
-
-    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
-        """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
-        config = self.config
-        best = config.keep_best and progress.best_step == progress.step
-        if config.save_only_model:
-            due = last
-        else:
-            due = wanted or progress.step % config.save_every_steps == 0
-        if best or due:
-            self.trained_weights.check_replicas(progress.step)
-        if best:
-            self.checkpoints.save_best(self._weights(), progress)
-        if due:
-            self.checkpoints.save(self._weights() if config.save_only_model else self._state(), progress)
-
-    def _weights(self) -> dict[str, Any]:
-        """The trained weights in `weights_dtype`."""
-        dtype = devices.DTYPES[self.config.weights_dtype]
-        return {"model": self.trained_weights.state(dtype)}
-
-    def _state(self) -> dict[str, Any]:
-        """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
-        return {
-            "model": self.trained_weights.state(),
-            "optimizer": self.optimizer.state(),
-            "random": checkpoints.random_state(self.processes.rank, self.device),
-        }
-
-    def resume(self) -> Progress:
-        """Load the newest complete checkpoint; without one, start at step 0."""
-        if self.processes.leads:
-            checkpoint_directory.remove_leftovers(self.run)
-        progress = checkpoint_directory.newest(self.run, self.processes)
-        if self.processes.leads:
-            checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
-        if progress is None:
-            return Progress()
-        if progress.step == self.steps or progress.stopped_early:
-            # nothing is left to train; it may hold the weights alone
-            return progress
-        state = self._state()
-        self.checkpoints.load(self.run.checkpoint(progress.step), state)
-        for names in self.trained_weights.buckets:
-            self.trained_weights.use_masters(names)
-        self.optimizer.steps = progress.step
-        checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
-        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         trained = self.model.trainable_parameters
