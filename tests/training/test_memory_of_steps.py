@@ -11,7 +11,7 @@ import torch.distributed as dist
 from memory import bytes_on_host, live_bytes, meshes_of, peak_during
 
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.engines.torch import checkpoints
+from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import trained_weights
 from hyperpod_ft.planning.model_shape import model_shape
@@ -52,7 +52,7 @@ def training(run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
 
 def step(loop: TrainingLoop, number: int) -> None:
     loop.forward_backward(number)
-    loop.optimizer.step(1e-4, 1.0)
+    loop.optimizer.step(1e-4, torch.ones(()))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_memory_is_as_estimated(
     for module in (torch_memory, trained_weights):
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
     # makes a group of processes that do not exist
-    monkeypatch.setattr(checkpoints, "Checkpoints", lambda *_: None)
+    monkeypatch.setattr(training_state, "Checkpoints", lambda *_: None)
     model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
     shape = model_shape(model.to_dict())
     assert shape is not None

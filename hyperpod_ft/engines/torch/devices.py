@@ -15,6 +15,28 @@ def fixed_shapes(device: torch.device) -> bool:
     return device.type not in ("cpu", "cuda")
 
 
+class HostCopy:
+    """A copy of a tensor in host memory, which the device makes while the program continues."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._event = tensor, None
+        if pins(tensor.device):
+            self._tensor = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._event = torch.Event(tensor.device)
+            self._event.record()
+
+    def wait(self) -> torch.Tensor:
+        """The copy, once it is complete."""
+        if self._event:
+            self._event.synchronize()
+        return self._tensor.cpu()
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Whether the program continues while the device computes."""
+    return device.type != "cpu"
+
+
 def pins(device: torch.device) -> bool:
     """Whether the device copies from and to pinned host memory while the program continues."""
     return device.type == "cuda"

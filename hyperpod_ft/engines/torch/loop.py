@@ -6,26 +6,25 @@ never change, so a compiler sees one graph.
 """
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import reference
+from hyperpod_ft.engines.torch import devices, reference
 from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
@@ -34,6 +33,7 @@ from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
@@ -75,18 +75,6 @@ def sharding_of(run: Run) -> Sharding:
     return sharding_choice.choose_sharding(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
-@dataclass(frozen=True)
-class Step:
-    """The outcome of an optimizer step, equal on all ranks."""
-
-    number: int
-    loss: float  # mean over the step's label tokens, or pairs
-    grad_norm: float  # global, before clipping
-    learning_rate: float
-    stop_signal: int  # 0: no rank received one
-    metrics: dict[str, float]  # the objective's
-
-
 class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
@@ -118,6 +106,7 @@ class TrainingLoop:
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
+        self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.evaluation = evaluation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
@@ -160,13 +149,16 @@ class TrainingLoop:
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validate(log)[0])
+            launched: deque[LaunchedStep] = deque()
+            stopping = False
             while progress.step < self.steps and not progress.stopped_early:
-                step = self.step(progress.step + 1, signals)
+                while self._may_launch(launched, stopping):
+                    launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
+                step = launched.popleft().read(self.objective.metrics)
+                stopping = stopping or bool(step.stop_signal)
                 progress = log.advance(progress, step.loss, step.metrics)
                 validation_loss, row_metrics = None, step.metrics
-                if self.evaluation and (
-                    step.number == self.steps or (evaluate_every and step.number % evaluate_every == 0)
-                ):
+                if self.evaluation and self._evaluates_after(step.number):
                     validation_loss, validation_metrics = self._validate(log)
                     progress = progress.evaluated(
                         validation_loss, self.config.early_stopping_patience, validation_metrics
@@ -176,8 +168,9 @@ class TrainingLoop:
                     log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
-                self.state.save(progress, last, wanted=last or bool(step.stop_signal))
-                if step.stop_signal and not last:
+                leaving = stopping and not launched
+                self.state.save(progress, last, wanted=last or leaving)
+                if leaving and not last:
                     self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
         self.state.finish()
@@ -213,26 +206,39 @@ class TrainingLoop:
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
         return self.evaluation.means(module, lambda batch: sums(self.inputs(batch)), rows)
 
+    def _may_launch(self, launched: Sequence[LaunchedStep], stopping: bool) -> bool:
+        """Whether the next step begins, of `launched` ones whose outcomes were not read.
+
+        An accelerator has a step to compute while the outcome of the one before is read; but not before that has been
+        saved or evaluated, if it will be.
+        """
+        if not launched:
+            return True
+        newest = launched[-1].number
+        return not (
+            stopping
+            or len(launched) > self.steps_ahead
+            or newest == self.steps
+            or self.state.saves_after(newest)
+            or self._evaluates_after(newest)
+        )
+
+    def _evaluates_after(self, number: int) -> bool:
+        every = self.config.evaluate_every_steps
+        return number == self.steps or bool(every and number % every == 0)
+
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
+        return self.launch(number, signals).read(self.objective.metrics)
+
+    def launch(self, number: int, signals: list[int]) -> LaunchedStep:
+        """One optimizer step, whose outcome an accelerator may still be computing."""
         means, share_of_norm = self.forward_backward(number)
-        summary = torch.cat(
-            [
-                # equal on the ranks of a tp group, so each contributes its share
-                means / self.tensor_parallel,
-                share_of_norm[None],
-                torch.tensor(flags(signals), device=self.device),
-            ]
-        )
-        dist.all_reduce(summary)
-        mean_loss, *others = summary[: len(means)].tolist()
-        squared_norm, *asked = summary[len(means) :].tolist()
-        norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
-        sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
-        self.optimizer.step(rate, norm)
-        named = dict(zip(self.objective.metrics, others, strict=True))
-        return Step(number, mean_loss, norm, rate, stop_signal(asked), named)
+        # the means are equal on the ranks of a tp group, so each contributes its share
+        launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals)
+        self.optimizer.step(rate, launched.grad_norm)
+        return launched
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.

@@ -36,13 +36,18 @@ class TrainingState:
         """
         training = self._run.config.training
         best = training.keep_best and progress.best_step == progress.step
-        due = last if training.save_only_model else wanted or progress.step % training.save_every_steps == 0
+        due = last if training.save_only_model else wanted or self.saves_after(progress.step)
         if best or due:
             self._weights.check_replicas(progress.step)
         if best:
             self._checkpoints.save_best(self._exported(), progress)
         if due:
             self._checkpoints.save(self._exported() if training.save_only_model else self._tensors(), progress)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step by its number."""
+        training = self._run.config.training
+        return not training.save_only_model and step % training.save_every_steps == 0
 
     def finish(self) -> None:
         """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
