@@ -106,7 +106,7 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
-            # samples that earlier versions prepared lack `templated`
+            # earlier versions prepared samples that do not say it
             ids = ids_of(sample.prompt, chat=chat or sample.templated)
             questions.append(_Question(split, sample.prompt, ids, sample.completion))
     if empty := [question for question in questions if not question.ids]:
