@@ -83,7 +83,7 @@ class PackedSplit:
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of preferences: how many pairs of documents each row has, int64 [rows].
 
-        Padding at the end of a row begins at position 0 too, but is no second document.
+        Padding at the end of a row begins at position 0 too, but is not a second document.
         """
         assert not isinstance(self._split, PairedSplit)
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
