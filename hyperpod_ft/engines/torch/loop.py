@@ -182,7 +182,7 @@ class TrainingLoop:
             )
         best = self.config.keep_best
         if best and self.processes.leads:
-            checkpoint_directory.check_best(self.run, progress.best_step)
+            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 

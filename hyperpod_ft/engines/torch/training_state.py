@@ -27,6 +27,7 @@ class TrainingState:
         self._run, self._processes, self._device = run, processes, device
         self._weights, self._optimizer = weights, optimizer
         self._checkpoints = Checkpoints(run, processes, device)
+        self.volume = self._checkpoints.volume
 
     def save(self, progress: Progress, last: bool, wanted: bool) -> None:
         """Save what is due after a step: the best weights, and a checkpoint to resume from.
@@ -55,10 +56,10 @@ class TrainingState:
 
     def resume(self, steps: int) -> Progress:
         """Load the newest complete checkpoint of a training of `steps` steps; without one, start at step 0."""
-        if self._processes.leads:
+        if self.volume.leads:
             checkpoint_directory.remove_leftovers(self._run)
         progress = checkpoint_directory.newest(self._run, self._processes)
-        if self._processes.leads:
+        if self.volume.leads:
             checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
         if progress is None:
             return Progress()
