@@ -14,6 +14,7 @@ Results = Mapping[str, Mapping[str, Entry]]
 
 KIT, COPY = "hyperpod-ft", "cp -r"
 NAIVE = "naive settings"
+S5CMD = "s5cmd"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
 LOADED = tuple(f"{ranks}, {dtype}" for dtype in ("bf16", "fp32") for ranks in ("1 rank", "2 ranks", "4 ranks"))
@@ -130,6 +131,15 @@ def training_memory(entry: Entry) -> float:
     return median(entry, KIT, "beyond_imports") / min(peers)
 
 
+def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
+    """Wall time of s5cmd divided by a contender's, per round."""
+    return ratios(entry, S5CMD, name)
+
+
+def transfer_ratio(entry: Entry) -> float:
+    return statistics.median(transfer_ratios(entry))
+
+
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
@@ -244,6 +254,20 @@ GOALS = (
             1.05,
         )
         for size in LOADED
+    ),
+    *(
+        Goal(
+            f"S3, {verb} of a tree, rate over s5cmd's",
+            "s3",
+            (verb,),
+            transfer_ratio,
+            "{:.2f}x",
+            0.8,
+            1.0,
+            is_rate=True,
+            over_peers=True,
+        )
+        for verb in ("push", "pull")
     ),
 )
 

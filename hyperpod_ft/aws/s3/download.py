@@ -20,7 +20,7 @@ from hyperpod_ft.aws.s3.tasks import Task
 from hyperpod_ft.digests import stream_xxh3
 from hyperpod_ft.errors import UserError
 
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
 _ATTEMPTS = 5
 
