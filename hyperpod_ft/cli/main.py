@@ -244,7 +244,7 @@ def compare(
         Launchers.of(known).advance(known)  # a run of training jobs may have finished since
     compared = [figures.require(known) for known in found]
     if as_json:
-        _print_json([asdict(of) for of in compared])
+        _print_json([asdict(training) for training in compared])
     else:
         show_runs.comparison(compared)
 

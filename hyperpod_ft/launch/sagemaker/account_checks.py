@@ -84,9 +84,8 @@ class Checks:
         for uri in dict.fromkeys(image(self.run.config, instance_type) for instance_type in types):
             parts = _ECR_IMAGE.fullmatch(uri)
             if parts is None or parts[2] != given.config.region:
-                findings.append(
-                    warning("sagemaker.image", f"could not check {uri}: it is not in ECR in {given.config.region}", "")
-                )
+                problem = f"could not check {uri}: it is not in ECR in {given.config.region}"
+                findings.append(warning("sagemaker.image", problem, "make sure that SageMaker can pull it"))
                 continue
             try:
                 answer = ecr.batch_get_image(

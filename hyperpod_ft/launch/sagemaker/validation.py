@@ -46,7 +46,7 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
     Raises UserError without a section sagemaker, or when boto3 is missing.
     """
     began = time.monotonic()
-    found = list(_offline(run))
+    found = dict.fromkeys(_offline(run))  # jobs may share a problem
     offline = ValidationResult(tuple(found), ("requests", "region", "images"), (), time.monotonic() - began)
     if client is None or offline.has_errors:
         return offline
