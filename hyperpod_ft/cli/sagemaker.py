@@ -55,7 +55,12 @@ def setup(
         poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
     )
     print("For the run file:\n")
-    print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}\n  store: s3://{made.bucket}/hyperpod-ft")
+    print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
+    if file_system:
+        print(f"  output: s3://{made.bucket}/hyperpod-ft")
+        print("  file_system:               # id, directory, subnets, security_groups: docs/run-file.md")
+    else:
+        print(f"  store: s3://{made.bucket}/hyperpod-ft")
 
 
 @app.command()
