@@ -21,14 +21,14 @@ app = typer.Typer(
 Region = Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
 Name = Annotated[str, typer.Option("--name", help="Name of the CloudFormation stack.")]
-_NAME = "hyperpod-ft-training"  # aws/stack/training_resources.py
+STACK = "hyperpod-ft-training"  # aws/stack/training_resources.py
 # For tests, whose stand-in for AWS answers at once.
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 
 
 @app.command()
 def setup(
-    name: Name = _NAME,
+    name: Name = STACK,
     file_system: Annotated[
         bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
     ] = False,
@@ -86,7 +86,7 @@ def validate(
 
 @app.command()
 def delete(
-    name: Name = _NAME,
+    name: Name = STACK,
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also delete the bucket with all its data, irrevocably.")
     ] = False,
