@@ -99,8 +99,12 @@ def on_file_system(aws: "Aws", tmp_path: Path) -> Command:
 
 def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command) -> None:
     command = on_file_system
+    # another launcher on the same file system begins, and would go on
+    command.run("submit", "run.yaml", "--launcher", "process", "--only", "download")
+    assert "download: done" in command.run("logs", "download", "-f")
     output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
     assert "Submitted quick/" in output
+    assert "env + dataset quick-" in output
     assert "still at work" in command.run("submit", "run.yaml", "--launcher", "sagemaker", status=2)
     assert "cancelled train" in command.run("cancel")
     command.wait_until_ended()
@@ -112,7 +116,8 @@ def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command
     assert {stage["state"] for stage in current["stages"]} == {"done"}
     assert "done" in command.run("list")
     assert "step 8/8" in command.run("logs", "train")
-    assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    for launcher in ("sagemaker", "process"):
+        assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
 
 
 @pytest.fixture
