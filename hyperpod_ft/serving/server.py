@@ -271,9 +271,9 @@ class Handler(BaseHTTPRequestHandler):
         self._log(f"{error.status} {error.message}")
         try:
             if self._sent:
-                # the stream ends without [DONE] and without its last chunk: no client takes it for complete
+                # without [DONE]
                 self._send_chunk(openai_api.event(error.as_dict()))
-                self.close_connection = True
+                self._send_chunk(b"")
             else:
                 self._send_json(error.status, error.as_dict(), logged=False)
         except OSError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's key of an element's reference
-ENTER, ESCAPE, SHIFT, TAB = "\ue007", "\ue00c", "\ue008", "\ue004"
+ENTER, ESCAPE, SHIFT, TAB, RELEASE = "\ue007", "\ue00c", "\ue008", "\ue004", "\ue000"
 # Nothing but the page may use the network, and no name resolves.
 _ARGUMENTS = [
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),

@@ -12,7 +12,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.openai_api import Request
 from hyperpod_ft.serving.server import Server
 from tests.unit.serving import tuned
-from tests.unit.serving.browser import ENTER, ESCAPE, SHIFT, TAB, Browser, browser, installed
+from tests.unit.serving.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving.conftest import Serving
 from tests.unit.serving.test_server import MadeUp
 
@@ -134,7 +134,7 @@ def test_errors_are_shown_with_their_reason(window: Browser, start: Callable[...
         raise RuntimeError("the device is lost")
 
     open_page(window, f"http://127.0.0.1:{start(failing).port}")
-    ask(window, f"two{SHIFT}{ENTER}{SHIFT}lines")
+    ask(window, f"two{SHIFT}{ENTER}{RELEASE}lines")
     assert window.text("h2") == "two\nlines"
     assert window.texts(".text") == ["<b>tuned</b>", "<b>base</b>"], "text, not markup"
     assert all("the device is lost" in error for error in window.texts(".error"))
