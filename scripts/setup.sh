@@ -65,10 +65,13 @@ setup_slurm() {
     has_slurm && has_packages "$@"
 }
 
+has_chromium() {
+  command -v chromium >/dev/null && command -v chromedriver >/dev/null
+}
+
 # setup_chromium: the same for a browser and its driver.
 setup_chromium() {
-  command -v chromium chromedriver >/dev/null ||
-    { install_packages "Chromium is missing" chromium chromium-driver && command -v chromium chromedriver >/dev/null; }
+  has_chromium || { install_packages "Chromium is missing" chromium chromium-driver && has_chromium; }
 }
 
 # install_packages PROBLEM PACKAGE...: install packages from the distribution, if allowed; else print what to do.

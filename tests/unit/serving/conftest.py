@@ -41,7 +41,7 @@ def serve(*arguments: str, **environment: str) -> Serving:
         printed.append(line.rstrip("\n"))
         if line.startswith("Stop:"):
             break
-    found = re.search(r"http://\S+?(?=/$)", "\n".join(printed), re.MULTILINE)
+    found = re.search(r"(?<=curl )http://[^/]+", "\n".join(printed))
     assert found, printed
     return Serving(process, found[0], printed)
 
