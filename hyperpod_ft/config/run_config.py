@@ -30,10 +30,11 @@ from hyperpod_ft.config.fields import (
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
+from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
-Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+StageName = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
 _EXPERIMENTAL_ON_GPUS = "experimental on GPUs: never run on one."  # the end of a description
 
@@ -55,7 +56,9 @@ class Cluster(Section):
         " A relative path is relative to the run file's directory.",
     )
     instance_type: str = Field(
-        "local", description="Instance type of the training nodes; `local` trains on the CPU of any machine."
+        "local",
+        description="Instance type of the training nodes; `local` trains on the CPUs of any machine, types such as"
+        " `c7i.4xlarge` on theirs.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
@@ -400,6 +403,10 @@ class Training(Section):
         " torch).",
     )
 
+    def compiles(self, on_accelerator: bool) -> bool:
+        """Whether engine torch compiles layers."""
+        return on_accelerator if self.compile is None else self.compile
+
 
 class Parallelism(Section):
     """How the model is split over the ranks; the remaining ranks are data-parallel."""
@@ -536,6 +543,7 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+    sagemaker: SageMaker | None = None
 
     @model_validator(mode="before")
     @classmethod
