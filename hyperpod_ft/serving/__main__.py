@@ -19,8 +19,9 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
+from hyperpod_ft.serving.access import API_KEY, refuse_open, url
 from hyperpod_ft.serving.openai_api import ApiError, Request
-from hyperpod_ft.serving.server import API_KEY, Answers, Server, refuse_open, url
+from hyperpod_ft.serving.server import Answers, Server
 
 _EXAMPLE = "Which command submits a batch script?"
 

@@ -23,8 +23,8 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.access import url
 from hyperpod_ft.serving.models import BASE, TUNED, Models
-from hyperpod_ft.serving.server import url
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank accepts
 _POLL_SECONDS = 0.5

@@ -13,6 +13,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving import server as servers
+from hyperpod_ft.serving.access import API_KEY
 from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
 from hyperpod_ft.serving.server import Server
 
@@ -225,7 +226,7 @@ def test_a_key_is_asked_for(start: Callable[..., Server]) -> None:
         headers = {"Authorization": key.encode("utf-8").decode("latin-1")} if key else {}
         assert ask(server, "GET", "/v1/models", **headers)[0] == 401
         status, found = ask(server, "POST", CHAT, QUESTION, **headers)
-        assert status == 401 and servers.API_KEY in message_of(found)
+        assert status == 401 and API_KEY in message_of(found)
     right = "Bearer sésame".encode().decode("latin-1")
     assert ask(server, "POST", CHAT, QUESTION, Authorization=right)[0] == 200
     assert ask(server, "GET", "/ping")[0] == 200
@@ -260,6 +261,31 @@ def test_bodies_are_bounded(start: Callable[..., Server]) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\n\r\n".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 411")
+
+
+@pytest.mark.parametrize("request_line", ["PUT / HTTP/1.1", "OPTIONS * HTTP/1.1", "nonsense", "GET / HTTP/9.9"])
+def test_what_http_itself_refuses_is_json_too(start: Callable[..., Server], request_line: str) -> None:
+    with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
+        connection.sendall(f"{request_line}\r\n\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert json.loads(found.partition(b"\r\n\r\n")[2] or found)["error"]["message"]
+
+
+def test_a_body_that_was_not_read_is_no_request(start: Callable[..., Server]) -> None:
+    with socket.create_connection(("127.0.0.1", start(api_key="key").port), timeout=10) as connection:
+        hidden = "GET / HTTP/1.1\r\n\r\n"
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}".encode())
+        found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert found.startswith(b"HTTP/1.1 401") and found.count(b"HTTP/1.1") == 1
+
+
+def test_a_connection_answers_several_requests(start: Callable[..., Server]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", start().port, timeout=10)
+    for _ in range(3):
+        connection.request("POST", CHAT, QUESTION)
+        used = connection.sock
+        assert connection.getresponse().read() and connection.sock is used is not None
 
 
 def test_the_page_may_load_nothing_else(start: Callable[..., Server]) -> None:
