@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -536,6 +537,7 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+    deploy: Deploy | None = None
 
     @model_validator(mode="before")
     @classmethod
