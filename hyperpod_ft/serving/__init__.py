@@ -1,1 +1,1 @@
-"""The tuned model, answering: a server on this machine or a node, and endpoints of SageMaker."""
+"""Ask models over HTTP: an OpenAI-compatible server, its chat page, single answers, and serving on a cluster's node."""
