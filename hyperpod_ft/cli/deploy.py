@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperGroup
 
 from hyperpod_ft.cli import show_endpoints
-from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -28,7 +27,7 @@ class _CreateByDefault(TyperGroup):
 app = typer.Typer(
     name="deploy",
     cls=_CreateByDefault,
-    help="A SageMaker endpoint for the tuned model: create, ask, list and delete it. `deploy RUN` is `deploy create RUN`.",
+    help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.",
     no_args_is_help=True,
 )
 
@@ -101,7 +100,7 @@ def ask(
 
 @app.command()
 def url(endpoint: Reference, region: Region = None, profile: Profile = None) -> None:
-    """Print the base URL and a fresh token for OpenAI clients, as lines for a shell: eval "$(hyperpod-ft deploy url RUN)".
+    """Print the base URL and a fresh token for OpenAI clients, as two lines for a shell's `eval`.
 
     The token is a secret. It ends after 12 hours, or with temporary credentials.
     """

@@ -6,17 +6,16 @@ argument of `optimum-cli neuron serve`, LMI `OPTION_X` into option.x. Arguments 
 do not fit the files, end the container as they would end the real one; the others the kit's server does not need.
 """
 
-import ctypes
 import http.client
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 MODEL_DIRECTORY = "/opt/ml/model"
 _PING_SECONDS = 0.5
+# A container ends with the stand-in: the pipe closes, for whatever reason that one ended.
+_UNTIL_STDIN_ENDS = '"$0" "$@" </dev/null & child=$!; cat >/dev/null; kill -9 $child 2>/dev/null'
 # vLLM's arguments (`vllm serve --help`, 0.32), those that a deployment may set
 _VLLM = {
     *("model", "served-model-name", "dtype", "tensor-parallel-size", "max-model-len", "max-num-seqs", "enable-lora"),
@@ -60,17 +61,21 @@ class Container:
             return [sys.executable, "-c", f"import sys; print('starting'); sys.exit({broken!r})"]
         _check(definition["Image"], definition["Environment"], self._directory / "model")
         slow = float(self.region.world.scenario.endpoint_container.get("slow", 0))
-        serve = [sys.executable, "-m", "tests.aws.stub_server", str(self._directory / "model"), "--port", str(self.port)]
+        model, lora = self._directory / "model", definition["Environment"].get("SM_VLLM_LORA_MODULES", "")
+        named = [f"--model=tuned={model}"]
+        if lora:
+            name, _, where = lora.partition("=")
+            named = [f"--model=base={model}", f"--adapter={name}={where.replace(MODEL_DIRECTORY, str(model))}"]
+        serve = [sys.executable, "-m", "hyperpod_ft.serving", *named, "--port", str(self.port), "--device", "cpu"]
         return ["sh", "-c", f'sleep {slow}; exec "$0" "$@"', *serve] if slow else serve
 
     def _start(self, program: list[str]) -> None:
         self._process = subprocess.Popen(
-            program,
-            stdin=subprocess.DEVNULL,
+            ["sh", "-c", _UNTIL_STDIN_ENDS, *program],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_end_with_parent,
         )
         threading.Thread(target=self._ship, args=(self._process,), daemon=True).start()
 
@@ -79,10 +84,8 @@ class Container:
             (self._logs.create_log_group, {"logGroupName": self.log_group}),
             (self._logs.create_log_stream, {"logGroupName": self.log_group, "logStreamName": self.stream}),
         ):
-            try:
+            with suppress(self._logs.exceptions.ResourceAlreadyExistsException):
                 create(**names)
-            except self._logs.exceptions.ResourceAlreadyExistsException:
-                pass
         assert process.stdout is not None
         for line in process.stdout:
             event = {"timestamp": int(time.time() * 1000), "message": line.rstrip("\n") or " "}
@@ -100,7 +103,8 @@ class Container:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -144,7 +148,9 @@ def _check(image: str, variables: dict[str, str], model: Path) -> None:
     positions = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
     length = int(given.get("max_model_len", given.get("sequence_length", "0")))
     if positions and length > positions:
-        raise _RefusedError(f"User-specified max_model_len ({length}) is greater than max_position_embeddings={positions}")
+        raise _RefusedError(
+            f"User-specified max_model_len ({length}) is greater than max_position_embeddings={positions}"
+        )
     if given.get("enable_lora") == "true":
         name, _, where = given["lora_modules"].partition("=")
         config = model / where.removeprefix(f"{MODEL_DIRECTORY}/") / "adapter_config.json"
@@ -159,8 +165,3 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-def _end_with_parent() -> None:
-    """Linux: this process ends when the stand-in does."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

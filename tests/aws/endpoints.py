@@ -1,7 +1,7 @@
 """SageMaker's endpoints: models, configurations, endpoints, inference components, which start real servers.
 
-moto's are in service at once, know no instance type newer than 2022, and run nothing. Here an endpoint is Creating while
-its container starts, and Failed when that does not answer /ping in time; requests to it are in endpoint_runtime.py.
+moto's are in service at once, know no instance type newer than 2022, and run nothing. Here an endpoint is Creating
+while its container starts, and Failed when that does not answer /ping in time; requests are in endpoint_runtime.py.
 """
 
 import copy

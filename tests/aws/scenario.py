@@ -13,6 +13,8 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
+    endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts}
+    prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
@@ -37,6 +39,9 @@ SECONDS = {
     "node.reboot": 0.03,
     "node.update": 0.03,
     "node.failed": 0.03,  # how long a failed node is listed
+    "endpoint.create": 0.05,  # instances and image
+    "endpoint.health": 120.0,  # how long a container may take until it answers /ping
+    "endpoint.delete": 0.05,
     "capacity.wait": 0.1,  # until HyperPod gives up (with continuous provisioning: tries again)
 }
 
@@ -52,6 +57,8 @@ class Scenario:
     fail_deletions: dict[str, str] = field(default_factory=dict)
     denied_actions: dict[str, list[str]] = field(default_factory=dict)
     training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    endpoint_container: dict[str, Any] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

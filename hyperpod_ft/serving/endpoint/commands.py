@@ -19,7 +19,6 @@ from hyperpod_ft.serving.endpoint.deployment import (
     Deployment,
     bundle_prefix,
     deployment,
-    endpoint_name,
     is_endpoint_name,
 )
 from hyperpod_ft.serving.endpoint.endpoint_request import TUNED, component_name, model_name, startup_seconds
@@ -27,7 +26,7 @@ from hyperpod_ft.serving.endpoint.endpoints import DELETING, FAILED, Endpoint, E
 from hyperpod_ft.serving.endpoint.invoking import invoke, stream
 from hyperpod_ft.serving.endpoint.price import price_per_hour
 from hyperpod_ft.serving.endpoint.proof import Asked, Proof, Question, completion_request, completion_text, questions
-from hyperpod_ft.serving.endpoint.remove import DEADLINE_SECONDS, remove
+from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, EndpointFailedError, Watch
 from hyperpod_ft.terminal import printable
 

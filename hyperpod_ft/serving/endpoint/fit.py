@@ -21,7 +21,7 @@ _SUGGESTED = 3  # types in a refusal
 
 @dataclass(frozen=True)
 class Served:
-    """What is loaded. `weight_bytes`: as served, with adapters; `shape` is None for families that the kit cannot size."""
+    """What is loaded. `weight_bytes`: as served, with adapters; `shape`: None for families that the kit cannot size."""
 
     weight_bytes: int
     shape: ModelShape | None
