@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.aws.world import Region
 
 MODEL_DIRECTORY = "/opt/ml/model"
+RECORDED_SERVER = Path(__file__).with_name("recorded_server.py")
 _PING_SECONDS = 0.5
 # A container ends with the stand-in: the pipe closes, for whatever reason that one ended.
 _UNTIL_STDIN_ENDS = '"$0" "$@" </dev/null & child=$!; cat >/dev/null; kill -9 $child 2>/dev/null'
@@ -56,18 +57,22 @@ class Container:
         self._start(program)
 
     def _program(self, definition: dict[str, Any]) -> list[str]:
-        broken = self.region.world.scenario.endpoint_container.get("broken")
-        if broken:
+        scenario = self.region.world.scenario.endpoint_container
+        if broken := scenario.get("broken"):
             return [sys.executable, "-c", f"import sys; print('starting'); sys.exit({broken!r})"]
         _check(definition["Image"], definition["Environment"], self._directory / "model")
-        slow = float(self.region.world.scenario.endpoint_container.get("slow", 0))
+        serve = self._server(definition, scenario.get("answers"))
+        return ["sh", "-c", f'sleep {slow}; exec "$0" "$@"', *serve] if (slow := scenario.get("slow")) else serve
+
+    def _server(self, definition: dict[str, Any], answers: dict[str, str] | None) -> list[str]:
+        if answers is not None:
+            return [sys.executable, str(RECORDED_SERVER), str(self.port), json.dumps(answers)]
         model, lora = self._directory / "model", definition["Environment"].get("SM_VLLM_LORA_MODULES", "")
         named = [f"--model=tuned={model}"]
         if lora:
             name, _, where = lora.partition("=")
             named = [f"--model=base={model}", f"--adapter={name}={where.replace(MODEL_DIRECTORY, str(model))}"]
-        serve = [sys.executable, "-m", "hyperpod_ft.serving", *named, "--port", str(self.port), "--device", "cpu"]
-        return ["sh", "-c", f'sleep {slow}; exec "$0" "$@"', *serve] if slow else serve
+        return [sys.executable, "-m", "hyperpod_ft.serving", *named, "--port", str(self.port), "--device", "cpu"]
 
     def _start(self, program: list[str]) -> None:
         self._process = subprocess.Popen(

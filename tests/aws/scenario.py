@@ -13,7 +13,8 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
-    endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts}
+    endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts,
+                       "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
     prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that

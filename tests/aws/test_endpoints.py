@@ -17,7 +17,7 @@ from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, ROLE, make_run
 from tests.aws.kit import ROOT
 
-WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST")
+WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
 
 
 class Deploy:
@@ -35,6 +35,7 @@ class Deploy:
         role = ROLE.rpartition("/")[2]
         aws.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
         aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        self._before = len(aws.requests())
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -73,8 +74,14 @@ class Deploy:
             or logs.describe_log_groups(logGroupNamePrefix="/aws/sagemaker/")["logGroups"]
         )
 
-    def writes(self) -> list[Any]:
-        return [call for call in self.aws.requests() if call[1].startswith(WRITES)]
+    def writes(self) -> list[str]:
+        """The operations since the account was made ready that create, change or delete."""
+        return [operation for _, operation in self.aws.requests()[self._before :] if operation.startswith(WRITES)]
+
+    def recorded(self, column: str = "tuned", **container: Any) -> None:
+        """Containers answer from samples.json, without a model."""
+        rows = json.loads(self.run.samples_path.read_text())["prompts"]
+        self.aws.scenario(endpoint_container={"answers": {row["prompt"]: row[column] for row in rows}, **container})
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +112,7 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     asked = deploy("ask", deploy.name, question["prompt"], "--raw", "--max-tokens", "12")
     assert asked == f"{question['tuned']}\n"
     assert "Loading tuned" in deploy("logs", deploy.directory)
+    _check_openai(deploy)
     again = deploy(deploy.directory)
     assert "exists already" in again
     assert "created" not in again
@@ -112,6 +120,20 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     assert deploy.nothing_left()
     assert "no endpoints" in deploy("list")
     assert "nothing that was made" in deploy("delete", deploy.name, "--yes", status=2)
+
+
+def _check_openai(deploy: Deploy) -> None:
+    """The base URL and token that `url` prints are enough for a client; errors of the server reach the user."""
+    base_url, token = (line.partition("=")[2] for line in deploy("url", deploy.name).splitlines())
+    request = urllib.request.Request(
+        f"{base_url}/chat/completions",
+        json.dumps({"model": "", "messages": [{"role": "user", "content": "squeue"}], "max_tokens": 4}).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["choices"][0]["message"]["content"]
+    assert deploy("ask", deploy.name, "squeue", "--max-tokens", "4").strip()
+    assert "max_tokens" in deploy("ask", deploy.name, "squeue", "--max-tokens", "100000", status=2)
 
 
 def test_a_dry_run_shows_requests_fit_and_price_and_changes_nothing(deploy: Deploy) -> None:
@@ -137,12 +159,13 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
     assert f"hyperpod-ft deploy delete {deploy.name}" in kept
     assert not deploy.nothing_left()
     # a failed endpoint is replaced, once its container works
-    deploy.aws.scenario(seconds={"endpoint.health": 120.0}, endpoint_container={"broken": ""})
+    deploy.aws.scenario(seconds={"endpoint.health": 120.0})
+    deploy.recorded(broken="")
     assert "3 of 3 answers equal" in deploy(deploy.directory)
 
 
 def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
-    deploy.aws.scenario(endpoint_container={"slow": 2})
+    deploy.recorded(slow=0.5)
     output = deploy(deploy.directory)
     assert "endpoint: Creating" in output
     assert "3 of 3 answers equal" in output
@@ -150,6 +173,7 @@ def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
 
 @pytest.mark.parametrize("seen", ["uploading", "created model", "created configuration", "created endpoint"])
 def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
+    deploy.recorded()
     process = deploy.start(deploy.directory)
     assert process.stdout is not None
     assert any(seen in line for line in process.stdout)
@@ -174,49 +198,25 @@ def test_an_adapter_is_served_beside_its_base(deploy: Deploy) -> None:
 
 
 def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:
+    deploy.recorded()
     output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true")
     assert "3 of 3 answers equal" in output
-    calls = [operation for _, operation in deploy.writes()]
-    assert calls.count("PutScalingPolicy") == 2
+    assert deploy.writes().count("PutScalingPolicy") == 2
     (alarm,) = deploy.aws.client("cloudwatch").describe_alarms()["MetricAlarms"]
     assert alarm["MetricName"] == "NoCapacityInvocationFailures"
-    assert "Loading tuned" in deploy("logs", deploy.name)
+    assert "recorded answers" in deploy("logs", deploy.name)
     deploy("delete", deploy.name, "--yes")
     assert deploy.nothing_left()
     assert deploy.aws.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
 
 
-def test_openai_clients_reach_it_with_a_token(deploy: Deploy) -> None:
-    deploy(deploy.directory)
-    lines = deploy("url", deploy.name).splitlines()
-    base_url, token = (line.partition("=")[2] for line in lines)
-    request = urllib.request.Request(
-        f"{base_url}/chat/completions",
-        json.dumps({"model": "", "messages": [{"role": "user", "content": "squeue"}], "max_tokens": 4}).encode(),
-        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert json.load(answer)["choices"][0]["message"]["content"]
-    chat = deploy("ask", deploy.name, "squeue", "--max-tokens", "4")
-    assert chat.strip()
-    refused = deploy("ask", deploy.name, "squeue", "--max-tokens", "100000", status=2)
-    assert "max_tokens" in refused
-
-
-def test_what_answers_otherwise_is_no_proof(deploy: Deploy) -> None:
-    """The base model behind the endpoint's name, as when an adapter is ignored."""
-    process = deploy.start(deploy.directory)
-    process.communicate(timeout=200)
-    samples = json.loads(deploy.run.samples_path.read_text())
-    swapped = [row | {"base": row["tuned"], "tuned": row["base"]} for row in samples["prompts"]]
-    before = deploy.run.samples_path.read_text()
-    try:
-        deploy.run.samples_path.write_text(json.dumps(samples | {"prompts": swapped}))
-        output = deploy(deploy.directory, status=1)
-    finally:
-        deploy.run.samples_path.write_text(before)
+def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
+    """As when a server ignores an adapter."""
+    deploy.recorded("base")
+    output = deploy(deploy.directory, status=1)
     assert "does not answer like the tuned model" in output
     assert "1 of 3 answers equal" in output
+    assert json.loads(deploy.run.endpoint_proof.read_text())["like_tuned"] == 0
 
 
 def test_a_quota_is_explained(deploy: Deploy) -> None:
