@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hyperpod_ft.serving.endpoint.deployment import Deployment
     from hyperpod_ft.serving.endpoint.proof import Proof
 
+PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"
 _DIFFERENCES = 3  # answers that are shown
 _ANSWER_WIDTH = 90
 
@@ -42,7 +43,8 @@ def planned(deployment: "Deployment", price: float | None) -> None:
         print(f"KV cache: {fit.longest_requests:,} requests of {fit.max_length:,} tokens at once")
     if not bundle.chat:
         print("No chat template: the endpoint answers completions, not chats")
-    print(f"Price: {_price(price, settings.instances)}")
+    unknown = f"; AWS's Price List gave none (it needs pricing:GetProducts): {PRICES_PAGE}" if price is None else ""
+    print(f"Price: {_price(price, settings.instances)}{unknown}")
     if settings.scale_to_zero:
         print("It scales to zero without requests; until then, and while it answers, it costs that much")
 
@@ -64,7 +66,7 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
         print(f"Not compared: {deployment.run.samples_path} is not there; stage generate writes it")
     else:
         print(proof.summary())
-        for one in [one for one in proof.asked if not one.equal][:_DIFFERENCES]:
+        for one in proof.different[:_DIFFERENCES]:
             print(f"  prompt   {_clip(one.question.prompt)}")
             print(f"  recorded {_clip(one.question.tuned)}")
             print(f"  endpoint {_clip(one.answer)}")
@@ -74,15 +76,8 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
     print(f"Delete it: hyperpod-ft deploy delete {name}   (it costs money until then)")
     if proof is None or proof.holds:
         return 0
-    print(
-        f"error: endpoint {name}: does not answer like the tuned model; compare its log with {proof_hint(deployment)}",
-        file=sys.stderr,
-    )
+    print(f"error: endpoint {name}: does not answer like the tuned model; see its answers and log", file=sys.stderr)
     return 1
-
-
-def proof_hint(deployment: "Deployment") -> str:
-    return str(deployment.run.endpoint_proof)
 
 
 def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:

@@ -100,8 +100,9 @@ def _check_role(region: Region, role: str) -> None:
 
 @operation("sagemaker", "DescribeModel")
 def describe_model(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    found = _require(region.models, region, "model", request["ModelName"])
-    return {**{key: value for key, value in found.items() if key != "Tags"}, "ModelArn": arn(region, "model", "x")}
+    name = request["ModelName"]
+    found = _require(region.models, region, "model", name)
+    return {**{key: value for key, value in found.items() if key != "Tags"}, "ModelArn": arn(region, "model", name)}
 
 
 @operation("sagemaker", "DeleteModel")

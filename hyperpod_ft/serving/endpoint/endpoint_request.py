@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft import __version__
 from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.digests import text_sha256
@@ -61,7 +60,7 @@ class Requests:
 
 def requests(target: Target) -> Requests:
     """The requests for a target. Raises UserError when no image is known in its region."""
-    tags = [{"Key": RUN_TAG, "Value": target.run}, {"Key": "hyperpod-ft:version", "Value": __version__}]
+    tags = [{"Key": RUN_TAG, "Value": target.run}]
     model = _named(
         "ModelName",
         target.name,
@@ -206,6 +205,6 @@ def _patience(settings: Deploy) -> dict[str, Any]:
 
 
 def _named(key: str, endpoint: str, request: dict[str, Any]) -> dict[str, Any]:
-    """`request` under the endpoint's name and the digest of all but its tags, which name the kit's version."""
+    """`request` under the endpoint's name and the digest of all but its tags."""
     content = {name: value for name, value in request.items() if name != "Tags"}
     return {key: f"{endpoint}-{text_sha256(json.dumps(content, sort_keys=True))[:_DIGITS]}", **request}

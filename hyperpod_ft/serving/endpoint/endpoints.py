@@ -32,8 +32,6 @@ class Endpoint:
     created: datetime
     instance_type: str  # without `ml.`; empty when the configuration no longer exists
     instances: int  # running now
-    model: str | None  # None: it has inference components
-    startup_seconds: int  # how long the container may take
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,6 @@ class Component:
     name: str
     status: str
     failure: str
-    copies: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,6 @@ class Endpoints:
             described["CreationTime"],
             variant.get("InstanceType", "").removeprefix("ml."),
             running,
-            variant.get("ModelName"),
-            variant.get("ContainerStartupHealthCheckTimeoutInSeconds", 0),
         )
 
     def component(self, endpoint: str) -> Component | None:
@@ -77,12 +72,7 @@ class Endpoints:
         described = _found(self.client.describe_inference_component, InferenceComponentName=name)
         if described is None:
             return None
-        return Component(
-            name,
-            described["InferenceComponentStatus"],
-            described.get("FailureReason", ""),
-            described.get("RuntimeConfig", {}).get("CurrentCopyCount", 0),
-        )
+        return Component(name, described["InferenceComponentStatus"], described.get("FailureReason", ""))
 
     def create_model(self, request: dict[str, Any]) -> None:
         if _found(self.client.describe_model, ModelName=request["ModelName"]) is None:

@@ -8,7 +8,6 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 
 _REGION = "us-east-1"  # one of the few in which the Price List API is offered
-PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"
 
 
 def price_per_hour(session: Session, instance_type: str, region: str) -> float | None:

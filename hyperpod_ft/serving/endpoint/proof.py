@@ -6,7 +6,6 @@ adapter, another prompt format) answers otherwise from the start. So each answer
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,11 @@ class Proof:
     @property
     def equal(self) -> int:
         return sum(one.equal for one in self.asked)
+
+    @property
+    def different(self) -> list[Asked]:
+        """The answers that do not equal samples.json."""
+        return [one for one in self.asked if not one.equal]
 
     @property
     def telling(self) -> int:
@@ -117,8 +121,3 @@ def completion_text(answer: dict[str, Any]) -> str:
         return str(answer["choices"][0]["text"])
     except (KeyError, IndexError, TypeError) as error:
         raise UserError(f"the endpoint's answer is not a completion: {str(answer)[:200]}", "see its log") from error
-
-
-def differences(proof: Proof, most: int) -> Sequence[Asked]:
-    """The first answers that differ from samples.json."""
-    return [one for one in proof.asked if not one.equal][:most]
