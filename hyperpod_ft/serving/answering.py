@@ -7,6 +7,7 @@ share.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from hyperpod_ft.data import chat
 from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation import pretrained
@@ -66,12 +68,12 @@ class Answering:
     def names(self) -> tuple[str, ...]:
         return tuple(self._models)
 
-    @property
+    @cached_property
     def chats(self) -> bool:
-        """Whether there is a chat template."""
+        """Whether the chat template takes a question: there may be none, or one that only refuses."""
         try:
-            self._tokenizer.get_chat_template()
-        except ValueError:
+            chat.prompt([{"role": "user", "content": "?"}], self._tokenizer)
+        except UserError:
             return False
         return True
 
@@ -106,9 +108,12 @@ class Answering:
             return encode(self._tokenizer, request.prompt)
         try:
             text = chat.prompt(request.messages or (), self._tokenizer)
+        except RowError as error:
+            raise ApiError(400, f"messages: {error.problem}") from error
         except UserError as error:
-            missing = "; send the whole prompt to /v1/completions instead" if not self.chats else ""
-            raise ApiError(400, f"messages: {error.problem}{missing}") from error
+            raise ApiError(
+                400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
+            ) from error
         return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
 
     def _limit(self, request: Request, name: str, prompt: int) -> int:

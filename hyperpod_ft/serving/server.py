@@ -199,9 +199,9 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.answers
 
     def _check_key(self) -> None:
-        expected = self.server.api_key
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if expected and not hmac.compare_digest(given.encode(), expected.encode()):
+        expected = f"Bearer {self.server.api_key}".encode()
+        given = self.headers.get("Authorization", "").encode("latin-1")  # as http.server decodes it
+        if self.server.api_key and not hmac.compare_digest(given, expected):
             raise ApiError(401, f"wrong or missing API key: send the server's {API_KEY}", "invalid_api_key")
 
     def _unknown(self, path: str) -> ApiError:

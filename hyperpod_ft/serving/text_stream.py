@@ -27,9 +27,9 @@ class TextStream:
 
     def _held_back(self, text: str) -> int:
         """How many characters at the end may still change or become part of a stop text."""
-        incomplete = len(text) - len(text.rstrip(_INCOMPLETE))
+        whole = text.rstrip(_INCOMPLETE)
         longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), incomplete, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return incomplete
+        for length in range(min(longest, len(whole)), 0, -1):
+            if any(stop.startswith(whole[-length:]) for stop in self._stops):
+                return len(text) - len(whole) + length
+        return len(text) - len(whole)
