@@ -161,9 +161,10 @@ def _found(reference: str, region: str | None, profile: str | None) -> tuple[str
 
 def _commands(run: "Run | None", region: str | None, profile: str | None) -> "EndpointCommands":
     from hyperpod_ft.serving.endpoint.commands import EndpointCommands  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.serving.endpoint.deployment import region_of  # noqa: PLC0415 - as above
 
-    section = run.config.deploy if run else None
-    return EndpointCommands.of(region or (section.region if section else None), profile, show_endpoints.progress)
+    named = region_of(run) if run else None
+    return EndpointCommands.of(region or named, profile, show_endpoints.progress)
 
 
 @contextmanager

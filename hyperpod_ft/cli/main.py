@@ -121,7 +121,11 @@ def submit(
         bool, typer.Option("--force", help="Run the selected stages again even if they are done.")
     ] = False,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="`slurm`, or `process` for plain processes on this machine.")
+        str,
+        typer.Option(
+            "--launcher",
+            help="`slurm`, `sagemaker` for SageMaker training jobs, or `process` for plain processes on this machine.",
+        ),
     ] = "slurm",
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
@@ -140,7 +144,7 @@ def resume(
     run: RunReference = None,
     overrides: Overrides = None,
     launcher: Annotated[
-        str | None, typer.Option("--launcher", help="`slurm` or `process`. Default: the one used last.")
+        str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
@@ -234,9 +238,13 @@ def compare(
     from dataclasses import asdict
 
     from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import figures, references
 
-    compared = [figures.require(references.find(run)) for run in runs]
+    found = [references.find(run) for run in runs]
+    for known in found:
+        Launchers.of(known).advance(known)  # a run of training jobs may have finished since
+    compared = [figures.require(known) for known in found]
     if as_json:
         _print_json([asdict(of) for of in compared])
     else:

@@ -74,6 +74,13 @@ def plan(known: Preview) -> None:
             stage.planned.fingerprint,
         )
     console().print(stages)
+    if known.training_jobs:
+        jobs = table("training job", "stages", "instances", "at most", "image")
+        for job in known.training_jobs:
+            limit = f"{job.seconds / 3600:,.4g} h"
+            jobs.add_row(job.group, " ".join(job.stages), job.instances, limit, Text(job.image))
+        print("with --launcher sagemaker:")
+        console().print(jobs)
 
 
 def _proposal(proposal: Proposal) -> RenderableType:
@@ -100,7 +107,11 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
         print(f"Model: {shown(run.tuned_model)}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
-    print(f"Submitted {run.config.name}/{run.plan.run_id}: " + ", ".join(f"{j.stage} {j.job_id}" for j in jobs))
+    stages_of: dict[str, list[str]] = {}
+    for job in jobs:  # a training job runs several stages
+        stages_of.setdefault(job.job_id, []).append(job.stage)
+    listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
+    print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:

@@ -6,18 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import hosts
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
+from hyperpod_ft.config.sagemaker_section import Region, RoleArn, S3Url
 from hyperpod_ft.errors import did_you_mean
-
-S3Uri = Annotated[
-    str,
-    matches(
-        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]{0,800})?", "s3://bucket or s3://bucket/prefix"
-    ),
-]
-RoleArn = Annotated[
-    str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]{1,512}", "a role's ARN, arn:aws:iam::ACCOUNT:role/NAME")
-]
-Region = Annotated[str, matches(r"[a-z]{2}(-[a-z]+)+-\d", "an AWS region such as us-west-2")]
 
 
 class Deploy(Section):
@@ -27,13 +17,19 @@ class Deploy(Section):
         description="Instance type of the endpoint, for example `g6.2xlarge`; with container `neuron` an inf2 or trn1"
         " type."
     )
-    store: S3Uri | None = Field(
-        None, description="Where the model is uploaded: `s3://bucket/prefix` in the endpoint's region."
+    store: S3Url | None = Field(
+        None,
+        description="Where the model is uploaded: `s3://bucket/prefix` in the endpoint's region. If not set:"
+        " sagemaker.store.",
     )
     role: RoleArn | None = Field(
-        None, description="Execution role of the endpoint: it reads `store`, pulls the image and writes logs."
+        None,
+        description="Execution role of the endpoint: it reads `store`, pulls the image and writes logs. If not set:"
+        " sagemaker.role.",
     )
-    region: Region | None = Field(None, description="AWS region; that of the AWS configuration if not set.")
+    region: Region | None = Field(
+        None, description="AWS region. If not set: sagemaker.region, or that of the AWS configuration."
+    )
     container: Literal["vllm", "lmi", "neuron"] | None = Field(
         None,
         description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"

@@ -22,6 +22,7 @@ from hyperpod_ft.runs.records import Output, Record
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
+_SIZES = TypeAdapter(dict[str, int])
 BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
@@ -186,6 +187,10 @@ class Run:
         """Slurm's `%x_%j.out`."""
         return self.logs / f"{self.job_name(stage)}_{job_id}.out"
 
+    def fetched_log(self, stage: str, job_id: str) -> Path:
+        """What CloudWatch has of the log of a training job whose containers do not write to this volume."""
+        return self.log(stage, job_id).with_suffix(".cloudwatch")
+
     def exit_marker(self, stage: str, job_id: str) -> Path:
         """Holds the exit status that the script's trap wrote."""
         return self.directory / "exits" / f"{stage}_{job_id}"
@@ -206,6 +211,12 @@ class Run:
     def origin(self) -> Path:
         """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
         return self.provenance / "run-file"
+
+    @property
+    def store_listing(self) -> Path:
+        """Sizes, by path relative to `root`, of recorded outputs that a store in S3 holds; only where runs of training
+        jobs are submitted, which does not hold the outputs themselves."""
+        return self.directory / "in-store.json"
 
     # What runs share
 
@@ -274,20 +285,30 @@ class Run:
         return Record.read(self.record_path(stage))
 
     def why_not_done(self, stage: str) -> str:
-        """Why the stage must run; empty when its record is valid and its outputs exist."""
+        """Why the stage must run; empty when its record is valid and its outputs exist, here or in the run's store."""
         record = self.record(stage)
         if record is None:
             return "has not run"
         if record.fingerprint != self.plan[stage].fingerprint:
             return "its configuration changed"
+        in_store = self.sizes_in_store()
         for output in record.outputs:
             try:
                 size = (self.root / output.path).stat().st_size
             except OSError:
-                return f"{output.path} no longer exists"
+                if output.path not in in_store:
+                    return f"{output.path} no longer exists"
+                size = in_store[output.path]
             if size != output.size:
                 return f"{output.path} has {size} bytes, was {output.size}"
         return ""
+
+    def sizes_in_store(self) -> dict[str, int]:
+        """What `store_listing` holds; empty without one."""
+        try:
+            return _SIZES.validate_json(self.store_listing.read_bytes())
+        except (OSError, ValueError):
+            return {}
 
     def is_done(self, stage: str) -> bool:
         return not self.why_not_done(stage)

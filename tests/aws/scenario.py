@@ -17,6 +17,9 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
                        "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
     prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
+    file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
+                       mount name, stands for it
+    interruptions      {training job: "spot" | "internal error"}: happens to it while it trains, once
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
 """
@@ -43,6 +46,11 @@ SECONDS = {
     "endpoint.create": 0.05,  # instances and image
     "endpoint.health": 120.0,  # how long a container may take until it answers /ping
     "endpoint.delete": 0.05,
+    "training.start": 0.03,
+    "training.download": 0.01,
+    "training.upload": 0.01,
+    "training.interrupted": 0.05,  # until other instances are there
+    "training.grace": 120.0,  # between SIGTERM and SIGKILL
     "capacity.wait": 0.1,  # until HyperPod gives up (with continuous provisioning: tries again)
 }
 
@@ -60,6 +68,8 @@ class Scenario:
     training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
     endpoint_container: dict[str, Any] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
+    file_systems: dict[str, str] = field(default_factory=dict)
+    interruptions: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

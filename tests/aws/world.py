@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.aws.endpoints import Hosted
     from tests.aws.filesystems import FileSystem
     from tests.aws.stacks import Stack
+    from tests.aws.training_jobs import TrainingJob
 
 ACCOUNT = "123456789012"  # moto's
 
@@ -28,13 +29,16 @@ class World:
     requests: list[tuple[str, str]] = field(default_factory=list)
     regions: dict[str, "Region"] = field(default_factory=dict)
 
-    def stop_containers(self) -> None:
-        for region in self.regions.values():
-            for hosted in (*region.endpoints.values(), *region.components.values()):
-                hosted.stop()
-
     def region(self, name: str) -> "Region":
         return self.regions.setdefault(name, Region(self, name))
+
+    def close(self) -> None:
+        """End the processes that are part of it."""
+        for region in self.regions.values():
+            for job in region.training_jobs.values():
+                job.remove()
+            for hosted in (*region.endpoints.values(), *region.components.values()):
+                hosted.stop()
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Region:
     endpoints: dict[str, "Hosted"] = field(default_factory=dict)
     components: dict[str, "Hosted"] = field(default_factory=dict)  # inference components
     scalable_targets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    training_jobs: dict[str, "TrainingJob"] = field(default_factory=dict)
     capacity_taken: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def seconds(self, name: str) -> float:

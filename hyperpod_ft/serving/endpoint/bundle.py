@@ -30,23 +30,34 @@ class Part:
 
 @dataclass(frozen=True)
 class Bundle:
-    """`version` names the content: fingerprints of the stages that made it. `dtype` is vLLM's --dtype."""
+    """`version` names the content: the fingerprint of the stage that made it. `dtype` is vLLM's --dtype.
+
+    `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
+    """
 
     parts: tuple[Part, ...]
+    nbytes: int
     version: str
     served: Served
     dtype: str
     chat: bool  # has a chat template
     lora_rank: int | None = None
+    stored: str | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return sum(file.stat().st_size for part in self.parts for file in part.files)
+
+def small_files_in_store(run: Run) -> list[str]:
+    """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
+    record = run.record(_last_stage(run))
+    if record is None or run.config.sagemaker is None or run.config.sagemaker.store is None:
+        return []
+    wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
+    wanted.append(run.samples_path.relative_to(run.root).as_posix())
+    return [path for path in wanted if not (run.root / path).exists()]
 
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
     """The files for an endpoint. Raises UserError when they are not there, or when no container can serve them."""
-    stage = "merge" if "merge" in run.plan else "consolidate"
+    stage = _last_stage(run)
     if why := run.why_not_done(stage):
         raise UserError(
             f"{run.directory}: stage {stage} {why}: there is no tuned model to deploy",
@@ -58,11 +69,36 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
             f"{run.tuned_model}: vLLM serves no encoder-decoder such as {config.get('model_type', 'this')}",
             "serve it with `hyperpod-ft serve`, or deploy a causal model",
         )
-    version = run.plan[stage].fingerprint[:12]
+    version, chat = run.plan[stage].fingerprint[:12], _has_chat_template(run.tuned_model)
+    record = run.record(stage)
+    assert record is not None, "a stage that is done has one"
+    weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
+    here = all((run.root / output.path).is_file() for output in weights)
     if settings.model == "adapter":
+        if not here:
+            raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
         return _with_adapter(run, config, version)
-    part = _part(run.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS))
-    return Bundle((part,), version, _served(config, (part,)), _dtype(config), _has_chat_template(run.tuned_model))
+    parts = (_part(run.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
+    return Bundle(
+        parts,
+        _size(parts) if here else sum(output.size for output in record.outputs),
+        version,
+        _served(config, sum(output.size for output in weights)),
+        _dtype(config),
+        chat,
+        stored=None if here else _stored(run),
+    )
+
+
+def _stored(run: Run) -> str:
+    """Where the run's store has the tuned model: a store has the same tree as `cluster.root`."""
+    assert run.config.sagemaker is not None, "only a store has what is not here"
+    return f"{run.config.sagemaker.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+
+
+def _last_stage(run: Run) -> str:
+    """The stage that makes the tuned model."""
+    return "merge" if "merge" in run.plan else "consolidate"
 
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
@@ -73,10 +109,12 @@ def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
         _part(run.tuned_model, TOKENIZER),
         _part(run.adapter, ("adapter_config.json", "adapter_model.safetensors"), ADAPTER_DIRECTORY),
     )
+    weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
     return Bundle(
         parts,
+        _size(parts),
         f"adapter-{version}",
-        _served(config, parts),
+        _served(config, weights),
         _dtype(config),
         _has_chat_template(run.tuned_model),
         run.config.lora.r,
@@ -105,8 +143,11 @@ def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> Part:
     return Part(root, tuple(sorted(files)), prefix)
 
 
-def _served(config: Mapping[str, Any], parts: tuple[Part, ...]) -> Served:
-    weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
+def _size(parts: tuple[Part, ...]) -> int:
+    return sum(file.stat().st_size for part in parts for file in part.files)
+
+
+def _served(config: Mapping[str, Any], weights: int) -> Served:
     shape = model_shape(config)
     heads = shape.heads if shape else config.get("num_attention_heads", config.get("n_head", 1))
     positions = config.get("max_position_embeddings", config.get("n_positions"))

@@ -9,12 +9,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs, scaling, upload
+from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs, scaling
+from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
 from hyperpod_ft.serving.endpoint.deployment import (
     Deployment,
     bundle_prefix,
@@ -71,7 +73,10 @@ class EndpointCommands:
             return str(self.session.client("sagemaker").meta.region_name)
 
     def preview(self, run: Run) -> Deployment:
-        """What `deploy` would make; calls nothing."""
+        """What `deploy` would make. Changes nothing in AWS; small files of a run in a store are fetched from there."""
+        if names := small_files_in_store(run):
+            assert run.config.sagemaker and run.config.sagemaker.store, "only then there are such files"
+            trees.pull_named(self._s3, run.config.sagemaker.store, run.root, names)
         return deployment(run, self.region)
 
     def price(self, instance_type: str) -> float | None:
@@ -108,10 +113,11 @@ class EndpointCommands:
                 )
             self.say(f"endpoint {name} exists already")
             return
-        self.say(f"uploading {format_bytes(planned.bundle.nbytes)} to {planned.target.bundle}/")
+        if planned.bundle.parts:
+            self.say(f"uploading {format_bytes(planned.bundle.nbytes)} to {planned.target.bundle}/")
         for part in planned.bundle.parts:
             url = "/".join(filter(None, (planned.target.bundle, part.prefix)))
-            upload.push(self.session.client("s3"), url, part.root, part.files)
+            trees.push(self._s3, url, part.root, part.files, "upload")
         endpoints.create_model(requests.model)
         endpoints.create_config(requests.config)
         endpoints.create_endpoint(requests.endpoint)
@@ -146,7 +152,7 @@ class EndpointCommands:
             raise UserError(
                 f"{error.problem}; it is kept, and may cost money", f"hyperpod-ft deploy delete {watch.name}"
             ) from error
-        remove(watch, self.session.client, [bundle_prefix(run)])
+        remove(watch, self.session.client, _bundles(run))
         raise UserError(
             f"{error.problem}; everything made for it is deleted", "correct what its log shows, then deploy again"
         ) from error
@@ -223,14 +229,16 @@ class EndpointCommands:
 
     def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:
         """Delete the endpoint and all that was made for it. `run`: whose, to find a bundle that no model names yet."""
-        stored = run is not None and run.config.deploy is not None and run.config.deploy.store is not None
-        bundles = [bundle_prefix(run)] if run is not None and stored else []
         with self._explained(name):
-            if not remove(self._watch(name), self.session.client, bundles, keep_bundle=keep_bundle):
+            if not remove(self._watch(name), self.session.client, _bundles(run), keep_bundle=keep_bundle):
                 raise UserError(
                     f"no endpoint {name} in {self.region}, and nothing that was made for one",
                     "`hyperpod-ft deploy list` shows those of a region; check --region",
                 )
+
+    @property
+    def _s3(self) -> Any:
+        return self.session.client("s3", connections=trees.CONNECTIONS)
 
     @property
     def _endpoints(self) -> Endpoints:
@@ -241,3 +249,9 @@ class EndpointCommands:
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
         return explained(f"endpoint {name}", {"ResourceLimitExceeded": _QUOTA})
+
+
+def _bundles(run: Run | None) -> list[str]:
+    """Where a run's bundles are, one that no model names yet included."""
+    prefix = bundle_prefix(run) if run is not None else None
+    return [prefix] if prefix else []

@@ -64,27 +64,32 @@ def is_endpoint_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
 
 
-def bundle_prefix(run: Run) -> str:
-    """The S3 prefix below which every bundle of the run's endpoint is, with a slash at its end."""
-    settings = settings_of(run)
-    if settings.store is None:
-        raise UserError("deploy.store: is not set", "set it to s3://BUCKET/PREFIX, where the model is uploaded")
-    return f"{settings.store.rstrip('/')}/endpoints/{endpoint_name(run)}/"
+def region_of(run: Run) -> str | None:
+    """The region that the run file names for its endpoint."""
+    return _first(run.config.deploy and run.config.deploy.region, run.config.sagemaker and run.config.sagemaker.region)
+
+
+def bundle_prefix(run: Run) -> str | None:
+    """The S3 prefix of every bundle of the run's endpoint, with a slash at its end; None without a store."""
+    section = run.config.sagemaker
+    store = _first(run.config.deploy and run.config.deploy.store, section and section.store)
+    return f"{store.rstrip('/')}/endpoints/{endpoint_name(run)}/" if store else None
 
 
 def deployment(run: Run, region: str) -> Deployment:
     """Raises UserError when the model cannot be served, does not fit, or a request is not what AWS accepts."""
     settings = settings_of(run)
     bundle = bundle_of(run, settings)
-    if settings.role is None:
+    role = _first(settings.role, run.config.sagemaker and run.config.sagemaker.role)
+    if role is None:
         raise UserError("deploy.role: is not set", "set it to the ARN of the endpoint's execution role")
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
     target = Target(
         endpoint_name(run),
         f"{run.config.name}/{run.plan.run_id}",
         region,
-        settings.role,
-        f"{bundle_prefix(run)}{bundle.version}",
+        role,
+        bundle.stored or _bundle_url(run, bundle),
         bundle.nbytes,
         settings,
         found,
@@ -96,6 +101,17 @@ def deployment(run: Run, region: str) -> Deployment:
         for violation in check_request("sagemaker", operation, request):
             raise UserError(f"{operation}: {violation.path}: {violation.problem}", "correct section deploy")
     return Deployment(run, target, bundle, made)
+
+
+def _bundle_url(run: Run, bundle: Bundle) -> str:
+    prefix = bundle_prefix(run)
+    if prefix is None:
+        raise UserError("deploy.store: is not set", "set it to s3://BUCKET/PREFIX, where the model is uploaded")
+    return f"{prefix}{bundle.version}"
+
+
+def _first(*values: str | None) -> str | None:
+    return next((value for value in values if value), None)
 
 
 def _max_length(run: Run, bundle: Bundle) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.s3 import small_objects, trees
+from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.endpoint import endpoint_logs, scaling, upload
+from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
 from hyperpod_ft.serving.endpoint.endpoint_request import component_name
 from hyperpod_ft.serving.endpoint.endpoints import DELETING
 from hyperpod_ft.serving.endpoint.waiting import Watch
@@ -58,10 +59,23 @@ def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
     if f"/endpoints/{watch.name}/" not in url:
         watch.say(f"kept {url}: it is not a bundle of this endpoint")
         return 0
-    removed = upload.remove(s3, url)
-    if removed:
-        watch.say(f"deleted {removed} objects at {url}")
-    return removed
+    names = _names(s3, url)
+    small_objects.remove(s3, url, names)
+    if left := _names(s3, url):
+        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "allow s3:DeleteObject to these credentials")
+    if names:
+        watch.say(f"deleted {len(names)} objects at {url}")
+    return len(names)
+
+
+def _names(s3: Any, url: str) -> list[str]:
+    """The files below a prefix; a bucket that no longer exists has none."""
+    try:
+        return [entry.name for entry in trees.listing(s3, url)]
+    except UserError as error:
+        if error_code(error.__cause__ or error) == "NoSuchBucket":
+            return []
+        raise
 
 
 def _remove_logs(watch: Watch, logs: Any) -> None:
