@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
@@ -66,13 +66,12 @@ def is_endpoint_name(name: str) -> bool:
 
 def region_of(run: Run) -> str | None:
     """The region that the run file names for its endpoint."""
-    return _first(run.config.deploy and run.config.deploy.region, run.config.sagemaker and run.config.sagemaker.region)
+    return _given(run, "region")
 
 
 def bundle_prefix(run: Run) -> str | None:
     """The S3 prefix of every bundle of the run's endpoint, with a slash at its end; None without a store."""
-    section = run.config.sagemaker
-    store = _first(run.config.deploy and run.config.deploy.store, section and section.store)
+    store = _given(run, "store")
     return f"{store.rstrip('/')}/endpoints/{endpoint_name(run)}/" if store else None
 
 
@@ -80,7 +79,7 @@ def deployment(run: Run, region: str) -> Deployment:
     """Raises UserError when the model cannot be served, does not fit, or a request is not what AWS accepts."""
     settings = settings_of(run)
     bundle = bundle_of(run, settings)
-    role = _first(settings.role, run.config.sagemaker and run.config.sagemaker.role)
+    role = _given(run, "role")
     if role is None:
         raise UserError("deploy.role: is not set", "set it to the ARN of the endpoint's execution role")
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
@@ -110,8 +109,10 @@ def _bundle_url(run: Run, bundle: Bundle) -> str:
     return f"{prefix}{bundle.version}"
 
 
-def _first(*values: str | None) -> str | None:
-    return next((value for value in values if value), None)
+def _given(run: Run, key: Literal["region", "role", "store"]) -> str | None:
+    """A key of section `deploy`, or else of section `sagemaker`."""
+    found = (getattr(section, key, None) for section in (run.config.deploy, run.config.sagemaker))
+    return next((str(value) for value in found if value), None)
 
 
 def _max_length(run: Run, bundle: Bundle) -> int:

@@ -10,6 +10,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
 from hyperpod_ft.serving.endpoint.deployment import deployment, endpoint_name, is_endpoint_name, with_settings
 
 CONFIG = {
@@ -136,3 +137,26 @@ def test_names_are_sagemakers_and_recognised(tmp_path: Path) -> None:
     long = make_run(tmp_path / "long", name="a" * 64)
     assert len(endpoint_name(long)) == 54
     assert is_endpoint_name(endpoint_name(long))
+
+
+def test_a_model_that_only_the_store_has_is_served_from_there(tmp_path: Path) -> None:
+    """As after training jobs: records and small files are here, weights are not."""
+    role = "arn:aws:iam::123456789012:role/jobs"
+    store = {"region": "us-west-2", "role": role, "store": "s3://kit/runs-of-us"}
+    run = make_run(tmp_path, deploy={"instance_type": "g6.12xlarge"}, sagemaker=store)
+    weights = run.tuned_model / "model.safetensors"
+    run.store_listing.write_text(json.dumps({weights.relative_to(run.root).as_posix(): 4096}))
+    weights.unlink()
+    (run.tuned_model / "tokenizer.json").unlink()
+    assert small_files_in_store(run) == [
+        (run.tuned_model / "tokenizer.json").relative_to(run.root).as_posix(),
+        run.samples_path.relative_to(run.root).as_posix(),
+    ]
+    (run.tuned_model / "tokenizer.json").write_text("{}")
+    planned = deployment(run, "us-west-2")
+    assert planned.target.bundle == f"s3://kit/runs-of-us/runs/my_run.1/{run.plan.run_id}/merged"
+    assert planned.bundle.parts == ()
+    assert planned.bundle.served.weight_bytes == 2048
+    assert planned.target.role == role
+    with pytest.raises(UserError, match=r"deploy\.model.*store only"):
+        deployment(with_settings(run, ["deploy.model=adapter"]), "us-west-2")
