@@ -36,7 +36,7 @@ def planned(deployment: "Deployment", price: float | None) -> None:
     target, bundle = deployment.target, deployment.bundle
     settings, fit = target.settings, target.fit
     print(f"Endpoint {target.name} in {target.region}: {settings.instances} x ml.{settings.instance_type}")
-    print(f"Model: {format_bytes(bundle.nbytes)} from {deployment.run.tuned_model}, served {settings.model}")
+    print(f"Model: {settings.model}, {format_bytes(bundle.nbytes)}, {_source(deployment)}")
     print(f"Image: {deployment.requests.model['PrimaryContainer']['Image']}")
     print(f"Fit: tensor_parallel {fit.tensor_parallel}; {fit.arithmetic()}")
     if fit.longest_requests is not None:
@@ -47,6 +47,13 @@ def planned(deployment: "Deployment", price: float | None) -> None:
     print(f"Price: {_price(price, settings.instances)}{unknown}")
     if settings.scale_to_zero:
         print("It scales to zero without requests; until then, and while it answers, it costs that much")
+
+
+def _source(deployment: "Deployment") -> str:
+    bundle = deployment.bundle
+    if bundle.stored is not None:
+        return f"read from the run's store, {bundle.stored}"
+    return f"uploaded from {deployment.run.directory}"
 
 
 def requests(deployment: "Deployment") -> None:
@@ -87,7 +94,7 @@ def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
                 [
                     asdict(one.endpoint)
                     | {"created": one.endpoint.created.isoformat(), "run": one.run, "hours": round(one.hours, 2)}
-                    | {"price_per_hour": one.price}
+                    | {"price_per_hour": one.price, "cost": one.cost}
                     for one in found
                 ],
                 indent=2,
@@ -97,7 +104,7 @@ def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
     if not found:
         print(f"no endpoints of runs in {region}")
         return
-    shown = table("endpoint", "state", "instances", "hours", "price", "run")
+    shown = table("endpoint", "state", "instances", "hours", "price", "so far", "run")
     for one in found:
         instances = f"{one.endpoint.instances} x ml.{one.endpoint.instance_type}"
         shown.add_row(
@@ -106,10 +113,11 @@ def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
             instances,
             f"{one.hours:.1f}",
             _price(one.price, one.endpoint.instances),
+            "unknown" if one.cost is None else f"about ${one.cost:,.2f}",
             one.run,
         )
     console().print(shown)
-    print("Hours are those since creation. Each costs money until `hyperpod-ft deploy delete NAME`.")
+    print("Hours: since creation, with the instances of now. Each costs money until `hyperpod-ft deploy delete NAME`.")
 
 
 def confirm(question: str) -> None:

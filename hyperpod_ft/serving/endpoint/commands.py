@@ -53,6 +53,11 @@ class Listed:
         """Since its creation."""
         return (datetime.now(timezone.utc) - self.endpoint.created).total_seconds() / 3600
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars since its creation, as if it always had the instances of now."""
+        return None if self.price is None else round(self.hours * self.price * self.endpoint.instances, 2)
+
 
 @dataclass(frozen=True)
 class EndpointCommands:
