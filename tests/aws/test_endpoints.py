@@ -164,6 +164,24 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
     assert "3 of 3 answers equal" in deploy(deploy.directory)
 
 
+def test_a_broken_component_leaves_nothing_either(deploy: Deploy) -> None:
+    deploy.aws.scenario(seconds={"endpoint.health": 0.5}, endpoint_container={"broken": "no kernel"})
+    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", status=2)
+    assert "no kernel" in output
+    assert "inference component" in output
+    assert deploy.nothing_left()
+
+
+def test_a_bucket_in_another_region_is_refused_before_anything_costs(deploy: Deploy) -> None:
+    deploy.aws.client("s3", "eu-west-1").create_bucket(
+        Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    output = deploy(deploy.directory, "--set", "deploy.store=s3://far-away", status=2)
+    assert "far-away is in eu-west-1" in output
+    assert "far-nowhere" in deploy(deploy.directory, "--set", "deploy.store=s3://far-nowhere", status=2)
+    assert deploy.nothing_left()
+
+
 def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
     deploy.recorded(slow=0.5)
     output = deploy(deploy.directory)
@@ -171,7 +189,7 @@ def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
     assert "3 of 3 answers equal" in output
 
 
-@pytest.mark.parametrize("seen", ["uploading", "created model", "created configuration", "created endpoint"])
+@pytest.mark.parametrize("seen", ["uploading", "created configuration", "created endpoint"])
 def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
     deploy.recorded()
     process = deploy.start(deploy.directory)
@@ -186,6 +204,21 @@ def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> N
     output = deploy(deploy.directory)
     assert "3 of 3 answers equal" in output
     deploy("delete", deploy.directory, "--yes")
+    assert deploy.nothing_left()
+
+
+@pytest.mark.parametrize("seen", ["endpoint: Deleting", "deleted 6 objects"])
+def test_a_deletion_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
+    deploy.recorded()
+    deploy(deploy.directory)
+    process = deploy.start("delete", deploy.name, "--yes")
+    assert process.stdout is not None
+    assert any(seen in line for line in process.stdout)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deploy(
+        "delete", deploy.name, "--yes", status=2 if not deploy.aws.client("sagemaker").list_models()["Models"] else 0
+    )
     assert deploy.nothing_left()
 
 

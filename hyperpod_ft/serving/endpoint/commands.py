@@ -10,6 +10,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
@@ -95,6 +96,7 @@ class EndpointCommands:
         planned = self.preview(run)
         name = planned.target.name
         with self._explained(name):
+            self._check_bucket(planned)
             self._create(planned)
             watch = self._watch(name, scales=planned.requests.component is not None)
             try:
@@ -102,6 +104,17 @@ class EndpointCommands:
             except EndpointFailedError as error:
                 self._give_up(watch, run, error, keep=keep)
             return self._prove(planned)
+
+    def _check_bucket(self, planned: Deployment) -> None:
+        """Raises UserError when the files' bucket is elsewhere: SageMaker would notice once its instances run."""
+        bucket = Location.of(planned.target.bundle).bucket
+        with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
+            region = self._s3.head_bucket(Bucket=bucket).get("BucketRegion", planned.target.region)
+        if region != planned.target.region:
+            raise UserError(
+                f"deploy.store: bucket {bucket} is in {region}, the endpoint in {planned.target.region}",
+                "choose a bucket and an endpoint in one region",
+            )
 
     def _create(self, planned: Deployment) -> None:
         endpoints, name, requests = self._endpoints, planned.target.name, planned.requests

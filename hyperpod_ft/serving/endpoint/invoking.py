@@ -71,7 +71,7 @@ def _refused(endpoint: str, error: Any) -> UserError:
         return UserError(
             f"endpoint {endpoint}: its server answered {status}: {redacted(original)}", "see `hyperpod-ft deploy logs`"
         )
-    if "has no capacity" in error_message(error) or "no capacity" in error_message(error).lower():
+    if "no capacity" in error_message(error):
         return UserError(
             f"endpoint {endpoint}: has scaled to zero instances; this request starts one", "ask again in some minutes"
         )

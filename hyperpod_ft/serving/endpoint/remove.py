@@ -39,11 +39,11 @@ def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bund
     if not keep_bundle:
         for url in sorted({*bundles, *(endpoints.bundle(model) for model in models)} - {""}):
             removed += _remove_bundle(watch, clients("s3"), url)
-    for model in models:
-        endpoints.delete_model(model)
     found = bool(models or configs or endpoint or component or removed)
     if found:
         _remove_logs(watch, clients("logs"))
+    for model in models:
+        endpoints.delete_model(model)
     return found
 
 
