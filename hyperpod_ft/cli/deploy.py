@@ -71,7 +71,7 @@ def create(
         show_endpoints.requests(planned)
         return
     with _interruptible(planned.target.name):
-        proof = commands.deploy(found, keep=keep)
+        proof = commands.deploy(planned, keep=keep)
     raise typer.Exit(show_endpoints.deployed(planned, proof))
 
 

@@ -164,11 +164,16 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
     assert "3 of 3 answers equal" in deploy(deploy.directory)
 
 
-def test_a_broken_component_leaves_nothing_either(deploy: Deploy) -> None:
+def test_a_broken_component_is_replaced(deploy: Deploy) -> None:
+    """Its endpoint is in service: only the component has failed."""
     deploy.aws.scenario(seconds={"endpoint.health": 0.5}, endpoint_container={"broken": "no kernel"})
-    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", status=2)
+    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", "--keep", status=2)
     assert "no kernel" in output
     assert "inference component" in output
+    deploy.aws.scenario(seconds={"endpoint.health": 120.0})
+    deploy.recorded(broken="")
+    assert "3 of 3 answers equal" in deploy(deploy.directory, "--set", "deploy.scale_to_zero=true")
+    deploy("delete", deploy.directory, "--yes")
     assert deploy.nothing_left()
 
 
