@@ -33,11 +33,11 @@ from hyperpod_ft.engines.torch.model import (
     rms_norm,
     tensor_parallel,
 )
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 
 ROWS, LENGTH = 2, 128
 MODEL: dict[str, Any] = {
@@ -146,7 +146,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
     positions = torch.arange(LENGTH).expand(ROWS, -1)
     with rank_of(choice) as (tp, chunk):
         if tp.size() > 1:
-            sequence_parallel = torch_memory.sequence_parallel(config, degrees_of(config))
+            sequence_parallel = has_sequence_parallel(config, degrees_of(config))
             tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
         activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
         with _Made() as made:

@@ -14,7 +14,7 @@ from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.launch.status import RunStatus, tuned_model
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
@@ -93,7 +93,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
             str(layout.degrees),
             str(layout.sharding),
             *([f"{layout.needed / GIB:.1f}"] if layout.needed is not None else []),
-            str(layout.rows),
+            str(layout.rows_per_step),
             *([f"{layout.tokens_per_second:,.0f}"] if estimated else []),
         )
     for refused in proposal.refused:
@@ -104,7 +104,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
     if not jobs:
         print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
-        print(f"Model: {shown(run.tuned_model)}")
+        print(f"Model: {shown(tuned_model(run))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}

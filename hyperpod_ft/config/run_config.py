@@ -35,7 +35,7 @@ from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
-Stage = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+StageName = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
 
 _EXPERIMENTAL_ON_GPUS = "experimental on GPUs: never run on one."  # the end of a description
 
@@ -403,6 +403,10 @@ class Training(Section):
         description="dtype of the weights that keep_best and save_only_model save; a restart needs fp32 (engine"
         " torch).",
     )
+
+    def compiles(self, on_accelerator: bool) -> bool:
+        """Whether engine torch compiles layers."""
+        return on_accelerator if self.compile is None else self.compile
 
 
 class Parallelism(Section):

@@ -45,6 +45,7 @@ _SIGNAL_DELIVERY_SECONDS = 1
 _SAVE_TIMEOUT_SECONDS = 45  # more than Slurm's KillWait
 # Of the 120 s between SageMaker's SIGTERM and SIGKILL.
 _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS = 90
+_TELL_AGAIN_SECONDS = 3  # ranks that had not started yet missed the first notice
 _REQUEUE_TIMEOUT_SECONDS = 60
 _REQUEUE_RETRY_SECONDS = 5
 
@@ -177,7 +178,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
     seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
     ended = False
-    recorded_at, looked_at = 0.0, 0.0
+    recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
     while child.poll() is None:
         now = time.monotonic()
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
@@ -190,6 +191,9 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
+        if signals.alone and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
+            told_at = now
+            child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > seconds_to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)

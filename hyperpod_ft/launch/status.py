@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.jobs import Job
@@ -87,7 +88,7 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=str(run.tuned_model),
+        model=tuned_model(run),
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
@@ -96,6 +97,15 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
         figures=figures(run),
         note=note,
     )
+
+
+def tuned_model(run: Run) -> str:
+    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
+    section = run.config.sagemaker
+    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
+    if section and section.store and in_store:
+        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+    return str(run.tuned_model)
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:

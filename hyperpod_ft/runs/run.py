@@ -1,5 +1,6 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,8 @@ JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
 _SIZES = TypeAdapter(dict[str, int])
+# Holds the interpreter of a training job's container (hyperpod_ft.job.sagemaker).
+CONTAINER_PYTHON = "HYPERPOD_FT_PYTHON"
 BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
@@ -265,8 +268,8 @@ class Run:
 
     @property
     def python(self) -> Path:
-        """The interpreter of the stages that need torch."""
-        given = self.config.env.python
+        """The interpreter of the stages that need torch; in a training job's container, its own."""
+        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:

@@ -274,6 +274,20 @@ def test_votes_of_an_attempt_that_was_lost_do_not_count(client: Any, run: Run, o
     assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_node_that_has_gone_on_without_a_checkpoint(client: Any, run: Run, other: Run) -> None:
+    """Its training has removed step 4 before it came to push it."""
+    make_checkpoint(other, 6, CONTENT, here=NODES[1])
+    assert not RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert RunStore(other, client).push_checkpoint(other.checkpoint(6), 1, 2)
+    for step in (4, 6):
+        make_checkpoint(run, step, CONTENT, here=NODES[0])
+    assert not RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(6), 0, 2)
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(6)
+    assert {Path(name).parent.name for name in stored(client, below(run, run.checkpoints))} == {"step-00000006"}
+
+
 def test_a_training_whose_checkpoint_is_incomplete_is_not_pushed(client: Any, run: Run) -> None:
     finish(run, "train", make_checkpoint(run, 4, CONTENT, here=NODES[0]))
     with pytest.raises(UserError, match="step-00000004: is not complete"):

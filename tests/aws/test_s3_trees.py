@@ -1,14 +1,16 @@
 """Trees in S3, on moto's: pushed and pulled whole, again after a kill at any step, and no more than what differs."""
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.s3 import crt, trees
 from hyperpod_ft.aws.s3.download import RANGE_BYTES
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.location import Location
@@ -183,6 +185,40 @@ def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
         both = [pool.submit(trees.pull, client, URL, tmp_path / "copy") for _ in range(2)]
         assert [one.result() for one in both] == [None, None]
     assert tree(tmp_path / "copy") == tree(root)
+
+
+def test_the_native_client_where_boto3_chooses_it(
+    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here boto3 falls back on its Python transfer, with the same calls: the native one needs an endpoint of AWS."""
+    monkeypatch.setattr(crt, "is_used", lambda _: True)
+    trees.push(client, URL, root, files_below(root))
+    assert client.head_object(Bucket="bucket", Key="a/prefix/model/c.bin")["Metadata"] == {
+        DIGEST: file_xxh3(root / "model/c.bin")
+    }
+    trees.pull(client, URL, tmp_path / "copy")
+    assert tree(tmp_path / "copy") == tree(root)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "used"),
+    [
+        ("https://s3.us-west-2.amazonaws.com", True),
+        ("https://s3.cn-north-1.amazonaws.com.cn", True),
+        ("https://s3.us-west-2.amazonaws.com:443", False),
+        ("http://127.0.0.1:9000", False),
+        ("https://storage.example.com", False),
+    ],
+)
+def test_the_native_client_is_for_endpoints_of_aws(endpoint: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = SimpleNamespace(is_optimized_for_system=lambda: True)
+    monkeypatch.setitem(sys.modules, "awscrt", SimpleNamespace(s3=fast))
+    monkeypatch.setitem(sys.modules, "awscrt.s3", fast)
+    assert crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint))) == used
+    fast.is_optimized_for_system = lambda: False
+    assert not crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint)))
+    monkeypatch.setitem(sys.modules, "awscrt.s3", None)
+    assert not crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint)))
 
 
 def test_part_sizes() -> None:

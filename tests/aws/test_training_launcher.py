@@ -23,10 +23,12 @@ ROLE = "arn:aws:iam::123456789012:role/hyperpod-ft"
 class Command:
     """`hyperpod-ft` in a directory with a run file, against the stand-in for AWS."""
 
-    def __init__(self, directory: Path, aws: "Aws", root: Path, sagemaker: dict[str, Any], **training: Any) -> None:
+    def __init__(
+        self, directory: Path, aws: "Aws", root: Path, sagemaker: dict[str, Any], nodes: int = 2, **training: Any
+    ) -> None:
         self.directory, self.aws = directory, aws
         values = training_run.values(root, **training)
-        values["cluster"]["instance_type"] = "c7i.xlarge"
+        values["cluster"] |= {"instance_type": "c7i.xlarge", "nodes": nodes}
         values["sagemaker"] = {"region": aws.region, "role": ROLE, "cpu_instance_type": "m5.large", **sagemaker}
         (directory / "run.yaml").write_text(yaml.safe_dump(values))
         self.environment = {
@@ -95,3 +97,29 @@ def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command
     assert "done" in command.run("list")
     assert "step 8/8" in command.run("logs", "train")
     assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", "sagemaker")
+
+
+@pytest.fixture
+def in_store(aws: "Aws", tmp_path: Path) -> Command:
+    aws.client("s3").create_bucket(Bucket="store", CreateBucketConfiguration={"LocationConstraint": aws.region})
+    return Command(tmp_path, aws, tmp_path / "root", {"store": "s3://store/ft"})
+
+
+def test_a_run_in_a_store_goes_on_while_nobody_watches(in_store: Command) -> None:
+    """Only `submit` runs here until the model is there: each job's container creates the next."""
+    command = in_store
+    command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    following = command.start("logs", "train", "-f")
+    text, _ = following.communicate(timeout=300)
+    assert following.returncode == 0, text
+    assert "step 8/8" in text
+    assert "train: done" in text
+    assert "generate: done" in command.run("logs", "generate", "-f")
+    assert command.created() == ["prepare-1", "train-1", "finish-1"]
+    current = command.status()
+    assert current["state"] == "done"
+    assert current["model"].startswith("s3://store/ft/runs/quick/")
+    run = command.opened
+    assert not run.tuned_model.exists(), "the model is in the store, not here"
+    assert "trained" in command.run("status")
+    assert json.loads(command.run("compare", str(run.directory), "--json"))[0]["steps"] == 8

@@ -71,6 +71,7 @@ class TrainingJob:
         self.stop_requested = False
         self.busy_seconds = 0.0  # with instances, which are billed
         self.containers: list[Container] = []
+        self._failed: Container | None = None  # the first
         self.disk = Path(tempfile.mkdtemp(prefix="training-job-"))
         self.downloads = self.disk / "channels"
         self._starts = 0
@@ -177,14 +178,13 @@ class TrainingJob:
 
     def _upload(self, outcome: str) -> Process:
         """What ends a job whose containers have ended."""
-        statuses = [container.process.returncode for container in self.containers]
         if outcome == "ended":
             self._become("Uploading")
         yield self.region.seconds("training.upload")
-        if outcome == "ended" and any(statuses):
-            (first, *_) = (one for one in self.containers if one.process.returncode)
-            reason = next((one.failure for one in self.containers if one.failure), "")
-            self._end("Failed", failure=f"AlgorithmError: {reason}, exit code: {first.process.returncode}"[:1024])
+        if outcome == "ended" and self._failed:
+            reason = self._failed.failure or next((one.failure for one in self.containers if one.failure), "")
+            status = self._failed.process.returncode
+            self._end("Failed", failure=f"AlgorithmError: {reason}, exit code: {status}"[:1024])
         elif outcome == "ended":
             self._end("Completed")
         else:
@@ -232,6 +232,7 @@ class TrainingJob:
             self._log(streams)
             statuses = [container.process.poll() for container in self.containers]
             if any(statuses) or None not in statuses:
+                self._failed = next((one for one in self.containers if one.process.returncode), None)
                 return "ended"
             if self.stop_requested:
                 return "stopped"

@@ -1,92 +1,71 @@
-"""A run of the shipped tiny Llama as SageMaker training jobs, for tests: its directory, its requests, how it ended."""
+"""A run of the shipped tiny Llama as SageMaker training jobs, for tests: its submission, its jobs, how it ended."""
 
 import json
+import re
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
 
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.launch.sagemaker.store import RunStore
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
 FSX = "fs-0123456789abcdef0"
 MOUNT_NAME = "abcdefgh"
-STAGES = {
-    "prepare": ("env", "download", "dataset"),
-    "train": ("train",),
-    "finish": ("consolidate", "merge", "generate"),
-}
+BUCKET = "sagemaker-store"
 SECONDS = 240
+_FILE_SYSTEM = {
+    "id": FSX,
+    "directory": f"/{MOUNT_NAME}/ft",
+    "subnets": ["subnet-0123456789abcdef0"],
+    "security_groups": ["sg-0123456789abcdef0"],
+}
 
 
-def values(root: Path, **training: Any) -> dict[str, Any]:
-    """The quickstart's run, shorter: two ranks on each of two hosts."""
+def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    """A run file like the quickstart's, shorter: two ranks on each of two hosts. `changes`: of section training.
+
+    Below `fsx/ft`, `root` is the directory of the file system; elsewhere the run is in a store.
+    """
+    place = {"file_system": _FILE_SYSTEM} if root.parts[-2:] == ("fsx", "ft") else {"store": f"s3://{BUCKET}/ft"}
     return {
         "name": "quick",
         "engine": "torch",
-        "cluster": {"root": str(root), "instance_type": "local", "nodes": 2},
+        "cluster": {"root": str(root), "instance_type": "c7i.4xlarge", "nodes": nodes, "max_restarts": 5},
+        "sagemaker": {
+            "spot": True,
+            "region": "us-west-2",
+            "role": "arn:aws:iam::123456789012:role/hyperpod-ft",
+            **place,
+        },
         "env": {"python": "current"},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "loss_on": "completion"},
-        "training": {"precision": "fp32", "max_steps": 8, "save_every_steps": 3, "learning_rate": 8e-3, **training},
+        "training": {"precision": "fp32", "max_steps": 8, "save_every_steps": 3, "learning_rate": 8e-3, **changes},
         "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
         "generate": {"max_new_tokens": 4, "train_samples": 2, "validation_samples": 0, "prompts": []},
     }
 
 
-def make(root: Path, **training: Any) -> Run:
-    """The run with its directory, scripts and code, as a submission leaves it."""
-    run = Run.of(resolve(validate(values(root, **training), "run.yaml"), root.parent))
-    submit.prepare(run, Launchers())
+def make(root: Path, launcher: str = "sagemaker", shared: Path | None = None, **changes: Any) -> Run:
+    """Submit such a run. `shared`: another root, whose model and dataset are copied."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("models", "datasets", "records") if shared else ():
+        shutil.copytree(Path(str(shared), name), root / name)
+    run = Run.of(resolve(validate(values(root, **changes), "run.yaml"), root))
+    submit.submit(run, Launchers(), Selection(), launcher)
     return run
-
-
-def request(run: Run, group: str, number: int = 1, **changes: Any) -> dict[str, Any]:
-    """CreateTrainingJob's, with the file system as the run's root."""
-    hosts = run.config.cluster.nodes if group == "train" else 1
-    directory = f"/{MOUNT_NAME}/ft"
-    code = snapshot(run.code_copies).relative_to(run.root)
-    name = f"{run.config.name}-{run.plan.run_id}-{group}-{number}"
-    return {
-        "TrainingJobName": name,
-        "RoleArn": "arn:aws:iam::123456789012:role/hyperpod-ft",
-        "AlgorithmSpecification": {
-            "TrainingImage": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker",
-            "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["python3", "/opt/ml/input/data/code/entry.py"],
-        },
-        "HyperParameters": {
-            "job": name,
-            "stages": " ".join(STAGES[group]),
-            "root": str(run.root),
-            "run_directory": str(run.directory),
-            "python": str(run.python),
-            "max_runtime": "3600",
-        },
-        "InputDataConfig": [_channel("code", f"{directory}/{code}", "ro"), _channel("fsx", directory, "rw")],
-        "OutputDataConfig": {"S3OutputPath": "s3://bucket/output"},
-        "ResourceConfig": {"InstanceType": "ml.c7i.4xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 50},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
-        "VpcConfig": {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]},
-        **changes,
-    }
-
-
-def _channel(name: str, directory: str, mode: str) -> dict[str, Any]:
-    source = {
-        "FileSystemId": FSX,
-        "FileSystemAccessMode": mode,
-        "FileSystemType": "FSxLustre",
-        "DirectoryPath": directory,
-    }
-    return {"ChannelName": name, "DataSource": {"FileSystemDataSource": source}, "InputMode": "File"}
 
 
 class Jobs:
@@ -95,13 +74,9 @@ class Jobs:
     def __init__(self, aws: "Aws", file_system: Path) -> None:
         """`file_system`: the local directory that stands for the FSx; its directory `ft` is the runs' root."""
         aws.scenario(file_systems={FSX: str(file_system)})
+        aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
         self.aws = aws
         self.sagemaker = aws.client("sagemaker")
-
-    def create(self, run: Run, group: str, number: int = 1, **changes: Any) -> str:
-        made = request(run, group, number, **changes)
-        self.sagemaker.create_training_job(**made)
-        return str(made["TrainingJobName"])
 
     def describe(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
@@ -118,16 +93,39 @@ class Jobs:
             assert time.monotonic() < deadline, (found["SecondaryStatus"], self.log(name))
             time.sleep(0.05)
 
-    def run(self, run: Run, group: str, number: int = 1, **changes: Any) -> dict[str, Any]:
-        return self.wait(self.create(run, group, number, **changes))
+    def names(self, run: Run) -> list[str]:
+        """Of the jobs that exist, in the order of their creation."""
+        pages = self.sagemaker.get_paginator("list_training_jobs").paginate(NameContains="-", SortOrder="Ascending")
+        return [found["TrainingJobName"] for page in pages for found in page["TrainingJobSummaries"]]
 
-    def complete(self, run: Run, groups: Sequence[str] = ("prepare", "train", "finish")) -> None:
-        for group in groups:
-            ended = self.run(run, group)
-            assert ended["TrainingJobStatus"] == "Completed", (
-                ended["FailureReason"],
-                self.log(ended["TrainingJobName"]),
-            )
+    def wait_for_the_run(self, run: Run) -> None:
+        """Until every stage is done; fails when a job does."""
+        deadline = time.monotonic() + SECONDS
+        while not all(run.is_done(stage.name) for stage in run.plan.stages):
+            Launchers().advance(run)  # a run in a store is known here by what this brings
+            for name in self.names(run):
+                found = self.describe(name)
+                assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
+            assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
+            time.sleep(0.1)
+
+    def fetch(self, run: Run) -> None:
+        """Bring the results of a run in a store here."""
+        if run.config.sagemaker and run.config.sagemaker.store:
+            for stage in ("consolidate", "merge", "generate"):
+                RunStore(run, self.aws.client("s3")).pull_stage(stage)
+
+    def step(self, name: str) -> int:
+        """The highest step that a job has printed."""
+        try:
+            return max((int(step) for step in re.findall(r"^step (\d+)/", self.log(name), re.MULTILINE)), default=0)
+        except ClientError:  # no log yet
+            return 0
+
+    def interrupt(self, name: str, kind: str, step: int) -> None:
+        """Interrupt a job when it has come to this step; at step 0 as soon as its containers run."""
+        self.wait(name, lambda found: found["SecondaryStatus"] == "Training" and self.step(name) >= step)
+        self.aws.scenario(interruptions={name: kind})
 
     def log(self, name: str) -> str:
         """What its containers printed, stream by stream."""
@@ -148,8 +146,11 @@ def losses(run: Run) -> dict[int, float]:
 
 
 def results(run: Run) -> dict[str, Any]:
-    """What must be the same however a run was started: every byte of adapter and model, losses, answers."""
-    files = [*files_below(run.adapter), *files_below(run.tuned_model)]
+    """What must be the same however a run was started: every byte of adapter and model, losses, answers.
+
+    Except the model's card, which names the run.
+    """
+    files = [file for file in (*files_below(run.adapter), *files_below(run.tuned_model)) if file.name != "README.md"]
     samples = json.loads(run.samples_path.read_text())
     return {
         "files": {str(file.relative_to(run.directory)): file_sha256(file) for file in files},

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.torch.reference import PreferenceSplit, store
+from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
+from hyperpod_ft.engines.torch.reference import store
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here

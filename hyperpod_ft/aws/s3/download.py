@@ -4,16 +4,18 @@ The temporary name has the object's ETag: a further attempt, or another process,
 """
 
 import http.client
+import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.s3.listing import DIGEST, Entry
+from hyperpod_ft.aws.s3 import crt
+from hyperpod_ft.aws.s3.listing import DIGEST, Entry, digest_of
 from hyperpod_ft.aws.s3.tasks import Task
 from hyperpod_ft.digests import stream_xxh3
 from hyperpod_ft.errors import UserError
@@ -28,6 +30,7 @@ class Downloads:
 
     def __init__(self, client: Any, bucket: str, received: Callable[[int], object]) -> None:
         self._client, self._bucket, self._received = client, bucket, received
+        self._native = crt.is_used(client)
         self._begun: list[_Download] = []
 
     def close(self) -> None:
@@ -41,6 +44,10 @@ class Downloads:
         self._begun.append(download)
         if entry.size <= RANGE_BYTES:
             download.fetch(0)
+            return None
+        if self._native:
+            download.fetch_whole(self._client, self._bucket)
+            self._received(entry.size)
             return None
         begins = range(0, entry.size, RANGE_BYTES)
         return (partial(download.fetch, begin) for begin in begins)
@@ -74,8 +81,7 @@ class _Download:
         self._downloads, self._entry, self._final = downloads, entry, final
         final.parent.mkdir(parents=True, exist_ok=True)
         self._partial = partial_of(final, entry)
-        # neither emptied nor made longer: another process may be writing the same bytes, and its size tells how many
-        self._file = os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
+        self._file = self._open()
         self._left = entry.size
         self._counting = threading.Lock()
 
@@ -89,8 +95,19 @@ class _Download:
         if last:
             self._finish(digest)
 
+    def fetch_whole(self, client: Any, bucket: str) -> None:
+        """Fetch the object with AWS's native client, which makes the file anew."""
+        self.close()
+        crt.download(client, bucket, self._entry.key, self._partial)
+        self._file = self._open()
+        self._finish(digest_of(client, bucket, self._entry))
+
     def close(self) -> None:
         self._file.close()
+
+    def _open(self) -> io.FileIO:
+        # neither emptied nor made longer: another process may be writing the same bytes, and its size tells how many
+        return io.FileIO(os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
 
     def _finish(self, digest: str) -> None:
         os.fsync(self._file.fileno())
@@ -109,18 +126,24 @@ class _Download:
             # another process fetched the same object and was faster
             if not self._final.exists():
                 raise
-        publish.fsync(self._final.parent)
-        for leftover in self._final.parent.glob(f".{glob_escaped(self._final.name)}.*.partial"):
-            leftover.unlink(missing_ok=True)
+
+
+def finish_directories(root: Path, entries: Collection[Entry]) -> None:
+    """After these objects have become files: flush the directories' entries, and remove what other attempts left."""
+    names: dict[Path, set[str]] = {}
+    for entry in entries:
+        path = root / entry.name
+        names.setdefault(path.parent, set()).add(path.name)
+    for directory, of in names.items():
+        publish.fsync(directory)
+        for leftover in directory.glob(".*.partial"):
+            if leftover.name.removesuffix(".partial").rpartition(".")[0].removeprefix(".") in of:
+                leftover.unlink(missing_ok=True)
 
 
 def partial_of(final: Path, entry: Entry) -> Path:
     """Where an object is until it is complete: another content has another name."""
     return final.with_name(f".{final.name}.{re.sub(r'[^0-9a-zA-Z-]', '', entry.etag)}.partial")
-
-
-def glob_escaped(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def _interruptions() -> tuple[type[Exception], ...]:

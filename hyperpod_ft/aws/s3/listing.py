@@ -43,9 +43,9 @@ def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict
     return found
 
 
-def digest_of(client: Any, location: Location, entry: Entry) -> str:
+def digest_of(client: Any, bucket: str, entry: Entry) -> str:
     """The digest in an object's metadata; empty when something else than `push` wrote it."""
-    answer = client.head_object(Bucket=location.bucket, Key=entry.key)
+    answer = client.head_object(Bucket=bucket, Key=entry.key)
     return str(answer["Metadata"].get(DIGEST, ""))
 
 

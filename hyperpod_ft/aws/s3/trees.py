@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
-from hyperpod_ft.aws.s3.download import Downloads
+from hyperpod_ft.aws.s3.download import Downloads, finish_directories
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
 from hyperpod_ft.aws.s3.location import Location, check_name
@@ -57,7 +57,7 @@ def push(
             size = path.stat().st_size
             if entry is not None and entry.size == size:
                 digest = digest or file_xxh3(path)
-                if objects.digest_of(client, location, entry) == digest:
+                if objects.digest_of(client, location.bucket, entry) == digest:
                     progress.add(size)
                     return None
             return uploads.send(path, location.key(name), digest)
@@ -105,7 +105,7 @@ def pull_entries(
         downloads = Downloads(client, location.bucket, received)
 
         def fetch(entry: Entry) -> Iterator[Task] | None:
-            if is_there(client, location, entry, root / entry.name):
+            if is_there(client, location.bucket, entry, root / entry.name):
                 received(entry.size)
                 return None
             return downloads.fetch(entry, root / entry.name)
@@ -114,13 +114,14 @@ def pull_entries(
             run_all((partial(fetch, entry) for entry in entries), _threads(client))
         finally:
             downloads.close()
+        finish_directories(root, entries)
 
 
-def is_there(client: Any, location: Location, entry: Entry, path: Path) -> bool:
+def is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:
     """Whether a file has an object's content."""
     if not path.is_file() or path.stat().st_size != entry.size:
         return False
-    if digest := objects.digest_of(client, location, entry):
+    if digest := objects.digest_of(client, bucket, entry):
         return file_xxh3(path) == digest
     return path.stat().st_mtime >= entry.modified
 

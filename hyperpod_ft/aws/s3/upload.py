@@ -1,7 +1,7 @@
 """Upload files: small ones in one request, large ones in parts that are sent in parallel and appear as a whole.
 
 S3 checks the CRC-32 of each request. An upload that is killed leaves no object; its parts, which nobody can see but
-which are billed, are removed by the bucket's lifecycle rule (templates/sagemaker-store.yaml).
+which are billed, are removed by the bucket's lifecycle rule (templates/sagemaker/resources.yaml).
 """
 
 import base64
@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.tasks import Task
 from hyperpod_ft.digests import file_xxh3
@@ -31,6 +32,7 @@ class Uploads:
 
     def __init__(self, client: Any, bucket: str, sent: Callable[[int], object]) -> None:
         self._client, self._bucket, self._sent = client, bucket, sent
+        self._native = crt.is_used(client)
         self._open: set[_Multipart] = set()
 
     def send(self, path: Path, key: str, digest: str = "") -> Iterator[Task] | None:
@@ -49,6 +51,10 @@ class Uploads:
                 Metadata={DIGEST: xxhash.xxh3_128_hexdigest(content)},
             )
             self._sent(len(content))
+            return None
+        if self._native:
+            crt.upload(self._client, path, self._bucket, key, {DIGEST: digest or file_xxh3(path)})
+            self._sent(size)
             return None
         upload = _Multipart(self._client, self._bucket, key, path, digest, self._sent)
         self._open.add(upload)

@@ -20,7 +20,7 @@ from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
-from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
+from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.runs.run import Run
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
@@ -78,10 +78,10 @@ def build(run: Run, steps: int) -> Trainer:
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
-    trainer.kv_size_multiplier = kv_size_multiplier(heads[1], degree)
-    copies = {name: gradients.copies(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
-    trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
-    gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
+    trainer.kv_size_multiplier = copies_over_tensor(heads[1], degree)
+    replicas = {name: gradients.replicas(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
+    trainer.trainable_here = sum(p.numel() * degree // replicas[name] for name, p in parameters.items())
+    gradients.count_each_element_once(trainer.optimizer, {id(p): replicas[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled
     trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
     gradients.disable_upstream_sum()
@@ -128,7 +128,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         generator = torch.Generator().manual_seed(int(digests.text_sha256(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        repeated = kv_size_multiplier(heads[1], parts)
+        repeated = copies_over_tensor(heads[1], parts)
         if ".o_proj." in name and repeated > 1:
             # when key and value heads are repeated, upstream assigns the query heads in a different order
             local = _heads_of_rank(whole, *heads, repeated, "output")

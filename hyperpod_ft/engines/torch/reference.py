@@ -8,57 +8,24 @@ of the weights is needed, nor any switch: before step 1, adapters add nothing.
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 
 from hyperpod_ft import publish
 from hyperpod_ft.digests import files_below, text_sha256
-from hyperpod_ft.engines.batches import Batch, PackedSplit
+from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch.evaluation import forward_only
 from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.preference_rows import Floats, PreferenceSplit, Rows
 from hyperpod_ft.runs.run import Run
 
-Floats = NDArray[np.float32]
-Rows = NDArray[np.int64]
-
-_COUNTED_ROWS = 1024  # at once
 _PROGRESS_SECONDS = 10.0
 _INPUTS = "inputs.sha256"
-
-
-class PreferenceSplit(PackedSplit):
-    """Rows of preferences: of the documents of a row, every first one is chosen and the next one rejected."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        blocks = np.array_split(np.arange(len(self)), -(-len(self) // _COUNTED_ROWS))
-        documents = 2 * np.concatenate([self.pairs(block) for block in blocks])
-        self._ends = documents.cumsum()
-        self._begins = self._ends - documents
-        self.reference: Floats | None = None
-        """The reference log-probability of each document, in the order of the rows: fp32 [documents]."""
-
-    @property
-    def documents(self) -> int:
-        return int(self._ends[-1])
-
-    def documents_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of these rows' documents, int64 [documents]; row -1 has none."""
-        numbers = [np.arange(self._begins[row], self._ends[row]) for row in rows if row >= 0]
-        return np.concatenate([np.empty(0, np.int64), *numbers])
-
-    def batch(self, rows: NDArray[np.int64]) -> Batch:
-        batch = super().batch(rows)
-        if self.reference is None:
-            return batch
-        return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
 
 
 Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those of their rows that are used
@@ -71,17 +38,30 @@ def add(
     device: torch.device,
     module: nn.Module,
     wanted: Wanted,
-    log_probabilities: Callable[[Batch], torch.Tensor],
 ) -> None:
     """Give the splits their reference log-probabilities: those stored in the run, or else measured now and stored.
 
-    `log_probabilities` gives those of a batch by `module` as it is, fp32 [documents]. Collective.
+    They are measured by `module` as it is. Collective.
     """
     known = stored(run, wanted) if processes.leads else None
     if not processes.gather("reference/stored", known is not None)[0]:
-        size = run.config.training.micro_batch_size
+        training = run.config.training
+        compiled = compiling.compiles(training, device)
+
+        def log_probabilities(batch: Batch) -> torch.Tensor:
+            found: torch.Tensor = -module(**language_model.inputs(batch, device, compiled, by_document=True))
+            return found
+
         known = {
-            name: _measure(module, split, rows, size, meshes, log_probabilities, name if processes.leads else None)
+            name: _measure(
+                module,
+                split,
+                rows,
+                training.micro_batch_size,
+                meshes,
+                log_probabilities,
+                name if processes.leads else None,
+            )
             for name, (split, rows) in wanted.items()
         }
         if processes.leads:
@@ -105,7 +85,10 @@ def _measure(
     log_probabilities: Callable[[Batch], torch.Tensor],
     reported_as: str | None,
 ) -> Floats:
-    """The log-probabilities of the documents of `rows`, fp32 [documents of the split]; those of other rows are 0."""
+    """The log-probabilities of the documents of `rows`, fp32 [documents of the split]; those of other rows are 0.
+
+    `log_probabilities` gives those of a batch, fp32 [documents].
+    """
     parts: list[tuple[Rows, torch.Tensor]] = []
     reported = time.monotonic()
     for chosen, batch in forward_only(module, split, rows, micro_batch_size, meshes):

@@ -1,15 +1,17 @@
 """Start a program on every host of a training job, and pass signals on to it: what srun does in a Slurm job.
 
-    python -m hyperpod_ft.job.sagemaker.step STAGE COMMAND...     on the first host
+    python -m hyperpod_ft.job.sagemaker.step STAGE RUN_DIR COMMAND...     on the first host
 
 The other hosts cannot be reached by ssh; they come to the first one (`follow`), which tells them which stage's script
-to run. Messages are lines of JSON:
+to run. With a store, hosts share no volume: what they report about an attempt are messages too, and each gets the parts
+of a checkpoint that others wrote from the store. Messages are lines of JSON:
 
     to the first host     {"host": 1, "job": "..."}      this host is ready
+                          {"report": "node-1-1.json", "text": "..."}   a file that it left about the attempt
                           {"ended": 0}                   its script ended, with this exit status
     from the first host   {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
                           {"signal": 10}                 for its script
-                          {"end": 0}                     the job is over, with this exit status
+                          {"end": true}                  the job is over
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ import sys
 import time
 import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.place import JobError
 
 JOB = "HYPERPOD_FT_JOB_ID"
+STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
 NOTICE = signal.SIGUSR1  # save a checkpoint and end
 
 # Above the ports of ranks and local clusters, below Linux's ephemeral ones.
@@ -39,7 +43,6 @@ _JOIN_SECONDS = 1200  # a host may still install packages
 # How long others may run after the first one has ended, well or not; then between SIGTERM and SIGKILL.
 _GRACE_SECONDS, _GRACE_SECONDS_AFTER_A_FAILURE = 60, 10
 _TERMINATION_SECONDS = 15
-_FAREWELL_SECONDS = 30
 
 
 class Peer:
@@ -113,7 +116,7 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
     return [found[number] for number in sorted(found)]
 
 
-def lead(stage: str, command: Sequence[str]) -> int:
+def lead(stage: str, run_directory: str, command: Sequence[str]) -> int:
     """Run the command here and the stage's script on the other hosts; returns the highest exit status."""
     arrived: list[int] = []
     for number in (NOTICE, signal.SIGTERM):
@@ -122,19 +125,23 @@ def lead(stage: str, command: Sequence[str]) -> int:
     peers = gather(job, hosts, until=lambda: bool(arrived))
     if arrived:
         return 128 + arrived[0]
+    if STORE in os.environ and peers:
+        around = [sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before", run_directory, stage]
+        if status := subprocess.run(around, check=False).returncode:
+            return _as_a_shell(status)
     # higher than in earlier attempts, after a spot interruption too
     attempt = int(time.time())
     for peer in peers:
         peer.send(stage=stage, number=attempt, attempt=os.environ.get(ATTEMPT_DIRECTORY, ""))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, ATTEMPT_NUMBER: str(attempt)})
-    statuses = _accompany(child, peers, arrived)
+    statuses = _accompany(child, peers, arrived, Path(os.environ.get(ATTEMPT_DIRECTORY, ".")))
     for host, status in zip(hosts, statuses):
         if status:
             print(f"step: {host} ended with exit status {status}", file=sys.stderr, flush=True)
     return max(statuses)
 
 
-def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int]) -> list[int]:
+def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path) -> list[int]:
     """Wait for the end of the step on all hosts, pass on the signals that arrive; the exit statuses by host."""
     statuses: list[int | None] = [None] * (1 + len(peers))
 
@@ -152,9 +159,12 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
             tell(arrived.pop(0))
         waiting = [peer for place, peer in enumerate(peers, 1) if statuses[place] is None]
         for peer in select.select(waiting, [], [], _POLL_SECONDS)[0]:
-            message = peer.receive()
-            # a host without a connection is gone
-            statuses[1 + peers.index(peer)] = int(message["ended"]) if message else 1
+            while (message := peer.receive()) and "report" in message:
+                _keep(directory / Path(message["report"]).name, message["text"])
+                if not peer.says_something(0):
+                    break
+            if message is None or "ended" in message:  # a host without a connection is gone
+                statuses[1 + peers.index(peer)] = int(message["ended"]) if message else 1
         if statuses[0] is None and child.poll() is not None:
             statuses[0] = _as_a_shell(child.returncode)
         known = [status for status in statuses if status is not None]
@@ -171,12 +181,12 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     return [status or 0 for status in statuses]
 
 
-def dismiss(job: str, hosts: Sequence[str], status: int, seconds: float = _FAREWELL_SECONDS) -> None:
-    """Tell the other hosts that the job is over."""
+def dismiss(job: str, hosts: Sequence[str], seconds: float = _JOIN_SECONDS) -> None:
+    """Tell the other hosts that the job is over, also those that come within this time."""
     deadline = time.monotonic() + seconds
     with suppress(OSError):
         for peer in gather(job, hosts, until=lambda: time.monotonic() > deadline):
-            peer.send(end=status)
+            peer.send(end=True)
             peer.close()
 
 
@@ -187,7 +197,7 @@ def follow(
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
-    """Serve the first host until it says that the job is over; returns the job's exit status.
+    """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
     `start` starts the script of a stage with these variables, in a process group of its own. Gives up when `expired`
     says so, with status 1.
@@ -203,12 +213,12 @@ def follow(
             pass
         message = None if expired() else peer.receive()
         if message and "end" in message:
-            return int(message["end"])
+            return 0
         if message:
             variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
             process = start(str(message["stage"]), variables)
             try:
-                _obey(peer, process)
+                _obey(peer, process, Path(message["attempt"]), int(message["number"]))
             finally:
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -217,11 +227,20 @@ def follow(
     return 1
 
 
-def _obey(peer: Peer, process: subprocess.Popen[bytes]) -> None:
-    """Pass on the signals of the first host until the process has ended and the first host knows, or is gone."""
+def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:
+    """Pass on the signals of the first host until the process has ended and the first host knows, or is gone.
+
+    What the process leaves in the attempt's directory is sent to it.
+    """
     told = False
+    sent: set[Path] = set()
     while True:
-        if not told and process.poll() is not None:
+        ended = process.poll() is not None
+        for report in set(directory.glob(f"*-{number}-*.json")) - sent:
+            if not report.name.startswith("."):  # not whole yet
+                sent.add(report)
+                peer.send(report=report.name, text=report.read_text(encoding="utf-8"))
+        if ended and not told:
             peer.send(ended=_as_a_shell(process.returncode))
             told = True
         if not peer.says_something(_POLL_SECONDS):
@@ -233,13 +252,21 @@ def _obey(peer: Peer, process: subprocess.Popen[bytes]) -> None:
             process.send_signal(int(message["signal"]))
 
 
+def _keep(path: Path, text: str) -> None:
+    """Write another host's report, unless the hosts share a volume, and it is there."""
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+
+
 def _as_a_shell(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(lead(sys.argv[1], sys.argv[2:]))
+        sys.exit(lead(sys.argv[1], sys.argv[2], sys.argv[3:]))
     except JobError as error:
         print(f"error: {sys.argv[1]}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -21,6 +21,7 @@ from hyperpod_ft.runs.run import Run
 
 _LOST_STATUS = 137  # of a job that was killed: 128 + SIGKILL
 _TERMINATED = "143"  # of a script that SIGTERM ended: what SageMaker sends at the job's limit
+_INTERNAL_ERROR = "InternalServerError"  # how the reason of an error of SageMaker's own begins
 
 
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
@@ -103,7 +104,7 @@ def _is_continued(run: Run, job: Planned, found: TrainingJob, left: list[str]) -
     of_job = [attempt for attempt in history if attempt.job_id == job.name]
     if of_job and of_job[-1].cause == "time limit":
         return True
-    if found.state.state in ("CANCELLED", "DEADLINE") or not found.began or _has_failed(run, job, left):
+    if found.state.state in ("CANCELLED", "DEADLINE") or not found.began or _has_failed(run, job, found, left):
         return False
     of_submission = {known.job_id for known in run.jobs() if known.submitted == job.submitted}
     lost = [known for known in history if known.job_id in of_submission and known.status == _LOST_STATUS]
@@ -116,10 +117,12 @@ def _is_continued(run: Run, job: Planned, found: TrainingJob, left: list[str]) -
     return True
 
 
-def _has_failed(run: Run, job: Planned, left: list[str]) -> bool:
-    """Whether a stage of the job has left an exit status of its own."""
+def _has_failed(run: Run, job: Planned, found: TrainingJob, left: list[str]) -> bool:
+    """Whether a stage of the job has left an exit status of its own, and not because SageMaker ended the job."""
+    ended = found.state.state == "TIMEOUT" or found.state.reason.startswith(_INTERNAL_ERROR)
     for stage in left:
         marker = run.exit_marker(stage, job.name)
-        if marker.exists() and marker.read_text(encoding="utf-8").strip() not in ("0", _TERMINATED):
+        status = marker.read_text(encoding="utf-8").strip() if marker.exists() else "0"
+        if status != "0" and not (ended and status == _TERMINATED):
             return True
     return False

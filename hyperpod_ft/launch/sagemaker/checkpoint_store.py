@@ -21,9 +21,12 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.stored_checkpoints import (
     is_best,
     is_checkpoint,
+    is_later,
+    is_vote,
     step_of,
     stored_name,
     superseded,
+    vote_of,
     votes,
 )
 from hyperpod_ft.runs.run import Run
@@ -44,9 +47,9 @@ class CheckpointStore:
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
         """Push a published checkpoint: each of `nodes` nodes its own files, the first one at last what completes it.
 
-        Returns whether this node has done its part; False when training has removed the checkpoint meanwhile. Then
-        removes older ones from the store, as training does on the volume. Raises UserError when another node does not
-        push its files.
+        Returns whether this node has done its part; False when training has removed the checkpoint meanwhile, here or
+        on another node. Then removes older ones from the store, as training does on the volume. Raises UserError when
+        another node does not push its files.
         """
         with self._held(directory) as (held, described):
             if described is None:
@@ -62,11 +65,13 @@ class CheckpointStore:
                 small_objects.write(self._client, self._url, f"{votes(name, described)}/{node}", b"")
             if node:
                 return True
-            self._wait_for_all(name, described, nodes)
-            trees.push(self._client, url, held, [marker], what)
-        small_objects.remove(self._client, self._url, [f"{votes(name, described)}/{one}" for one in range(nodes)])
-        self._remove_old(name, described)
-        return True
+            complete = self._wait_for_all(name, described, nodes)
+            if complete:
+                trees.push(self._client, url, held, [marker], what)
+        self._remove_votes(name)
+        if complete:
+            self._remove_old(name, described)
+        return complete
 
     def pull(self) -> Path | None:
         """Pull the newest complete checkpoint of this training, with the files of all nodes, unless it is here.
@@ -133,28 +138,42 @@ class CheckpointStore:
 
     def _forget_others(self, name: str, described: Description) -> None:
         """Before files of this name are replaced: remove what stands for the ones before."""
-        listed = trees.listing(self._client, self._url, "votes")
-        stale = [vote.name for vote in listed if vote.name.startswith(f"votes/{name}-")]
-        stale = [vote for vote in stale if not vote.startswith(f"{votes(name, described)}/")]
+        own = f"{votes(name, described)}/"
+        stale = [vote for vote in self._votes() if vote_of(vote)[0] == name and not vote.startswith(own)]
         small_objects.remove(self._client, self._url, [f"{name}/{description.NAME}", *stale])
 
-    def _wait_for_all(self, name: str, described: Description, nodes: int) -> None:
-        """Wait until every node has voted. Raises UserError when one does not, or a file is missing nevertheless."""
-        wanted = {f"{votes(name, described)}/{node}": node for node in range(nodes)} if nodes > 1 else {}
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while missing := wanted.keys() - {
-            vote.name for vote in trees.listing(self._client, self._url, votes(name, described))
-        }:
+    def _wait_for_all(self, name: str, described: Description, nodes: int) -> bool:
+        """Wait until every node has voted; False when one has gone on to a later checkpoint without.
+
+        Raises UserError when one does neither, or a file is missing nevertheless.
+        """
+        own, deadline = votes(name, described), time.monotonic() + PATIENCE_SECONDS
+        while nodes > 1:
+            listed = self._votes()
+            missing = [node for node in range(nodes) if f"{own}/{node}" not in listed]
+            if not missing:
+                break
+            if any(node in missing and is_later(voted, name) for voted, node in map(vote_of, listed)):
+                return False
             if time.monotonic() > deadline:
-                node = min(wanted[vote] for vote in missing)
-                raise UserError(
-                    f"checkpoint {name}: node {node} has not pushed its files within {PATIENCE_SECONDS:.0f} s", _REMEDY
-                )
+                problem = f"node {missing[0]} has not pushed its files within {PATIENCE_SECONDS:.0f} s"
+                raise UserError(f"checkpoint {name}: {problem}", _REMEDY)
             time.sleep(POLL_SECONDS)
         sizes = {entry.name: entry.size for entry in trees.listing(self._client, f"{self._url}/{name}")}
         for file, size in described.files.items():
             if sizes.get(file) != size:
                 raise UserError(f"{self._url}/{name}/{file}: no node has pushed it", _REMEDY)
+        return True
+
+    def _remove_votes(self, name: str) -> None:
+        """Those for a checkpoint and for earlier ones, which are complete or never will be."""
+        voted = {vote: vote_of(vote)[0] for vote in self._votes()}
+        over = [vote for vote, of in voted.items() if is_best(of) == is_best(name) and not is_later(of, name)]
+        small_objects.remove(self._client, self._url, over)
+
+    def _votes(self) -> list[str]:
+        listed = trees.listing(self._client, self._url, "votes")
+        return [entry.name for entry in listed if is_vote(entry.name)]
 
     def _remove_old(self, newest: str, described: Description) -> None:
         """Remove superseded checkpoints, and what pushes of earlier ones left that were killed."""

@@ -14,7 +14,8 @@ from hyperpod_ft.checkpoint.sharded.description import Description
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.runs.run import BEST, checkpoint_name
 
-_NAME = re.compile(r"(step|best)-(\d{8})")
+_NAME = re.compile(r"(step|best)-\d{8}")
+_VOTE = re.compile(rf"votes/{_NAME.pattern}-[0-9a-f]{{16}}/\d+")
 
 
 def stored_name(directory: Path, described: Description) -> str:
@@ -37,6 +38,21 @@ def step_of(name: str) -> int:
 def votes(name: str, described: Description) -> str:
     """Where the nodes vote for this content of a checkpoint."""
     return f"votes/{name}-{text_sha256(json.dumps(described.sha256, sort_keys=True))[:16]}"
+
+
+def is_vote(name: str) -> bool:
+    return bool(_VOTE.fullmatch(name))
+
+
+def vote_of(name: str) -> tuple[str, int]:
+    """The checkpoint, and the number of the node, of a vote."""
+    _, voted, node = name.split("/")
+    return voted.rpartition("-")[0], int(node)
+
+
+def is_later(name: str, than: str) -> bool:
+    """Whether a checkpoint is of the same kind as another, and of a later step."""
+    return is_best(name) == is_best(than) and step_of(name) > step_of(than)
 
 
 def superseded(names: Collection[str], newest: str, keep: int) -> list[str]:

@@ -93,10 +93,9 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
         "stages": " ".join(stage.name for stage in group.stages),
         "root": str(run.root),
         "run_directory": str(run.directory),
-        "python": str(run.python),
         "max_runtime": str(group.seconds),
         # env.python is an interpreter of the image that has the packages
-        **({} if run.config.env.python else {"pins": pins.as_posix()}),
+        **({"python": str(run.python)} if run.config.env.python else {"pins": pins.as_posix()}),
         **({"store": store} if store else {}),
     }
 

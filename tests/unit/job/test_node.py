@@ -43,6 +43,16 @@ def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: 
     assert rendezvous(run, JobStep.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
 
 
+def test_the_hosts_of_a_training_job_meet_at_the_first_one(make_run: MakeRun) -> None:
+    run = make_run(cluster__nodes=2)
+    variables = {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
+    attempts = [JobStep.from_environment({**variables, "HYPERPOD_FT_ATTEMPT_NUMBER": str(number)}) for number in (7, 8)]
+    first, second = (rendezvous(run, step) for step in attempts)
+    assert first[:3] == second[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=algo-1"]
+    assert first[3] != second[3], "each attempt has a port of its own"
+    assert (attempts[0].node, attempts[0].node_number, attempts[0].nodes) == ("algo-2", 1, 2)
+
+
 def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     """Otherwise a rank that an earlier attempt left behind takes the place of a new one."""
     run = make_run()

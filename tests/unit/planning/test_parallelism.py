@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning import neuron_rules, torch_memory
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
+from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -89,7 +89,7 @@ def test_sequence_parallelism_of_engine_torch(
     degrees = {"ranks_per_node": 8, "tensor_parallel": 4, "context_parallel": 2, "sequence_parallel": given}
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         config = make_run(dataset__max_length=length, parallelism=degrees).config
-        assert torch_memory.sequence_parallel(config, degrees_of(config)) == (length == 1024)
+        assert has_sequence_parallel(config, degrees_of(config)) == (length == 1024)
 
 
 @pytest.mark.parametrize(
@@ -296,4 +296,4 @@ def test_only_equal_numbers_of_heads_are_fused(make_run: MakeRun, kv_heads: int,
     ("kv_heads", "tensor_parallel", "copies"), [(8, 8, 1), (8, 32, 4), (4, 8, 2), (2, 8, 4), (8, 4, 1)]
 )
 def test_copies_of_key_value_heads(kv_heads: int, tensor_parallel: int, copies: int) -> None:
-    assert kv_size_multiplier(kv_heads, tensor_parallel) == copies
+    assert copies_over_tensor(kv_heads, tensor_parallel) == copies

@@ -17,7 +17,7 @@ block's one sum, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). Do
 linear need an all-reduce of one number per row.
 
 The modules hold and compute with plain tensors, this rank's parts. Replicated parameters that see only their rank's
-heads, units or positions get partial gradients, which DataParallel sums over the ranks once a step.
+heads, units or positions get partial gradients, which TrainedWeights sums over the ranks once a step.
 """
 
 import copy
@@ -31,6 +31,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
 from hyperpod_ft.engines.torch.model import vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import (
@@ -92,8 +93,8 @@ class Splitting:
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
         # of widths, where a linear has several parts
         self._proportions = {"queries": self._heads, "keys": self._kv_heads, "triples": 3 * self._heads, "units": 1}
-        self._copies = copies_over_tensor(self._kv_heads, self.group.size())
-        self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
+        self._copies_of_keys = copies_over_tensor(self._kv_heads, self.group.size())
+        self._key_group = groups_of_neighbors(mesh, self._copies_of_keys) if self._copies_of_keys > 1 else None
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
         family, group = self.family, self.group
@@ -115,7 +116,7 @@ class Splitting:
                 self._sum(parameter)
 
     def column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
-        if _is_adapted(linear):
+        if adapters.is_adapted(linear):
             self._sum(linear.lora_A.weight)
             self.divide(linear.lora_B, outputs, {"weight": 0})
         self.divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
@@ -125,7 +126,7 @@ class Splitting:
     def row(self, linear: Any) -> None:
         dim = int(not self.family.transposed)
         self.divide(linear, ("units",), {"weight": dim})
-        if _is_adapted(linear):
+        if adapters.is_adapted(linear):
             self.divide(linear.lora_A, ("units",), {"weight": 1})
             self._sum(linear.lora_B.weight)
             if linear.lora_magnitude_vector is not None:
@@ -152,7 +153,7 @@ class Splitting:
         elif self.family.head_norms == "all":
             for norm, outputs, copies in (
                 (attention.q_norm, "queries", 1),
-                (attention.k_norm, "keys", self._copies),
+                (attention.k_norm, "keys", self._copies_of_keys),
             ):
                 vars(norm).pop("forward", None)  # that of rms_norm.py
                 norm.__class__ = _norm_class(type(norm))
@@ -171,14 +172,14 @@ class Splitting:
             split = self._split(parameter.shape[dim], dim, outputs)
             own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
-            self.divisions[own] = Division(parameter.shape, split, sums=self._copying if "keys" in outputs else None)
+            self.divisions[own] = Division(parameter.shape, split, sums=self._key_group if "keys" in outputs else None)
 
     def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
             width = size * proportion // sum(proportions)
-            copies = self._copies if kind == "keys" else 1
+            copies = self._copies_of_keys if kind == "keys" else 1
             own, rest = divmod(width * copies, self.group.size())
             if rest:
                 raise UserError(
@@ -191,7 +192,7 @@ class Splitting:
         return TensorSplit(dim, tuple(ranges), self.group.rank(), self.group.size())
 
 
-# Classes, since a compiler gives layers whose modules have forward passes of their own a graph each.
+# Classes, not forward passes replaced on modules: for those a compiler would make a graph for each layer.
 
 
 @functools.cache
@@ -208,7 +209,7 @@ def _row_class(base: type[nn.Module]) -> type[nn.Module]:
 def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
     """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size].
 
-    `repeated_width` of all heads counts each as often as there are ranks that have it.
+    `repeated_width`: of all heads, where a head counts once for each rank that has it.
     """
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -253,8 +254,3 @@ def _on_output(function: Any, group: dist.ProcessGroup) -> Any:
         return function.apply(output, group)
 
     return hook
-
-
-def _is_adapted(linear: nn.Module) -> bool:
-    """Whether it is a LoraLinear (lora/adapters.py), which computes with its parts itself."""
-    return hasattr(linear, "lora_A")

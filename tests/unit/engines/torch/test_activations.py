@@ -136,10 +136,10 @@ def test_a_recomputed_layer_keeps_only_its_input() -> None:
 
 def test_offloaded_tensors_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the forward pass only the last layer's are on the device; each layer's return one layer ahead."""
-    made: list[activations._Storage] = []
+    made: list[activations._OffloadedStorage] = []
     original = activations._ActivationStore.take
 
-    def take(self: Any, source: torch.Tensor) -> activations._Storage:
+    def take(self: Any, source: torch.Tensor) -> activations._OffloadedStorage:
         made.append(original(self, source))
         return made[-1]
 

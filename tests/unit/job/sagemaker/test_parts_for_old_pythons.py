@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
-PARTS = ("__init__", "entry", "init", "interpreter", "place", "script", "step")
+PARTS = ("__init__", "entry", "init", "interpreter", "kit", "place", "script", "step")
 
 
 def test_they_are_written_in_the_language_of_3_8() -> None:

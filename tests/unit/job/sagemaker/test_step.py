@@ -62,20 +62,23 @@ IMPATIENT = """
 import sys
 from hyperpod_ft.job.sagemaker import step
 step._GRACE_SECONDS = step._GRACE_SECONDS_AFTER_A_FAILURE = step._TERMINATION_SECONDS = 1
-sys.exit(step.lead("train", sys.argv[1:]))
+sys.exit(step.lead("train", "/fsx/run", sys.argv[1:]))
 """
 
 
-def lead(job: str, hosts: int, command: str) -> "subprocess.Popen[str]":
+def lead(
+    job: str, hosts: int, command: str, attempt: str = "/fsx/attempt", directory: Path | None = None
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", IMPATIENT, "bash", "-c", command],
+        cwd=directory,
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             "HYPERPOD_FT_JOB_ID": job,
             HOSTS: " ".join([LEADER, *(f"algo-{number}" for number in range(2, hosts + 1))]),
             HOST_NUMBER: "0",
-            ATTEMPT_DIRECTORY: "/fsx/attempt",
+            ATTEMPT_DIRECTORY: attempt,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -108,9 +111,9 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
     with followers(job, "exit 0") as hosts:
-        step.dismiss(job, [LEADER, "algo-2"], 7)
+        step.dismiss(job, [LEADER, "algo-2"])
         hosts[0].thread.join(10)
-        assert hosts[0].status == 7 and hosts[0].started == []
+        assert hosts[0].status == 0 and hosts[0].started == []
 
 
 def test_a_failure_anywhere_ends_the_others(job: str) -> None:
@@ -185,3 +188,22 @@ def connected(job: str) -> socket.socket:
 def test_a_host_that_never_comes_is_named(job: str) -> None:
     with pytest.raises(step.JobError, match=r"algo-2, algo-3: .*0 s"):
         step.gather(job, [LEADER, "algo-2", "algo-3"], until=lambda: False, seconds=0)
+
+
+def test_reports_of_hosts_without_the_same_volume_reach_the_first_one(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two working directories stand for the volumes; the attempt's directory has one name in both."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for volume in (here, there):
+        (volume / "attempt").mkdir(parents=True)
+    (there / "attempt" / "node-1-1.json").write_text("of an earlier attempt")
+    monkeypatch.chdir(there)
+    report = 'echo mine >"attempt/failure-$(cat number)-algo-2.json"; exit 3'
+    tell = f"echo ${ATTEMPT_NUMBER} >{tmp_path}/n; mv {tmp_path}/n {there}/number"
+    with followers(job, f"until [[ -e number ]]; do sleep 0.02; done; {report}"):
+        status, _ = finish(lead(job, 2, tell, attempt="attempt", directory=here))
+    assert status == 3
+    number = (there / "number").read_text().strip()
+    found = {path.name: path.read_text() for path in (here / "attempt").iterdir()}
+    assert found == {f"failure-{number}-algo-2.json": "mine\n"}

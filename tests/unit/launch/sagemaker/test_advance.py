@@ -233,6 +233,7 @@ def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, 
     [
         (JobState("FAILED", "exit status 1"), True, "1"),
         (JobState("FAILED", "no value"), True, "2"),
+        (JobState("FAILED", "rank 0: SIGTERM at step 3"), True, "143"),
         (JobState("CANCELLED"), True, ""),
         (JobState("CANCELLED"), True, "143"),
         (JobState("DEADLINE", "no spot instances"), True, ""),

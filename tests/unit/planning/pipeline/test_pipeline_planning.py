@@ -14,11 +14,12 @@ from benchmarks.pipeline import idle
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.pipeline import cut, schedule
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharding_choice
 from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
@@ -160,9 +161,9 @@ def test_memory_of_the_ranks() -> None:
 
     def activations(run: RunConfig) -> list[float]:
         degrees = degrees_of(run)
-        chosen = torch_memory.choose(run, degrees, SHAPE)
+        chosen = sharding_choice.choose_sharding(run, degrees, SHAPE)
         shares = torch_memory.shares(run, degrees, SHAPE)
-        return [torch_memory.on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
+        return [torch_memory.memory_on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
 
     hidden = 4096 * 4096 * 2
     (whole,) = activations(config(1, 8))

@@ -7,12 +7,12 @@ import pytest
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.plan import plan
-from hyperpod_ft.planning.sharding import Sharding, candidates
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sharding import Sharding, candidates
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
 
@@ -25,7 +25,7 @@ def on(make_run: MakeRun, instance: str, nodes: int = 1, **values: Any) -> RunCo
 
 
 def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
-    return torch_memory.explain(config, degrees_of(config), model_shape(model_config))
+    return sharding_choice.explain(config, degrees_of(config), model_shape(model_config))
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,13 @@ def test_the_fastest_that_fits(
 
 def test_the_size_of_a_model_may_be_unknown(make_run: MakeRun) -> None:
     config = on(make_run, "p5.48xlarge", 2)
-    assert torch_memory.choose(config, degrees_of(config), None) == Sharding("zero3", 16), "needs the least memory"
+    assert sharding_choice.choose_sharding(config, degrees_of(config), None) == Sharding("zero3", 16), (
+        "needs the least memory"
+    )
     local = make_run(parallelism={"ranks_per_node": 2}).config
-    assert torch_memory.choose(local, degrees_of(local), None) == Sharding("replicated", 1), "CPUs have no such limit"
+    assert sharding_choice.choose_sharding(local, degrees_of(local), None) == Sharding("replicated", 1), (
+        "CPUs have no such limit"
+    )
 
 
 def test_zero3_stays_within_nodes_if_that_fits(make_run: MakeRun) -> None:

@@ -1,31 +1,29 @@
-"""Memory of a training step of engine torch, and the sharding that fits."""
+"""Memory of a training step of engine torch."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig, Training
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_context
 from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.memory import (
     FP32,
-    GIB,
     KeptTensors,
     Memory,
     StageShare,
     activations,
-    available,
     element_bytes,
+    in_fp32_too,
     last_norm,
     stage_shares,
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.pipeline import cut, schedule
-from hyperpod_ft.planning.sharding import BUCKET_BYTES, Sharding, candidates
+from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
+from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES, Sharding
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 256
@@ -34,75 +32,13 @@ NF4_BYTES = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale fo
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
 
-def choose(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sharding:
-    """The first of the candidates that fits, else the smallest. `shape` None: the model's size is unknown.
-
-    Without accelerators everything fits; an unknown model gets the sharding that needs the least memory.
-    """
-    possible = list(candidates(config, degrees))
-    room = available(config)
-    if not room:
-        return possible[0]
-    if shape is None:
-        return possible[-1]
-    return fit(config, degrees, shape, list(shares(config, degrees, shape)))[0]
-
-
-def fit(config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare]) -> tuple[Sharding, float]:
-    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
-
-    `stages` are the `shares` of these degrees.
-    """
-    totals: dict[float, Sharding] = {}
-    for sharding in candidates(config, degrees):
-        needed = _fullest(config, degrees, shape, stages, sharding)
-        if needed <= available(config):
-            return sharding, needed
-        totals.setdefault(needed, sharding)
-    least = min(totals)
-    return totals[least], least
-
-
-def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    """The chosen sharding, and why it is not the next faster one, in one line."""
-    chosen = choose(config, degrees, shape)
-    faster = list(itertools.takewhile(lambda sharding: sharding != chosen, candidates(config, degrees)))
-    if not faster or shape is None or not available(config):
-        return str(chosen)
-    needed = total(config, degrees, shape, faster[-1])
-    return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
-
-
-def sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
-    """Whether tensor-parallel ranks divide what lies between attention and MLP by position."""
-    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    divides = ranks > 1 and config.dataset.max_length // degrees.context_parallel % ranks == 0
-    return divides and given is not False
-
-
-def check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
-    """Raise UserError when the run file asks for sequence parallelism, but the ranks do not divide a row's tokens."""
-    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
-    if given and ranks > 1 and not sequence_parallel(config, degrees):
-        on_rank = " on each rank" if degrees.context_parallel > 1 else ""
-        raise UserError(
-            f"parallelism.sequence_parallel: tensor_parallel {ranks} does not divide the"
-            f" {config.dataset.max_length // degrees.context_parallel} tokens of a row{on_rank}",
-            f"set dataset.max_length to a multiple of {ranks * degrees.context_parallel}, or leave it out",
-        )
-
-
-def total(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> float:
-    """Bytes on the fullest rank."""
-    return _fullest(config, degrees, shape, list(shares(config, degrees, shape)), sharding)
-
-
-def _fullest(
+def bytes_on_fullest_rank(
     config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
 ) -> float:
+    """`stages`: the `shares` of these degrees."""
     # of alike ranks of a pipeline, the first has the most micro batches in memory
     different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
-    return max(on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
+    return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
@@ -115,18 +51,20 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
         yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
-def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> Memory:
+def memory_on_rank(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding
+) -> Memory:
     """Memory of a rank under a sharding.
 
     The loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model computes in bf16, in bf16 too; and
-    the hidden states' gradient. Tensor-parallel ranks have as many more positions and as many fewer words. Sequence
-    parallelism divides what lies between attention and MLP; their inputs are gathered.
+    the hidden states' gradient. Tensor-parallel ranks have as many more positions and as much less of the vocabulary.
+    Sequence parallelism divides what lies between attention and MLP; their inputs are gathered.
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
     # what a compiler keeps of a norm is its choice: the most is counted
-    compiled = compiles(config.training, CATALOGUE[config.cluster.instance_type].has_accelerators)
+    compiled = config.training.compiles(CATALOGUE[config.cluster.instance_type].has_accelerators)
     kept = KeptTensors(
-        outside_share=1 / ranks if sequence_parallel(config, degrees) else 1.0,
+        outside_share=1 / ranks if has_sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
         attention=_attention(config, degrees, shape),
         # a fused gate is activated by transformers' code
@@ -139,8 +77,7 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
     )
     if isinstance(shape, T5Shape):
         count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
-    words = -(-shape.vocabulary // ranks)
-    block = min(count, LOSS_BLOCK * ranks) * words * (FP32 + (element if element < FP32 else 0))
+    block = min(count, LOSS_BLOCK * ranks) * shape.vocabulary_on_rank(ranks) * in_fp32_too(config)
     of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
     logits = share.last * (of_batch + block)
     return Memory(
@@ -168,9 +105,8 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
         return received
     # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
-    head = (
-        -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden * FP32 if config.training.method == "full" else 0
-    )
+    matrix = shape.vocabulary_on_rank(degrees.tensor_parallel) * shape.hidden * FP32
+    head = matrix if config.training.method == "full" else 0
     return received + (share.in_flight - 1) * (of_batch + head)
 
 
@@ -179,7 +115,7 @@ def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     element = element_bytes(config)
     keys = shape.keys * key_value_copies(degrees, shape)
     total: float = element * (3 * shape.queries + 2 * keys)
-    softmax = FP32 + (element if element < FP32 else 0)  # in fp32, and as it is used
+    softmax = in_fp32_too(config)  # computed in fp32
     fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
     if fused and not shape.positions:
         # the value keeps all that its linear computed, beside queries and keys that were rotated
@@ -198,21 +134,16 @@ def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
 
 
-def compiles(training: Training, on_accelerator: bool) -> bool:
-    """Whether layers are compiled."""
-    return on_accelerator if training.compile is None else training.compile
-
-
 def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     element, adapters = element_bytes(config), _adapter_parameters(config, share)
     base, quantized = share.parameters - share.quantized, share.quantized * NF4_BYTES
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters
-    bucket = _layers_in_bucket(config, share) / share.layers * layers
-    # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
-    # matrix stay gathered
-    gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
+    bucket = _weights_in_bucket(config, share)
+    # of zero3, the current bucket and the next, which is prefetched, and one as received. What zero2 receives is there
+    # before there are gradients. Embedding and output matrix stay gathered
+    gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
     on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
     return on_device + (gathered + share.end_parameters) * element + quantized
 
@@ -227,6 +158,11 @@ def _at_rest(config: RunConfig, share: StageShare) -> int:
     return (share.parameters - share.quantized) * element + _adapter_parameters(config, share) * FP32
 
 
+def _weights_in_bucket(config: RunConfig, share: StageShare) -> float:
+    layers = share.parameters - share.quantized + _adapter_parameters(config, share) - share.end_parameters
+    return _layers_in_bucket(config, share) / share.layers * layers
+
+
 def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
     shared = share.parameters - share.quantized + _adapter_parameters(config, share)
     layer = _at_rest(config, share) / shared * share.layer_parameters
@@ -234,7 +170,10 @@ def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
 
 
 def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
-    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
+    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent.
+
+    Beside them, zero2's forward pass has weights as received, which are gone before the gradients are there.
+    """
     whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
@@ -243,7 +182,7 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
             return whole
         # the embedding may be larger than a bucket
         largest = (
-            FP32 * -(-shape.vocabulary // degrees.tensor_parallel) * shape.hidden
+            FP32 * shape.vocabulary_on_rank(degrees.tensor_parallel) * shape.hidden
             if config.training.method == "full"
             else 0
         )
@@ -256,14 +195,15 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
     layers = share.trainable - ends
     in_bucket = _layers_in_bucket(config, share) / share.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
-    # partial sums, which are exchanged between the groups of shard ranks once a step
-    partial = whole / ranks if accumulated and ranks < degrees.weight_replicas else 0.0
     sent = element_bytes(config) + FP32
+    kept = sharded if accumulated else 0.0  # during a micro batch
+    # what was received of a bucket is released after the next one was
+    received = 2 * _weights_in_bucket(config, share) * element_bytes(config) if sharding.mode == "zero2" else 0.0
     # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
     # the layers
-    begins = (sharded + partial if accumulated else 0.0) + in_bucket * sent
+    begins = kept + in_bucket * sent
     released = layers * element_bytes(config) if sharding.mode == "zero2" else 0.0
-    return max(begins, sharded + partial + ends * sent - released)
+    return max(kept + received, begins, sharded + ends * sent - released)
 
 
 def _optimizer(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

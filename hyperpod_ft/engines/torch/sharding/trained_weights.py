@@ -1,6 +1,6 @@
-"""What the data-parallel ranks of a run keep, share and exchange; see hyperpod_ft.planning.sharding for the modes.
+"""What data-parallel ranks keep, share and exchange; hyperpod_ft.planning.torch.sharding describes the modes.
 
-`DataParallel` is what the training loop and the optimizer see of it. Two mechanisms implement it: FSDP2, which shards
+`TrainedWeights` is what the training loop and the optimizer see of it. Two mechanisms implement it: FSDP2, which shards
 weights layer by layer (zero2, zero3), and whole weights with gradients summed in buckets (replicated, zero1).
 
 Each rank updates its part of every trained parameter. `masters` are these parts in fp32; they are the parameters' own
@@ -18,26 +18,26 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.parts import Part, squared_norm
-from hyperpod_ft.planning.sharding import BUCKET_BYTES
+from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES
 
 _Item = TypeVar("_Item")
 
 
-def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[list[_Item]]:
-    """Consecutive items, so that a group has at most BUCKET_BYTES or is one larger item; `size_of` one is in bytes."""
-    groups: list[list[_Item]] = []
+def in_buckets(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[list[_Item]]:
+    """Consecutive items, so that a bucket has at most BUCKET_BYTES or is one larger item; `size_of` one is in bytes."""
+    buckets: list[list[_Item]] = []
     room = 0
     for item in items:
         size = size_of(item)
-        if not groups or size > room:
-            groups.append([])
+        if not buckets or size > room:
+            buckets.append([])
             room = BUCKET_BYTES
-        groups[-1].append(item)
+        buckets[-1].append(item)
         room -= size
-    return groups
+    return buckets
 
 
-class DataParallel(ABC):
+class TrainedWeights(ABC):
     """The gradients and trained parameters of a module on one rank."""
 
     def __init__(self, module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh) -> None:
@@ -45,7 +45,7 @@ class DataParallel(ABC):
         self.parts = {name: parts[name] for name in self.parameters}
         self.mesh = mesh
         # names of parameters, in the order in which their gradients become known
-        self.groups: list[list[str]] = []
+        self.buckets: list[list[str]] = []
         self._gradients: dict[str, torch.Tensor] = {}
         self._tied: dict[str, torch.Tensor] = {}  # gradients that await those of a pipeline's other end
         self._squared_norms: list[torch.Tensor] = []

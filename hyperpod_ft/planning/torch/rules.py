@@ -8,14 +8,17 @@ from typing import Any
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_environment, torch_memory
-from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.degrees import Degrees, listed_divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import environment as neuron_environment
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.pipeline import cut, schedule
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sequence_parallel import check_sequence_parallel
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
@@ -120,7 +123,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.context_parallel: {ranks} does not divide dataset.max_length {length}",
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
-    torch_memory.check_sequence_parallel(config, degrees)
+    check_sequence_parallel(config, degrees)
     schedule.check_micro_batches(config, degrees)
 
 
@@ -198,7 +201,7 @@ def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
         raise UserError(
             f"parallelism.context_parallel: tensor_parallel {tensor} x context_parallel {context} = {tensor * context}"
             f" does not divide the model's {heads} attention heads",
-            f"choose degrees whose product is {divisors(heads)}",
+            f"choose degrees whose product is {listed_divisors(heads)}",
         )
 
 
@@ -208,7 +211,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} neither divides the model's {kv_heads} key/value heads nor"
             " is a multiple of them",
-            f"set it to {divisors(kv_heads)}, or to a multiple of {kv_heads}",
+            f"set it to {listed_divisors(kv_heads)}, or to a multiple of {kv_heads}",
         )
 
 
@@ -223,12 +226,12 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
             f" of a {shape.family} model, whose linears for them are one",
-            f"set it to {divisors(shape.kv_heads)}",
+            f"set it to {listed_divisors(shape.kv_heads)}",
         )
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    return torch_memory.explain(config, degrees, shape)
+    return sharding_choice.explain(config, degrees, shape)
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
@@ -236,6 +239,6 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    chosen = torch_memory.choose(config, degrees, shape)
+    chosen = sharding_choice.choose_sharding(config, degrees, shape)
     for share in torch_memory.shares(config, degrees, shape):
-        yield torch_memory.on_rank(config, degrees, shape, share, chosen)
+        yield torch_memory.memory_on_rank(config, degrees, shape, share, chosen)

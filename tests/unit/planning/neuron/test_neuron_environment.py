@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning.neuron_environment import variables
+from hyperpod_ft.planning.neuron.environment import variables
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]

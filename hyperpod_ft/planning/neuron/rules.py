@@ -9,10 +9,11 @@ from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_environment, neuron_memory
-from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
+from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, listed_divisors
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import environment as neuron_environment
+from hyperpod_ft.planning.neuron import memory as neuron_memory
 
 TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
@@ -83,7 +84,7 @@ def _check_groups(config: RunConfig, degrees: Degrees) -> None:
         raise UserError(
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} does not divide cluster.nodes {degrees.nodes},"
             " as neuronx-distributed requires on trn1 with tensor_parallel 4",
-            f"set it to {divisors(degrees.nodes)}, or choose another tensor_parallel",
+            f"set it to {listed_divisors(degrees.nodes)}, or choose another tensor_parallel",
         )
     if degrees.tensor_parallel == 64 and config.env.python is None and config.env.sdk == "2.26.1":
         # ascending_descending_ring_PG_group in 0.15 makes two groups on each node, and asserts that there is one
@@ -102,7 +103,7 @@ def _check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
                 f"neuron.sequence_parallel: tensor_parallel {tensor_parallel} does not divide dataset.max_length"
                 f" {length}",
                 f"set dataset.max_length to {math.ceil(length / tensor_parallel) * tensor_parallel},"
-                f" or tensor_parallel to {divisors(math.gcd(length, degrees.ranks_per_node))}",
+                f" or tensor_parallel to {listed_divisors(math.gcd(length, degrees.ranks_per_node))}",
             )
     elif config.training.precision == "bf16":
         # NxD's column-parallel backward pass sums an fp32 copy of the input's gradient, then continues with the tensor
@@ -138,7 +139,7 @@ def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> Non
 
 def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
     """Key/value heads are replicated when there are fewer than ranks."""
-    if kv_heads * kv_size_multiplier(kv_heads, tensor_parallel) % tensor_parallel:
+    if kv_heads * copies_over_tensor(kv_heads, tensor_parallel) % tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} and the model's {kv_heads} key/value heads:"
             " neither divides the other",
@@ -170,25 +171,17 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    """optimum-neuron uses ZeRO-1 with bf16 only, as planning/neuron_memory.py says."""
+    """optimum-neuron uses ZeRO-1 with bf16 only, as planning/neuron/memory.py says."""
     if config.neuron.zero_1 and config.training.precision == "bf16" and degrees.data_parallel > 1:
         return f"zero1 over {degrees.data_parallel} ranks"
     return "replicated"
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """neuronx-distributed cuts by numbers of layers."""
+    """None: neuronx-distributed cuts the model itself, by numbers of layers."""
     return None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     for share in neuron_memory.shares(config, degrees, shape):
         yield neuron_memory.on_rank(config, degrees, shape, share)
-
-
-def kv_size_multiplier(kv_heads: int, tensor_parallel: int) -> int:
-    """How many copies of each key/value head a tensor-parallel group has.
-
-    optimum-neuron's rule, `TrainingNeuronConfig.auto_kv_size_multiplier`: one, unless there are more ranks than heads.
-    """
-    return max(1, tensor_parallel // kv_heads)

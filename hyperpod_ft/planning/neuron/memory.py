@@ -11,6 +11,7 @@ from hyperpod_ft.planning.memory import (
     StageShare,
     activations,
     element_bytes,
+    in_fp32_too,
     last_norm,
     stage_shares,
     tokens,
@@ -76,5 +77,4 @@ def _attention(config: RunConfig, shape: ModelShape) -> float:
     element = element_bytes(config)
     if config.flash_attention:
         return element * 5 * shape.queries
-    softmax = FP32 + (element if element < FP32 else 0)
-    return element * 4 * shape.queries + shape.heads * config.dataset.max_length * softmax
+    return element * 4 * shape.queries + shape.heads * config.dataset.max_length * in_fp32_too(config)

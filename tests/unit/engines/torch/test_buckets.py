@@ -2,11 +2,11 @@
 
 import pytest
 
-from hyperpod_ft.engines.torch.sharding import data_parallel
+from hyperpod_ft.engines.torch.sharding import trained_weights
 
 
 @pytest.mark.parametrize(
-    ("sizes", "groups"),
+    ("sizes", "buckets"),
     [
         ([], []),
         ([4, 4, 2, 1], [[4, 4, 2], [1]]),
@@ -15,6 +15,6 @@ from hyperpod_ft.engines.torch.sharding import data_parallel
         ([30, 0], [[30], [0]]),
     ],
 )
-def test_groups(monkeypatch: pytest.MonkeyPatch, sizes: list[int], groups: list[list[int]]) -> None:
-    monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 10)
-    assert data_parallel.grouped(sizes, int) == groups
+def test_buckets(monkeypatch: pytest.MonkeyPatch, sizes: list[int], buckets: list[list[int]]) -> None:
+    monkeypatch.setattr(trained_weights, "BUCKET_BYTES", 10)
+    assert trained_weights.in_buckets(sizes, int) == buckets
