@@ -1,6 +1,6 @@
 """Texts to token ids: with tiktoken if it gives the model's ids, else with the `tokenizers` library.
 
-tiktoken takes a sixth of the time. `byte_level_bpe` and `merge_order` decide for which models the ids are the same.
+tiktoken takes a sixth of the time. Package `byte_level` decides for which models the ids are the same.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data import byte_level_bpe, tokenizer
-from hyperpod_ft.data.byte_level_bpe import ByteLevelBpe
+from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.byte_level import bpe
+from hyperpod_ft.data.byte_level.bpe import ByteLevelBpe
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 # Separates texts that are encoded in one call: a code point that Unicode will never assign to a character.
@@ -46,7 +47,7 @@ class Encoder:
     @classmethod
     def load(cls, model: Path, *, chat: bool) -> "Encoder":
         """Raises UserError when the model has no usable tokenizer. `chat`: it must also render chats."""
-        described = byte_level_bpe.read(model)
+        described = bpe.read(model)
         ranked = RankedBackend.of(described, model / "tokenizer.json") if described else None
         if described is None or ranked is None or described.eos is None:
             return cls.of(tokenizer.load(model))

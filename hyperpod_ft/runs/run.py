@@ -171,6 +171,11 @@ class Run:
     def provenance(self) -> Path:
         return self.directory / "provenance"
 
+    @property
+    def serving(self) -> Path:
+        """Which job serves the run's model (`serve --on-node`), and where."""
+        return self.directory / "serving"
+
     def script(self, stage: str) -> Path:
         return self.directory / "sbatch" / f"{stage}.sbatch"
 

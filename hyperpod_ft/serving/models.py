@@ -19,18 +19,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Models:
     """Model directories by name, the default first; `adapters` by name belong to the last of them.
 
-    `run`: the run that made the first; None for a directory.
+    `tokenizer`: where tokenizer and chat template are; all models of a run are asked as the tuned one was taught.
+    `run`: the run that made the models; None for a directory.
     """
 
     title: str
     directories: dict[str, Path]
     adapters: dict[str, Path]
+    tokenizer: Path
     run: Run | None = None
-
-    @property
-    def tokenizer(self) -> Path:
-        """Where tokenizer and chat template are. All models of a run are asked as the tuned one was taught."""
-        return next(iter(self.directories.values()))
 
     @property
     def python(self) -> Path:
@@ -48,7 +45,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
         directory = Path(reference)
         kinds.expect("", directory, "model")
         name = directory.resolve().name
-        return _checked(Models(name, {name: directory}, named))
+        return _checked(Models(name, {name: directory}, named, directory))
     run = references.find(reference)
     stage = "merge" if "merge" in run.plan else "consolidate"
     if reason := run.why_not_done(stage):
@@ -59,7 +56,8 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     if base or named:
         kinds.expect("base model", run.base_model, "model")
         directories[BASE] = run.base_model
-    return _checked(Models(f"{run.config.name}/{run.plan.run_id}", directories, named, run))
+    title = f"{run.config.name}/{run.plan.run_id}"
+    return _checked(Models(title, directories, named, run.tuned_model, run))
 
 
 def _adapter(text: str) -> tuple[str, Path]:

@@ -31,16 +31,21 @@ class Program:
             ) from error
 
 
-def own_server(models: Models, options: Sequence[str]) -> Program:
-    """The kit's own server, or its single answer, with the interpreter that has torch."""
-    command = [str(models.python), "-m", "hyperpod_ft.serving", "--title", models.title]
+def options(models: Models, more: Sequence[str]) -> list[str]:
+    """The arguments of `python -m hyperpod_ft.serving` for these models, with absolute paths, and `more`."""
+    given = ["--title", models.title, "--tokenizer", str(models.tokenizer.absolute())]
     for name, directory in models.directories.items():
-        command += ["--model", f"{name}={directory}"]
+        given += ["--model", f"{name}={directory.absolute()}"]
     for name, directory in models.adapters.items():
-        command += ["--adapter", f"{name}={directory}"]
+        given += ["--adapter", f"{name}={directory.absolute()}"]
+    return [*given, *more]
+
+
+def server(models: Models, more: Sequence[str]) -> Program:
+    """The server on this machine, or its single answer, with the interpreter that has torch."""
     # nothing of a model directory is fetched
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if models.run and models.python != Path(sys.executable):
         # that interpreter may lack the kit, or have another version
         environment["PYTHONPATH"] = str(snapshot(models.run.code_copies))
-    return Program((*command, *options), environment)
+    return Program((str(models.python), "-m", "hyperpod_ft.serving", *options(models, more)), environment)

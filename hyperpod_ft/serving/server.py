@@ -53,12 +53,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, title: str, api_key: str | None = None) -> None:
         """Port 0 takes a free one. Raises UserError when it cannot listen there, or only a key would make it safe."""
+        refuse_open(host, api_key)
         self.loopback = is_loopback(host)
-        if not self.loopback and not api_key:
-            raise UserError(
-                f"--host {host}: anyone who reaches this machine could ask the model",
-                f"set {API_KEY} to a secret of your choice, which clients then send as their API key",
-            )
         self.title, self.api_key = title, api_key
         self.answers: Answers | None = None
         self.started = int(time.time())
@@ -275,9 +271,9 @@ class Handler(BaseHTTPRequestHandler):
         self._log(f"{error.status} {error.message}")
         try:
             if self._sent:
-                # the stream ends without [DONE] and without its last chunk: no client takes it for complete
+                # without [DONE]
                 self._send_chunk(openai_api.event(error.as_dict()))
-                self.close_connection = True
+                self._send_chunk(b"")
             else:
                 self._send_json(error.status, error.as_dict(), logged=False)
         except OSError:
@@ -291,6 +287,19 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Of malformed requests only."""
         print(printable(format % args), file=sys.stderr, flush=True)
+
+
+def refuse_open(host: str, api_key: str | None) -> None:
+    """Raise UserError when others could reach the server, and no key keeps them out."""
+    if not is_loopback(host) and not api_key:
+        raise UserError(
+            f"--host {host}: anyone who reaches this machine could ask the model",
+            f"set {API_KEY} to a secret of your choice, which clients then send as their API key",
+        )
+
+
+def url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,8 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
-from tests.unit.serving.conftest import ROWS, TINY_LLAMA, TOKENS, Serving, serve
+from tests.unit.serving.conftest import Serving, serve
+from tests.unit.serving.tuned import ROWS, TINY_LLAMA, TOKENS
 
 
 @pytest.fixture(scope="module")
