@@ -22,7 +22,8 @@ _PROMPTS = ("### Instruction\nWhich command submits a batch script?\n\n### Answe
 BUCKET, ROLE = "sagemaker-models", "arn:aws:iam::123456789012:role/endpoint"
 
 
-def make_run(base: Path) -> Run:
+def frozen(base: Path, **sections: Any) -> Run:
+    """The run in its directory, with nothing done."""
     values = {
         "name": "tiny.llama",
         "engine": "torch",
@@ -34,9 +35,15 @@ def make_run(base: Path) -> Run:
         "lora": {"r": 4, "alpha": 8},
         "generate": {"max_new_tokens": 12},
         "deploy": {"instance_type": "g6.2xlarge", "store": f"s3://{BUCKET}/kit", "role": ROLE, "region": "us-west-2"},
+        **sections,
     }
     run = Run.of(run_file.resolve(run_file.validate(values, "test"), base))
     run.freeze()
+    return run
+
+
+def make_run(base: Path) -> Run:
+    run = frozen(base)
     run.base_model.parent.mkdir(parents=True)
     run.base_model.symlink_to(shipped("examples/quickstart/tiny-llama"))
     _adapter(run)
@@ -46,6 +53,22 @@ def make_run(base: Path) -> Run:
         made = run.outputs_of(outputs, digests=False)
         record = Record(stage, run.plan[stage].fingerprint, {}, made, {}, utc_now(), 0.0, "test", "")
         record.write(run.record_path(stage))
+    return run
+
+
+def only_in_store(finished: Run, base: Path, s3: Any) -> Run:
+    """The same run after training jobs: its outputs are in a store in S3, its records here."""
+    store = {"store": f"s3://{BUCKET}/store", "role": ROLE, "region": "us-west-2"}
+    run = frozen(base, sagemaker=store, deploy={"instance_type": "g6.2xlarge"})
+    merged, files = finished.record("merge"), [finished.samples_path]
+    assert merged is not None
+    merged.write(run.record_path("merge"))
+    files += [finished.root / output.path for output in merged.outputs]
+    names = [file.relative_to(finished.root).as_posix() for file in files]
+    for name, file in zip(names, files, strict=True):
+        s3.upload_file(str(file), BUCKET, f"store/{name}")
+    sizes = {name: file.stat().st_size for name, file in zip(names, files, strict=True)}
+    run.store_listing.write_text(json.dumps(sizes))
     return run
 
 

@@ -14,7 +14,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
-from tests.aws.endpoint_run import BUCKET, ROLE, make_run
+from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
 from tests.aws.kit import ROOT
 
 WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
@@ -233,6 +233,18 @@ def test_an_adapter_is_served_beside_its_base(deploy: Deploy) -> None:
     assert any(key.endswith("/adapters/tuned/adapter_model.safetensors") for key in deploy.objects())
     # with other settings it is another endpoint, which is not made beside this one
     assert "other settings" in deploy(deploy.directory, status=2)
+
+
+def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path: Path) -> None:
+    deploy.recorded()
+    run = only_in_store(deploy.run, tmp_path / "laptop", deploy.aws.client("s3"))
+    before = deploy.objects()
+    output = deploy(str(run.directory))
+    assert "3 of 3 answers equal" in output
+    assert "uploading" not in output
+    deploy("delete", str(run.directory), "--yes")
+    assert deploy.objects() == before  # the run's own model is not the endpoint's to delete
+    assert not (run.tuned_model / "model.safetensors").exists()
 
 
 def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:

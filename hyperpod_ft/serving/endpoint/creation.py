@@ -70,7 +70,7 @@ class Creation:
             )
 
     def _exists(self) -> bool:
-        """Whether the endpoint is there, as planned. One that has failed is deleted, since it cannot be mended."""
+        """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
         name = self.watch.name
         endpoint, component = self._endpoints.find(name), self._endpoints.component(name)
         if endpoint is None:

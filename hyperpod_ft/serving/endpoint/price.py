@@ -26,7 +26,7 @@ def price_per_hour(session: Session, instance_type: str, region: str) -> float |
             )
             return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
     except UserError:
-        return None  # a price is a courtesy: without permission or network, the command says that it is unknown
+        return None  # without permission or network, the commands say that the price is unknown
 
 
 def hosting_price(products: Iterable[dict[str, Any]]) -> float | None:

@@ -16,7 +16,7 @@ _LOG_WIDTH = 160
 
 
 class EndpointFailedError(UserError):
-    """SageMaker gave up: the reason is its own."""
+    """SageMaker reports the endpoint or its component as failed; the problem is its reason."""
 
 
 @dataclass
