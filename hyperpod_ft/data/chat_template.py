@@ -73,15 +73,14 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
     None where the base model's own stays: the rows were chats, which it wrote; preferences, which refine a model that
     already answers; or texts without questions. Where no list of messages gives the training prompt, the template
     refuses every question with the reason.
-
-    Raises UserError when the model has no usable tokenizer.
     """
     if dataset.format in ("chat", "preference", "text"):
         return None
-    encoder = Encoder.load(model, chat=False)
     try:
+        encoder = Encoder.load(model, chat=False)
         return ChatTemplate(_proved(dataset, _form(dataset), encoder, _special_tokens(encoder, model)))
-    except _NoTemplateError as error:
+    # a training that took days is not lost for its template
+    except (_NoTemplateError, UserError) as error:
         reason = f"{error}: send the whole prompt to /v1/completions instead"
         refusing = _literal(f"This model has no chat template: {reason}.")
         return ChatTemplate(f"{{{{- raise_exception({refusing}) -}}}}\n", reason)
@@ -221,7 +220,7 @@ def _prove(text: str, dataset: Dataset, form: _Form, encoder: Encoder, special: 
             try:
                 prompt = prompts.prompt(dataset, row)
                 asked = render(text, messages, special)
-            except (UserError, jinja2.TemplateError, TypeError, ValueError) as error:
+            except Exception as error:  # the user's expressions may raise anything
                 raise _NoTemplateError(f"its prompt_template cannot be part of one ({error})") from error
             if prompt not in asked:
                 raise _NoTemplateError("its prompt_template writes something else as part of one")
