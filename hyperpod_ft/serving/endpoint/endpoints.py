@@ -1,7 +1,7 @@
 """The only module that calls SageMaker's operations on endpoints. `client` is boto3's for sagemaker throughout.
 
-Describing a resource that does not exist gives None, and deleting it succeeds. Creating one that exists succeeds too: an
-interrupted command made it, since names of models and configurations stand for their content.
+Describing a resource that does not exist gives None, and deleting it succeeds. Creating one that exists succeeds too:
+an interrupted command made it, since names of models and configurations stand for their content.
 """
 
 import time
