@@ -14,7 +14,7 @@ from tests.aws.endpoint_container import Container
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.2  # between two requests of /ping
 _NOT_HEALTHY = (
     "The primary container for production variant {variant} did not pass the ping health check. Please check CloudWatch"
     " logs for this endpoint."
