@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -544,6 +545,7 @@ class RunConfig(Section):
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
     sagemaker: SageMaker | None = None
+    deploy: Deploy | None = None
 
     @model_validator(mode="before")
     @classmethod

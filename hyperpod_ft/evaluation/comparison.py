@@ -14,7 +14,10 @@ _COLUMN = 48
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """One prompt with both answers. `expected` is the dataset's completion, for samples of it."""
+    """One prompt with both answers. `expected` is the dataset's completion, for samples of it.
+
+    `templated`: a chat template wrote the prompt, with all special tokens.
+    """
 
     origin: Literal["prompts", "train", "validation"]
     prompt: str
@@ -22,6 +25,7 @@ class AnswerPair:
     tuned: str
     same: bool  # token by token
     expected: str | None = None
+    templated: bool = False
 
     @property
     def base_exact(self) -> bool:
@@ -69,7 +73,7 @@ class Comparison:
         """`samples.json`."""
         return self.figures() | {
             "prompts": [
-                {"prompt": row.prompt, "base": row.base, "tuned": row.tuned}
+                {"prompt": row.prompt, "templated": row.templated, "base": row.base, "tuned": row.tuned}
                 for row in self.compared
                 if row.origin == "prompts"
             ],
@@ -77,6 +81,7 @@ class Comparison:
                 {
                     "split": row.origin,
                     "prompt": row.prompt,
+                    "templated": row.templated,
                     "expected": row.expected,
                     "base": row.base,
                     "tuned": row.tuned,

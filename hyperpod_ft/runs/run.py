@@ -163,6 +163,11 @@ class Run:
         return self.directory / "samples.json"
 
     @property
+    def endpoint_proof(self) -> Path:
+        """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
+        return self.directory / "endpoint.json"
+
+    @property
     def provenance(self) -> Path:
         return self.directory / "provenance"
 

@@ -43,6 +43,7 @@ class _Question:
     text: str
     ids: Sequence[int]
     expected: str | None = None
+    templated: bool = False  # written by a chat template
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,15 @@ def work(run: Run) -> Result:
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
     comparison = Comparison(
         tuple(
-            AnswerPair(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
+            AnswerPair(
+                question.origin,
+                question.text,
+                one.text,
+                other.text,
+                one.ids == other.ids,
+                question.expected,
+                question.templated,
+            )
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
         Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None,
@@ -99,7 +108,8 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
             text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        questions.append(_Question("prompts", text, ids_of(text, chat=is_chat(run.config.dataset, prompt))))
+        templated = is_chat(run.config.dataset, prompt)
+        questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
@@ -107,8 +117,9 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
             # earlier versions prepared samples that do not say it
-            ids = ids_of(sample.prompt, chat=chat or sample.templated)
-            questions.append(_Question(split, sample.prompt, ids, sample.completion))
+            templated = chat or sample.templated
+            ids = ids_of(sample.prompt, chat=templated)
+            questions.append(_Question(split, sample.prompt, ids, sample.completion, templated))
     if empty := [question for question in questions if not question.ids]:
         raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
     return questions

@@ -97,7 +97,10 @@ def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = 
     run.dataset_path.mkdir(parents=True)
     rows = [("train", f"t{number}", "right") for number in range(12)]
     rows += [("validation", f"v{number}", "right") for number in range(12)] if validation else []
-    samples = [{"split": split, "prompt": prompt, "completion": completion} for split, prompt, completion in rows]
+    samples = [
+        {"split": split, "prompt": prompt, "completion": completion, "templated": prompt == "t0"}
+        for split, prompt, completion in rows
+    ]
     (run.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     (run.dataset_path / "report.json").write_text("{}")
     if validation:
@@ -118,6 +121,8 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     found = json.loads(run.samples_path.read_text())
     assert [row["prompt"] for row in found["prompts"]] == ["plain text", "a row", "without completion"]
     assert [row["prompt"] for row in found["samples"]] == ["t0", "t1", "t2", "t3", "t4", "v0", "v1", "v2"]
+    # a server that is asked the same must know whether the prompt has its special tokens
+    assert [row["templated"] for row in (*found["prompts"], *found["samples"])] == [*[False] * 3, True, *[False] * 7]
     assert found["exact_match"]["train"] == {"rows": 5, "base": 0, "tuned": 0}
     assert found["answers"] == 11 and 0 < found["answers_changed"] <= 11
     losses = found["validation_loss"]
