@@ -85,7 +85,7 @@ class Choice:
                 "cluster": {"instance_type": "local"},
                 "model": {"source": "any/model"},
                 "dataset": {"source": "any/data", "format": "dolly", "max_length": LENGTH},
-                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora, "target_modules": self._linears()},
+                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora},
                 "training": {
                     "method": self.method,
                     "precision": self.precision,
@@ -100,11 +100,6 @@ class Choice:
                 },
             }
         )
-
-    def _linears(self) -> list[str]:
-        family = family_of(self.family)
-        assert family is not None
-        return [path.rpartition(".")[2] for path in (*family.columns, *family.rows)]
 
 
 def estimated(choice: Choice) -> float:

@@ -103,7 +103,7 @@ def _check_encoder_decoder(config: RunConfig) -> None:
             raise ValueError(f"parallelism.{key}: not available for encoder-decoders; set it to 1")
     if config.parallelism.sequence_parallel:
         raise ValueError("parallelism.sequence_parallel: not available for encoder-decoders; remove it")
-    if unsuitable := config.lora.target_names & _SHARED_MODULES:
+    if unsuitable := config.lora.given_names & _SHARED_MODULES:
         raise ValueError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"
             " of attention and MLP, such as q, k, v, o, wi_0, wi_1, wo"
@@ -172,7 +172,7 @@ def _check_neuron(config: RunConfig) -> None:
             raise ValueError(f"lora.{key}: engine neuron does not support it; remove it, or use engine: torch")
     if config.neuron.fuse_qkv:
         raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
-    if len({"gate_proj", "up_proj"} & config.lora.target_names) == 1:
+    if len({"gate_proj", "up_proj"} & config.lora.given_names) == 1:
         raise ValueError(
             "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none of them"
         )

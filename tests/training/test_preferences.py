@@ -20,6 +20,7 @@ from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
 from hyperpod_ft.engines.torch.reference import store
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
@@ -121,7 +122,7 @@ def plain(run: Run) -> dict[str, torch.Tensor]:
         adapters = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
-            target_modules=list(lora.target_modules),
+            target_modules=list(targets(lora, "llama")),
             use_dora=lora.dora,
             use_rslora=lora.rslora,
             task_type="CAUSAL_LM",

@@ -6,18 +6,19 @@ Not compared with measurements. Layers are counted as if all had the same size, 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, resident
 
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
-    lora, tensor = config.lora, degrees.tensor_parallel
+    lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.family)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
-    adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
-        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in lora.target_names
+    adapters = sum(shape.adapters(targets, lora.r)) + lora.dora * sum(
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
     )
-    quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
+    quantized = sum(linears[name] for name in linears if name in targets and lora.quantization != "none")
     return StageShare(
         layers=shape.layers,
         layer_parameters=parameters // shape.layers,

@@ -43,6 +43,24 @@ class T5Shape(ModelShape):
         return self.encoder_layers, self.decoder_layers * (2 if linear in ("q", "k", "v", "o") else 1)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of the linear modules that can have adapters."""
+        attention = [name for name in self.matrices if name in ("q", "k", "v", "o")]
+        units = [f"DenseReluDense.{name}" for name in self.matrices if name not in attention]
+        own, cross = ([f"{kind}Attention.{name}" for name in attention] for kind in ("Self", "EncDec"))
+        stacks = (
+            ("encoder", self.encoder_layers, (own, units)),
+            ("decoder", self.decoder_layers, (own, cross, units)),
+        )
+        return tuple(
+            f"{stack}.block.{block}.layer.{number}.{path}"
+            for stack, blocks, layers in stacks
+            for block in range(blocks)
+            for number, paths in enumerate(layers)
+            for path in paths
+        )
+
+    @property
     def layers_parameters(self) -> int:
         """Of all layers together, with the bias of each stack, which the first layer has."""
         linears = sum(sum(self.times(name)) * inputs * outputs for name, (inputs, outputs) in self.matrices.items())
