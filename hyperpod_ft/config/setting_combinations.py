@@ -121,6 +121,16 @@ def _check_torch(config: RunConfig) -> None:
         for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
             if getattr(given, key) != default:
                 raise ValueError(f"parallelism.{key}: parallelism.degrees auto chooses it; remove one of them")
+    elif given.pipeline_parallel == 1 and given.pipeline_schedule != "1f1b":
+        raise ValueError(
+            "parallelism.pipeline_schedule: has no effect without a pipeline; remove it, or set pipeline_parallel"
+        )
+    stages_on_rank = given.virtual_pipeline_parallel
+    if given.pipeline_schedule != "interleaved" and stages_on_rank != type(given)().virtual_pipeline_parallel:
+        raise ValueError(
+            "parallelism.virtual_pipeline_parallel: only pipeline_schedule interleaved has several stages on a rank;"
+            " remove it, or set that"
+        )
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
             f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"

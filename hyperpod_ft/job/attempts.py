@@ -67,9 +67,9 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues:
     """Choose what follows an attempt. `earlier`: the job's restarts so far; `allowed`: cluster.max_restarts.
 
     `requeues`: whether a Slurm can start the job again. The stage's record ends the job with success. A user's error
-    and a cancellation end it too. The notice of the time limit requeues it, as long as each time adds a checkpoint. A
-    crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be gone. A
-    crash that repeats itself is not retried.
+    and a cancellation end it too. The notice of the time limit requeues it, as long as each time adds a checkpoint,
+    or a part of DPO's reference. A crash is retried within the job, or by requeueing when no rank reported a
+    reason, because a node may be gone. A crash that repeats itself is not retried.
     """
     if attempt.status == 0 or attempt.recorded:
         return Decision("end")
@@ -95,15 +95,20 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues:
 def _after_notice(attempt: Attempt, requeues: bool) -> Decision:
     if not requeues:
         return Decision("end", NOTICE_STATUS)
-    if attempt.checkpoint == attempt.begun_at:
+    if attempt.checkpoint != attempt.begun_at:
+        resumes = f"resumes from step {attempt.checkpoint}"
+    elif attempt.measured:
+        resumes = "measures the rest of the reference"
+    else:
+        stepped = attempt.step > attempt.begun_at
+        problem, more = "has not saved a checkpoint", ", or lower training.save_every_steps"
         return Decision(
             "end",
             EXIT_USER_ERROR,
-            "cluster.time_limit: the job is close to its time limit and has not saved a checkpoint;"
-            " raise the limit, or lower training.save_every_steps",
+            f"cluster.time_limit: the job is close to its time limit and {problem if stepped else 'has made no step'};"
+            f" raise the limit{more if stepped else ''}",
         )
-    message = f"close to the time limit; the job is requeued and resumes from step {attempt.checkpoint}"
-    return Decision("requeue", message=message)
+    return Decision("requeue", message=f"close to the time limit; the job is requeued and {resumes}")
 
 
 def pause_seconds(number: int, accelerators: bool) -> int:
@@ -124,6 +129,14 @@ def newest_checkpoint(run: Run) -> int:
         with contextlib.suppress(OSError):  # deleted meanwhile
             written.append((path.stat().st_mtime_ns, step))
     return max(written, default=(0, 0))[1]
+
+
+def reference_stored(run: Run) -> int:
+    """When the latest part of DPO's reference was stored, in ns; 0: never."""
+    try:
+        return run.reference.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def last_step(run: Run) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import Parallelism, RunConfig
 from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
@@ -127,7 +127,7 @@ def _candidates(config: RunConfig) -> Iterator[RunConfig]:
     instance = CATALOGUE[config.cluster.instance_type]
     # missing ranks_per_node is refused with the first candidate
     on_node = config.parallelism.ranks_per_node or instance.ranks or 1
-    ranks = config.cluster.nodes * on_node
+    ranks, default = config.cluster.nodes * on_node, Parallelism()
     for tensor in _divisors(on_node):
         for stages in _divisors(ranks // tensor):
             for context in _divisors(ranks // tensor // stages):
@@ -137,6 +137,8 @@ def _candidates(config: RunConfig) -> Iterator[RunConfig]:
                     "pipeline_parallel": stages,
                     "context_parallel": context,
                 }
+                if stages == 1:  # the run file's are for layouts with a pipeline
+                    given |= {key: getattr(default, key) for key in ("pipeline_schedule", "virtual_pipeline_parallel")}
                 parallelism = config.parallelism.model_copy(update=given)
                 yield config.model_copy(update={"parallelism": parallelism})
 
@@ -186,7 +188,8 @@ def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserErro
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:
-        possible = f"the {len(too_large)} possible layouts" if len(too_large) > 1 else "the only possible layout"
-        tried = f"none of {possible} fits; with {closest.degrees}, which needs least"
-        return UserError(f"parallelism.degrees: {tried}, {error.problem}", error.remedy)
+        tried = "the only possible layout does not fit: "
+        if len(too_large) > 1:
+            tried = f"none of the {len(too_large)} possible layouts fits; the one that needs least is "
+        return UserError(f"parallelism.degrees: {tried}{closest.degrees}, {error.problem}", error.remedy)
     raise AssertionError("does not fit, but is not refused")
