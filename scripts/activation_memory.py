@@ -144,7 +144,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
             sequence_parallel = has_sequence_parallel(config, degrees_of(config))
             tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
         activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
-        with _Made() as made:
+        with MadeTensors() as made:
             output = model.base_model(
                 input_ids=chunk.of(positions) % values["vocab_size"],
                 position_ids=chunk.of(positions),
@@ -170,7 +170,7 @@ def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Seque
         dist.destroy_process_group()
 
 
-class _Made(TorchDispatchMode):
+class MadeTensors(TorchDispatchMode):
     """The memory of tensors made within the block."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Memory of a training step of a T5 on a rank: what differs from the Llama family (memory.py, torch_memory.py).
 
-Not compared with measurements. Layers are counted as if all had the same size, since they differ by an attention.
+Layers are counted as if all had the same size, since they differ by an attention.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -14,6 +14,7 @@ def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
     lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.family)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
+    ends = shape.end_parameters(tensor)
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
     adapters = sum(shape.adapters(targets, lora.r)) + lora.dora * sum(
         sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
@@ -22,9 +23,9 @@ def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     return StageShare(
         layers=shape.layers,
         layer_parameters=parameters // shape.layers,
-        end_parameters=shape.end_parameters,
+        end_parameters=ends,
         quantized=quantized,
-        trainable=adapters if config.training.method == "lora" else parameters + shape.end_parameters,
+        trainable=adapters if config.training.method == "lora" else parameters + ends,
         in_flight=1,
         last=True,
     )
@@ -56,7 +57,9 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
         return biases + sum(resident(config, counts[stack], whole[stack]) for stack in counts)
     every = training.activation_checkpointing_every
     products = {"encoder": source * _products(shape, element, tensor), "decoder": 0.0}
-    products["decoder"] = target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries
+    # the second attention: query, output and what `o` makes of it; keys and values
+    cross_products = element * shape.hidden + 2 * queries
+    products["decoder"] = target * (_products(shape, element, tensor) + cross_products) + source * 2 * queries
     kept = 0.0
     for stack, count in counts.items():
         recomputed = -(-count // every)

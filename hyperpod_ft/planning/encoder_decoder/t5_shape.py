@@ -67,14 +67,13 @@ class T5Shape(ModelShape):
         norms = (2 * self.encoder_layers + 3 * self.decoder_layers) * self.hidden
         return linears + norms + 2 * self.buckets * self.heads
 
-    @property
-    def end_parameters(self) -> int:
-        """Embedding, output matrix and the last norm of each stack."""
-        return (1 if self.tied else 2) * self.vocabulary * self.hidden + 2 * self.hidden
+    def end_parameters(self, tensor_parallel: int = 1) -> int:
+        """Embedding, output matrix and the last norm of each stack, on the fullest of tensor-parallel ranks."""
+        return (1 if self.tied else 2) * self.vocabulary_on_rank(tensor_parallel) * self.hidden + 2 * self.hidden
 
     @property
     def parameters(self) -> int:
-        return self.layers_parameters + self.end_parameters
+        return self.layers_parameters + self.end_parameters()
 
     def adapters(self, targets: Collection[str], rank: int) -> tuple[int, int]:
         """LoRA parameters of the encoder and of the decoder."""
