@@ -16,6 +16,8 @@ KIT, COPY = "hyperpod-ft", "cp -r"
 NAIVE = "naive settings"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
+# the cases of `naive`
+EPOCHS = {"llama-lora": "LoRA on a Llama", "gptj-full": "all parameters of a GPT-J"}
 LOADED = tuple(f"{ranks}, {dtype}" for dtype in ("bf16", "fp32") for ranks in ("1 rank", "2 ranks", "4 ranks"))
 REPEATED = "{}, repeated"  # a contender of `dataset` on the repeated text
 
@@ -213,15 +215,18 @@ GOALS = (
         0.35,
         over_peers=True,
     ),
-    Goal(
-        "an epoch with naive settings over one with the kit's",
-        "naive",
-        (TEXT,),
-        epoch_ratio,
-        "{:.1f}x",
-        6,
-        10,
-        is_rate=True,
+    *(
+        Goal(
+            f"{what}, an epoch with naive settings over one with the kit's",
+            "naive",
+            (case,),
+            epoch_ratio,
+            "{:.1f}x",
+            6,
+            10,
+            is_rate=True,
+        )
+        for case, what in EPOCHS.items()
     ),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one H200, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, LARGE, LOADED, REPEATED, SMALL, TEXT, Entry, Goal, Results
+from benchmarks.goals import COPY, EPOCHS, GOALS, KIT, LARGE, LOADED, REPEATED, SMALL, TEXT, Entry, Goal, Results
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -32,8 +32,8 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
-    if entry := results.get("naive", {}).get(TEXT):
-        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}", "")
+    for case, entry in results.get("naive", {}).items():
+        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}: {EPOCHS[case]}", "")
         yield from _epoch_table(entry)
         yield from _circumstances(entry)
     for kind in ("training", "gpu"):

@@ -43,6 +43,7 @@ class Encoder:
     eos: int
     pad: int
     tokenizer: Tokenizer | None  # renders chats; None if it was not needed
+    unknown: int | None = None  # what stands for text that no token spells; None: every text has its tokens
 
     @classmethod
     def load(cls, model: Path, *, chat: bool) -> "Encoder":
@@ -60,12 +61,15 @@ class Encoder:
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
         """From a tokenizer of transformers."""
         assert loaded.eos_token_id is not None  # tokenizer.load refuses such a model
+        # byte-level tokenizers name one too, which they never use
+        unknown = loaded.unk_token_id
         return cls(
             backend or LibraryBackend(loaded.backend_tokenizer),
             tuple(tokenizer.bos_ids(loaded)),
             loaded.eos_token_id,
             tokenizer.pad_id(loaded),
             loaded,
+            None if unknown in (loaded.bos_token_id, loaded.eos_token_id) else unknown,
         )
 
 

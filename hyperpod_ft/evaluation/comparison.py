@@ -60,6 +60,12 @@ class Comparison:
         """Whether any answer of the tuned model differs from the base model's."""
         return any(not row.same for row in self.compared)
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether answers and validation losses show no difference at all."""
+        same_loss = self.validation is not None and self.validation.base.mean == self.validation.tuned.mean
+        return bool(self.compared) and not self.changed and same_loss
+
     def figures(self) -> dict[str, Any]:
         """The numbers alone, for the stage's record."""
         return {
