@@ -1,8 +1,9 @@
-"""What every rank of test_sharding.py's measurement of memory runs: each run under each sharding.
+"""What every rank of a measurement of memory runs: each run under each sharding.
 
     python -m torch.distributed.run ... -m memory_worker OUT_DIRECTORY RUN_DIR...
 
-The buckets are smaller, in proportion to the model. Rank 0 writes the bytes of all tensors at the peak of a step.
+The buckets are smaller, in proportion to the model. Rank 0 writes the bytes of all tensors at the peak of a step, for
+each rank.
 Tensors that an accelerator would have in host memory do not count.
 """
 
@@ -74,8 +75,9 @@ def main() -> None:
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
             peak = measure(worker, run, Sharding(mode, shard_ranks, offload))
+            peaks = worker.processes.gather(f"{run.config.name}/{mode}/{offload}", peak)
             if worker.processes.leads:
-                tensors = {"peak": torch.tensor([float(peak)])}
+                tensors = {"peak": torch.tensor(peaks, dtype=torch.float64)}
                 save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
 
 

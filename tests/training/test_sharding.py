@@ -182,7 +182,7 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path, m
         (layout,) = torch_memory.shares(run.config, degrees, shape)
         memory = torch_memory.memory_on_rank(run.config, degrees, shape, layout, Sharding(*case))
         expected = memory.weights + memory.gradients + memory.optimizer
-        found = measured["peak"].item()
+        found = measured["peak"][0].item()
         print(f"{name} {case}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")
         ratios[name, case] = found / expected
     # gloo keeps buffers that it has sent, which is much of so small a model; docs/memory.md has a larger one
