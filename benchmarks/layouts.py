@@ -95,7 +95,10 @@ def main() -> None:
 
 def timed(directory: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
     """Every layout once a round, in another order each time."""
-    runs = {name: prepared(directory, layout, TIMED, STEPS) for name, layout in LAYOUTS.items()}
+    runs = {
+        name: prepared(directory, f"layout-{number}", layout, TIMED, STEPS)
+        for number, (name, layout) in enumerate(LAYOUTS.items())
+    }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LAYOUTS}
     for number in range(rounds):
         names = list(LAYOUTS)
@@ -110,16 +113,17 @@ def scaled(directory: Path, ranks: int) -> dict[str, int]:
     """The bytes that the rank which sends most sends in a step, by layout; rows grow with the ranks."""
     layouts = scaled_layouts(ranks)
     case = Case(**asdict(SCALED) | {"rows": SCALED.rows * ranks, "geometry": SCALED.geometry})
-    runs = [prepared(directory, layout, case, 2) for layout in layouts.values()]
+    runs = [prepared(directory, f"layout-{number}", layout, case, 2) for number, layout in enumerate(layouts.values())]
     found = {name: summary(of_ranks)["sent"] for name, of_ranks in zip(layouts, measured(ranks, runs), strict=True)}
     print(f"{ranks} ranks: {found}", flush=True)
     return found
 
 
-def prepared(directory: Path, layout: Layout, case: Case, steps: int) -> Path:
+def prepared(directory: Path, name: str, layout: Layout, case: Case, steps: int) -> Path:
     """A run of this layout in which all ranks together train `case.rows` rows a step."""
-    # a pipeline of eight needs as many micro batches
+    # a pipeline of eight needs as many micro batches, and a micro batch has at least one row
     micro_batches = max(MICRO_BATCHES, layout.parallelism.get("pipeline_parallel", 1))
+    micro_batches = min(micro_batches, case.rows // layout.data_parallel)
     changes = {
         "parallelism": {"ranks_per_node": layout.ranks, **layout.parallelism},
         "training": {
@@ -127,7 +131,7 @@ def prepared(directory: Path, layout: Layout, case: Case, steps: int) -> Path:
             "gradient_accumulation_steps": micro_batches,
         },
     }
-    return prepare(directory, case, steps, changes)
+    return prepare(directory, case, steps, changes, name)
 
 
 def measured(ranks: int, runs: Sequence[Path]) -> list[list[dict[str, Any]]]:

@@ -34,18 +34,24 @@ class Case:
         return self.rows * self.max_length
 
 
-def prepare(directory: Path, case: Case, steps: int, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+def prepare(
+    directory: Path,
+    case: Case,
+    steps: int,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str = "benchmark",
+) -> Path:
     """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory.
 
     `changes`: other settings of the run file, by section. Runs in one directory share the model and the rows: `case`
-    and `steps` must be the same.
+    and `steps` must be the same, and the `name` another, since a run is the same under another sharding.
     """
     if not (directory / "model").exists():
         write_base(directory / "model", case.geometry)
     (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
     lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
     values: dict[str, Any] = {
-        "name": "benchmark",
+        "name": name,
         "engine": "torch",
         "cluster": {"root": str(directory / "root"), "instance_type": case.instance_type},
         "parallelism": {"ranks_per_node": 1},
