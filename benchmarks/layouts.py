@@ -94,18 +94,20 @@ def main() -> None:
 
 
 def timed(directory: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Every layout once a round, in another order each time."""
+    """Every layout once a round, after others each time; those of as many ranks in the same processes."""
     runs = {
         name: prepared(directory, f"layout-{number}", layout, TIMED, STEPS)
         for number, (name, layout) in enumerate(LAYOUTS.items())
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LAYOUTS}
     for number in range(rounds):
-        names = list(LAYOUTS)
-        for name in (*names[number:], *names[:number]):
-            (ranks,) = measured(LAYOUTS[name].ranks, [runs[name]])
-            found[name].append(summary(ranks))
-            print(f"round {number + 1}: {name}: {found[name][-1]}", flush=True)
+        for ranks in sorted({layout.ranks for layout in LAYOUTS.values()}):
+            alike = [name for name, layout in LAYOUTS.items() if layout.ranks == ranks]
+            first = number % len(alike)
+            names = [*alike[first:], *alike[:first]]
+            for name, of_ranks in zip(names, measured(ranks, [runs[name] for name in names]), strict=True):
+                found[name].append(summary(of_ranks))
+                print(f"round {number + 1}: {name}: {found[name][-1]}", flush=True)
     return found
 
 
