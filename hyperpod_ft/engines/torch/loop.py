@@ -125,7 +125,8 @@ class TrainingLoop:
             # the model is still the one that training begins with
             reference.add(run, processes, meshes, device, self.model.module, wanted)
         self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # tp ranks must draw the same dropout masks, since they hold the same activations; dp, cp and pp ranks others
+        # tp ranks must draw the same dropout masks, since they hold the same activations, or parts of one tensor
+        # (divided_dropout.py); dp, cp and pp ranks others
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
