@@ -1,15 +1,34 @@
-"""What identifies files and texts: their SHA-256, and which files a directory has, always in the same order."""
+"""What identifies files and texts: their digests, and which files a directory has, always in the same order."""
 
 import hashlib
+from io import RawIOBase
 from pathlib import Path
+
+import xxhash
+
+_BLOCK_BYTES = 1 << 18  # fits the cache of a core
 
 
 def file_sha256(path: Path) -> str:
     """Hex SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
+        while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def file_xxh3(path: Path) -> str:
+    """Hex XXH3 (128 bits) of a file's content, as in XXH128SUMS: it detects damage, not forgery, and costs a tenth."""
+    with path.open("rb", buffering=0) as stream:
+        return stream_xxh3(stream)
+
+
+def stream_xxh3(stream: RawIOBase) -> str:
+    """As `file_xxh3`, from the stream's position on."""
+    digest = xxhash.xxh3_128()
+    while block := stream.read(_BLOCK_BYTES):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -67,8 +67,16 @@ def _sections(model: type[BaseModel]) -> list[str]:
         section = _section(field)
         assert section is not None
         many = " A list." if get_origin(_bare(field.annotation)) is tuple else ""
-        lines += [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_table(section.model_fields)]
+        lines += _described(name, section, many)
     return lines
+
+
+def _described(name: str, section: type[BaseModel], many: str = "") -> list[str]:
+    """A section's table, then those of the sections in it."""
+    inner = {key: found for key, field in section.model_fields.items() if (found := _section(field))}
+    plain = {key: field for key, field in section.model_fields.items() if key not in inner}
+    lines = [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_table(plain)]
+    return lines + [line for key, found in inner.items() for line in _described(f"{name}.{key}", found)]
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
@@ -256,7 +257,7 @@ def delete(
     target = _find(cluster, region)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {target.name}, {what}.")
-    if _typed(target.name, confirm) != target.name:
+    if typed(target.name, confirm) != target.name:
         raise UserError(f"not deleted: the name is {target.name}", f"type it, or pass --confirm {target.name}")
     commands = _commands(target, profile)
     with _interruptible():
@@ -308,12 +309,3 @@ def _confirm(question: str) -> None:
         raise UserError(f"{question} Not a terminal", "pass --yes")
     if not typer.confirm(question):
         raise typer.Exit(1)
-
-
-def _typed(name: str, confirm: str | None) -> str:
-    if confirm is not None:
-        return confirm
-    if not sys.stdin.isatty():
-        raise UserError(f"cannot confirm the deletion of {name}: not a terminal", f"pass --confirm {name}")
-    answer: str = typer.prompt("Type its name to continue")
-    return answer

@@ -14,6 +14,7 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
+from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
+app.add_typer(sagemaker_app, name="sagemaker", help="What SageMaker training jobs need: a role, a bucket, quotas.")
 app.add_typer(checkpoint_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
@@ -117,7 +119,11 @@ def submit(
         bool, typer.Option("--force", help="Run the selected stages again even if they are done.")
     ] = False,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="`slurm`, or `process` for plain processes on this machine.")
+        str,
+        typer.Option(
+            "--launcher",
+            help="`slurm`, `sagemaker` for SageMaker training jobs, or `process` for plain processes on this machine.",
+        ),
     ] = "slurm",
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
@@ -136,7 +142,7 @@ def resume(
     run: RunReference = None,
     overrides: Overrides = None,
     launcher: Annotated[
-        str | None, typer.Option("--launcher", help="`slurm` or `process`. Default: the one used last.")
+        str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
 ) -> None:
@@ -230,11 +236,15 @@ def compare(
     from dataclasses import asdict
 
     from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import figures, references
 
-    compared = [figures.require(references.find(run)) for run in runs]
+    found = [references.find(run) for run in runs]
+    for known in found:
+        Launchers.of(known).advance(known)  # a run of training jobs may have finished since
+    compared = [figures.require(known) for known in found]
     if as_json:
-        _print_json([asdict(of) for of in compared])
+        _print_json([asdict(training) for training in compared])
     else:
         show_runs.comparison(compared)
 

@@ -14,7 +14,7 @@ from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.launch.status import RunStatus, tuned_model
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
@@ -74,6 +74,13 @@ def plan(known: Preview) -> None:
             stage.planned.fingerprint,
         )
     console().print(stages)
+    if known.training_jobs:
+        jobs = table("training job", "stages", "instances", "at most", "image")
+        for job in known.training_jobs:
+            limit = f"{job.seconds / 3600:,.4g} h"
+            jobs.add_row(job.group, " ".join(job.stages), job.instances, limit, Text(job.image))
+        print("with --launcher sagemaker:")
+        console().print(jobs)
 
 
 def _proposal(proposal: Proposal) -> RenderableType:
@@ -97,10 +104,14 @@ def _proposal(proposal: Proposal) -> RenderableType:
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
     if not jobs:
         print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
-        print(f"Model: {shown(run.tuned_model)}")
+        print(f"Model: {shown(tuned_model(run))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
-    print(f"Submitted {run.config.name}/{run.plan.run_id}: " + ", ".join(f"{j.stage} {j.job_id}" for j in jobs))
+    stages_of: dict[str, list[str]] = {}
+    for job in jobs:  # a training job runs several stages
+        stages_of.setdefault(job.job_id, []).append(job.stage)
+    listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
+    print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:

@@ -28,7 +28,9 @@ def console() -> "Console":
 
 
 def shown(path: Path | str) -> str:
-    """A path as a person would type it from here."""
+    """A path as a person would type it from here; a URL as it is."""
+    if "://" in str(path):
+        return str(path)
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
 

@@ -8,6 +8,8 @@ documentation (NeuronLink-v3: 1.28 TB/s a chip) count both directions. AWS's ins
 400 Gbit/s, P5 3,200, P6-B200 3,200, P6-B300 6,400, trn2.3xlarge 200, trn2.48xlarge 3,200, trn1 800 and trn1n 1,600; for
 G5, G6 and G6e it is EC2's, the baseline.
 
+Types without accelerators are for rehearsals and small models; their network is EC2's too. Only training jobs have C7i.
+
 HyperPod's API accepts no trn3 type yet. It accepts p6e-gb200.36xlarge, whose hosts have ARM processors, for which the
 kit was never installed.
 """
@@ -88,10 +90,32 @@ def _g_family(family: str, gib: int, tflops: float, networks: dict[str, tuple[in
     ]
 
 
+# instances without accelerators: network of each size
+_I_SIZES = {
+    **{"xlarge": 1.562, "2xlarge": 3.125, "4xlarge": 6.25, "8xlarge": 12.5, "12xlarge": 18.75},
+    **{"16xlarge": 25, "24xlarge": 37.5, "48xlarge": 50},
+}
+_CPU_NETWORK = {
+    "c5": {"xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "9xlarge": 12, "18xlarge": 25},
+    "m5": {"xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "12xlarge": 12, "24xlarge": 25},
+    "c7i": _I_SIZES,
+    "m7i": _I_SIZES,
+}
+
+
+def _cpus() -> list[Instance]:
+    return [
+        Instance(f"{family}.{size}", "cpu", None, efa=int(size == "48xlarge"), network_gbit=network)
+        for family, networks in _CPU_NETWORK.items()
+        for size, network in networks.items()
+    ]
+
+
 CATALOGUE: dict[str, Instance] = {
     instance.name: instance
     for instance in (
         Instance("local", "cpu", None),
+        *_cpus(),
         _trainium("trn1.32xlarge", 16, 2, efa=8, network=800),
         _trainium("trn1n.32xlarge", 16, 2, efa=16, network=1600),
         _trainium("trn2.3xlarge", 1, 8, efa=1, network=200, lnc=2),
@@ -112,5 +136,5 @@ CATALOGUE: dict[str, Instance] = {
 
 
 def names() -> list[str]:
-    """The types, for an error: those of a family of GPUs are one name."""
-    return sorted({f"{name.partition('.')[0]}.*" if it.device == "cuda" else name for name, it in CATALOGUE.items()})
+    """For an error: Trainium's types, and the families of others."""
+    return sorted({name if it.device == "neuron" else name.partition(".")[0] for name, it in CATALOGUE.items()})

@@ -30,6 +30,7 @@ from hyperpod_ft.config.fields import (
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
+from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
@@ -55,7 +56,9 @@ class Cluster(Section):
         " A relative path is relative to the run file's directory.",
     )
     instance_type: str = Field(
-        "local", description="Instance type of the training nodes; `local` trains on the CPU of any machine."
+        "local",
+        description="Instance type of the training nodes; `local` trains on the CPUs of any machine, types such as"
+        " `c7i.4xlarge` on theirs.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
@@ -540,6 +543,7 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+    sagemaker: SageMaker | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -194,7 +194,7 @@ def _check_torch_only(config: RunConfig) -> None:
             raise ValueError(f"training.{key}: is a setting of engine torch; leave it out")
     if training.activation_checkpointing == "selective" or training.activation_checkpointing_every > 1:
         raise ValueError(
-            "training.activation_checkpointing: engine neuron has none and full, for all layers; choose one"
+            "training.activation_checkpointing: engine neuron has only none and full, for all layers; choose one"
         )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")

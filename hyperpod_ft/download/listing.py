@@ -18,7 +18,6 @@ class File:
     name: str
     size: int
     origin: str = ""  # the source's own name for it: an S3 key, a path
-    modified: float = 0.0  # time of the last change, in seconds since 1970, if the source has it
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,11 @@ def print_ignored(directory: Path, reason: str) -> None:
     print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
 
 
-def why_unusable(directory: Path, fingerprint: str) -> str:
-    """Why a checkpoint is incomplete or does not belong to this run, by names and sizes; empty when it can be used."""
+def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> str:
+    """Why a checkpoint is incomplete or does not belong to this run, by names and sizes; empty when it can be used.
+
+    On a volume that is not `shared`, files that other nodes wrote may be missing.
+    """
     try:
         found = description.read(directory)
     except UserError as error:
@@ -146,6 +149,8 @@ def why_unusable(directory: Path, fingerprint: str) -> str:
         return f"its description is of step {found.step}"
     for name, size in found.files.items():
         if not (directory / name).is_file():
+            if not shared:
+                continue
             return f"{name} is missing"
         actual = (directory / name).stat().st_size
         if actual != size:
@@ -181,24 +186,28 @@ def _why_unreadable(directory: Path) -> str:
 
 
 def remove_leftovers(run: Run) -> None:
-    """Remove the partial checkpoints of attempts that were killed while saving. Rank 0 only, before training."""
+    """Remove the partial checkpoints of attempts that were killed while saving. One rank a volume, before training."""
     publish.remove_leftovers(run.checkpoints)
 
 
 def discard_later_best(run: Run, step: int) -> None:
-    """Discard the best weights when they are of a step after `step`, from which training resumes. Rank 0 only.
+    """Discard the best weights when they are of a step after `step`, from which training resumes.
 
-    Their attempt is abandoned: the steps are trained again, on accelerators with other bits, and another may be best.
+    One rank a volume. Their attempt is abandoned: the steps are trained again, on accelerators with other bits, and
+    another may be best.
     """
     with contextlib.suppress(UserError):  # unusable ones are replaced, or found by `check_best`
         if description.read(run.best_checkpoint).step > step:
             publish.discard(run.best_checkpoint)
 
 
-def check_best(run: Run, step: int | None) -> None:
-    """Raise UserError when the best weights cannot be used, or are not those of `step`, the best one if known."""
+def check_best(run: Run, step: int | None, *, shared: bool = True) -> None:
+    """Raise UserError when the best weights cannot be used, or are not those of `step`, the best one if known.
+
+    `shared` as for `why_unusable`.
+    """
     directory = run.best_checkpoint
-    if reason := why_unusable(directory, run.plan["train"].fingerprint):
+    if reason := why_unusable(directory, run.plan["train"].fingerprint, shared=shared):
         raise UserError(f"{directory}: not a complete checkpoint of this run: {reason}", TRAIN_AGAIN)
     found = description.read(directory).step
     if step is not None and found != step:
@@ -209,19 +218,33 @@ def _newest_first(run: Run) -> list[Path]:
     return list(reversed(run.checkpoints_by_step().values()))
 
 
-def delete_old(run: Run, newest: Path) -> None:
+def delete_old(run: Run, newest: Path, *, shared: bool = True) -> None:
     """Delete complete checkpoints beyond `training.keep_checkpoints`, but never `newest`, the one just written.
 
-    `newest` may not have the highest step: training resumes from before a damaged checkpoint.
+    One rank a volume; `shared` as for `why_unusable`. `newest` may not have the highest step: training resumes from
+    before a damaged checkpoint.
     """
     fingerprint = run.plan["train"].fingerprint
-    others = [path for path in _newest_first(run) if path != newest and not why_unusable(path, fingerprint)]
+    found = [path for path in _newest_first(run) if path != newest]
+    others = [path for path in found if not why_unusable(path, fingerprint, shared=shared)]
     for directory in others[run.config.training.keep_checkpoints - 1 :]:
         publish.discard(directory)
 
 
-def write_description(run: Run, progress: Progress, directory: Path, digests: Mapping[str, str]) -> None:
-    """Write the description of an otherwise complete checkpoint; `digests`: the SHA-256 of each of its files."""
+@dataclass(frozen=True)
+class Written:
+    """A file of a checkpoint, as the rank reports it that wrote it: its size in bytes, and SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, file: Path, sha256: str) -> "Written":
+        return cls(file.stat().st_size, sha256)
+
+
+def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, Written]) -> None:
+    """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
     lora = config.training.method == "lora"
     task = "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM"
@@ -240,7 +263,7 @@ def write_description(run: Run, progress: Progress, directory: Path, digests: Ma
             tensor_parallel=degrees.tensor_parallel,
         ),
         progress=asdict(progress),
-        files={name: (directory / name).stat().st_size for name in digests},
-        sha256=dict(digests),
+        files={name: file.size for name, file in files.items()},
+        sha256={name: file.sha256 for name, file in files.items()},
     )
     description.write(directory, described)

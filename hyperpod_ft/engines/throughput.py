@@ -86,9 +86,9 @@ def base_parameters(directory: Path) -> tuple[int, bool]:
     tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
     config = read_config(directory)
     tied = is_tied(config, tensors)
-    copies = [OUTPUT] if tied else []
+    aliases = [OUTPUT] if tied else []
     if is_encoder_decoder(config):
-        copies += SHARED_ALIASES
-    for name in copies:
+        aliases += SHARED_ALIASES
+    for name in aliases:
         tensors.pop(name, None)
     return sum(tensors.values()), tied

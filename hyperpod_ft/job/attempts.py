@@ -17,13 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.restarts import NOTICE_STATUS, Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
-# The environment variable that holds the directory for the failures and node reports of one attempt.
-ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 TERMINATED_STATUS = 128 + signal.SIGTERM  # as a shell reports it
 
 _LONGEST_PAUSE_SECONDS = 300
@@ -33,7 +31,7 @@ _NODE_FAILURE = TypeAdapter(NodeFailure)
 def report_failure(rank: int | None, status: int, moment: float) -> None:
     """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
-        step = SlurmStep.from_environment()
+        step = JobStep.from_environment()
         failure = NodeFailure(step.node, rank, status, moment)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
@@ -57,19 +55,22 @@ def failures(directory: Path) -> tuple[NodeFailure, ...]:
 class Decision:
     """The supervisor's action after an attempt."""
 
-    action: Literal["end", "retry", "requeue"]
-    status: int = 0  # exit status of the job, for `end`
+    action: Literal["end", "retry", "requeue", "leave"]
+    status: int = 0  # exit status of the job, for `end` and `leave`
     message: str = ""
     number: int = 0  # of this restart after a crash, from 1
 
 
-def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues: bool) -> Decision:
+def decide(
+    attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues: bool, followed: bool = False
+) -> Decision:
     """Choose what follows an attempt. `earlier`: the job's restarts so far; `allowed`: cluster.max_restarts.
 
-    `requeues`: whether a Slurm can start the job again. The stage's record ends the job with success. A user's error
-    and a cancellation end it too. The notice of the time limit requeues it, as long as each time adds a checkpoint. A
-    crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be gone. A
-    crash that repeats itself is not retried.
+    `requeues`: whether a Slurm can start the job again; `followed`: whether another training job continues this one.
+    The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time
+    limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint. A crash is retried
+    within the job, or by requeueing when no rank reported a reason, because a node may be gone. A crash that repeats
+    itself is not retried.
     """
     if attempt.status == 0 or attempt.recorded:
         return Decision("end")
@@ -80,7 +81,7 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues:
     if status == EXIT_USER_ERROR:
         return Decision("end", EXIT_USER_ERROR)
     if attempt.cause == "time limit":
-        return _after_notice(attempt, requeues)
+        return _after_notice(attempt, requeues, followed)
     crashes = [restart for restart in earlier if restart.cause == "crash"]
     if len(crashes) >= allowed:
         tried = f" after {len(crashes)} restarts" if crashes else ""
@@ -92,8 +93,8 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues:
     return Decision("requeue" if first is None and requeues else "retry", message=message, number=number)
 
 
-def _after_notice(attempt: Attempt, requeues: bool) -> Decision:
-    if not requeues:
+def _after_notice(attempt: Attempt, requeues: bool, followed: bool) -> Decision:
+    if not requeues and not followed:
         return Decision("end", NOTICE_STATUS)
     if attempt.checkpoint == attempt.begun_at:
         return Decision(
@@ -101,6 +102,10 @@ def _after_notice(attempt: Attempt, requeues: bool) -> Decision:
             EXIT_USER_ERROR,
             "cluster.time_limit: the job is close to its time limit and has not saved a checkpoint;"
             " raise the limit, or lower training.save_every_steps",
+        )
+    if followed:
+        return Decision(
+            "leave", NOTICE_STATUS, f"close to the time limit; the next job resumes from step {attempt.checkpoint}"
         )
     message = f"close to the time limit; the job is requeued and resumes from step {attempt.checkpoint}"
     return Decision("requeue", message=message)

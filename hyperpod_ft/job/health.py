@@ -19,9 +19,9 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, report_failure
+from hyperpod_ft.job.attempts import report_failure
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.job.slurm_step import SlurmStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
@@ -86,7 +86,9 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 
 
 def replacement(node: str) -> str:
-    """The command that has HyperPod replace a node, or elsewhere keeps Slurm from using it."""
+    """What gets the job another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
+    if JobStep.from_environment().hosts:
+        return "have SageMaker start the job on other instances: hyperpod-ft resume"
     if HYPERPOD.is_dir():
         return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
     return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
@@ -113,7 +115,7 @@ def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
     instance = CATALOGUE[run.config.cluster.instance_type]
     in_step = ATTEMPT_DIRECTORY in os.environ
-    step = SlurmStep.from_environment()
+    step = JobStep.from_environment()
     report = observe(instance, step.nodes if in_step else 1, run.root)
     if not in_step:
         return _print(problems([report], instance, replacement))
@@ -132,7 +134,8 @@ def check(run: Run) -> int:
         return _print(found)
     if len(reports) < step.nodes:
         known = {report.node for report in reports}
-        silent = [name for name in SlurmLauncher().host_names(step.node_list) if name not in known]
+        names = step.hosts or SlurmLauncher().host_names(step.node_list)
+        silent = [name for name in names if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
         _print([f"{node}: {where}; mount the volume there, or {replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT
@@ -152,7 +155,7 @@ def main() -> int:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
-        return _print([f"{SlurmStep.from_environment().node}: {error}"])
+        return _print([f"{JobStep.from_environment().node}: {error}"])
 
 
 if __name__ == "__main__":

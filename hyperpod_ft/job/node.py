@@ -2,7 +2,8 @@
 
     python -m hyperpod_ft.job.node RUN_DIR [--precompile]
 
-In a Slurm job step the torchruns of all nodes meet at the first node. Without Slurm every rank runs on this machine.
+In a Slurm job step, and in a SageMaker training job, the torchruns of all nodes meet at the first node. Elsewhere every
+rank runs on this machine.
 With `--precompile` the ranks run a trial (stage precompile), with engine neuron under `neuron_parallel_compile`.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError, print_error
-from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
@@ -38,30 +39,36 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
-def rendezvous(run: Run, step: SlurmStep) -> list[str]:
-    """torchrun's options for the number of ranks and the place where its nodes meet. Asks Slurm for the first node.
+def rendezvous(run: Run, step: JobStep) -> list[str]:
+    """torchrun's options for the number of ranks and the place where its nodes meet.
 
-    Slurm is asked in every step: a node that HyperPod has replaced has another address.
+    In a Slurm job, Slurm is asked for the first node in every step: a node that HyperPod has replaced has another
+    address.
     """
     degrees = run.plan.degrees
-    if not step.job_id:
+    if step.hosts:
+        first = step.hosts[0]
+    elif step.slurm_job:
+        first = SlurmLauncher().first_node_address(step.slurm_job)
+    else:
         return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
-        f"--master-addr={SlurmLauncher().first_node_address(step.job_id)}",
+        f"--master-addr={first}",
         f"--master-port={master_port(run, step)}",
     ]
 
 
-def master_port(run: Run, step: SlurmStep) -> int:
+def master_port(run: Run, step: JobStep) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
     Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
     the new rank with that number, which would then wait in init_process_group forever.
     """
     # the run's directory distinguishes clusters that share a host
-    number = zlib.crc32(bytes(run.directory)) + 101 * int(step.job_id) + 13 * step.restarts + step.number
+    # a training job's hosts have a network of their own
+    number = zlib.crc32(bytes(run.directory)) + 101 * int(step.slurm_job or 0) + 13 * step.restarts + step.number
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
@@ -73,7 +80,7 @@ def main() -> None:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(status if status > 0 else 128 - status)
-    step = SlurmStep.from_environment()
+    step = JobStep.from_environment()
     try:
         meeting = rendezvous(run, step)
     except UserError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_devices
-from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.job.job_step import JobStep
 
 _PROGRAM_SECONDS = 30
 # Directories of AWS's images that may not be on PATH.
@@ -40,7 +40,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     """Look at this node: without accelerators only at versions; at EFA and packages only among several nodes."""
     versions = _package_versions() if nodes > 1 else {}
     if not instance.has_accelerators:
-        return NodeReport(SlurmStep.from_environment().node, versions=versions)
+        return NodeReport(JobStep.from_environment().node, versions=versions)
     devices: int | None = None
     device_cores: tuple[int, ...] = ()
     device_files: int | None = None
@@ -63,7 +63,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
         devices = len(drivers)
         versions["nvidia driver"] = drivers[0] if drivers else ""
     return NodeReport(
-        node=SlurmStep.from_environment().node,
+        node=JobStep.from_environment().node,
         devices=devices,
         device_cores=device_cores,
         device_files=device_files,

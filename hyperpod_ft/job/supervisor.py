@@ -3,9 +3,10 @@
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
 The job's script becomes this process. `attempts.decide` chooses what follows each attempt. The stage's record ends the
-job, even when processes on other nodes hang or fail after it was written. SIGUSR1, Slurm's notice of the time limit,
-is forwarded to the command (srun passes it to the nodes), so that the ranks save a checkpoint; then the job is
-requeued, and jobs that depend on it keep waiting. Exit status: as a stage's.
+job, even when processes on other nodes hang or fail after it was written. SIGUSR1, the notice of the time limit, is
+forwarded to the command (srun passes it to the nodes), so that the ranks save a checkpoint; then Slurm requeues the
+job, and jobs that depend on it keep waiting; a SageMaker training job ends, and another continues. Exit status: as a
+stage's.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -23,8 +24,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, TERMINATED_STATUS, Decision
-from hyperpod_ft.job.slurm_step import SlurmStep
+from hyperpod_ft.job.attempts import TERMINATED_STATUS, Decision
+from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import own_job_id
@@ -42,15 +43,22 @@ _TERMINATION_SECONDS = 5
 _REQUEUE_WAIT_SECONDS = 120
 _SIGNAL_DELIVERY_SECONDS = 1
 _SAVE_TIMEOUT_SECONDS = 45  # more than Slurm's KillWait
+# Of the 120 s between SageMaker's SIGTERM and SIGKILL.
+_SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS = 90
+_TELL_AGAIN_SECONDS = 3  # ranks that had not started yet missed the first notice
 _REQUEUE_TIMEOUT_SECONDS = 60
 _REQUEUE_RETRY_SECONDS = 5
 
 
 class Signals:
-    """The signal this process received, and the child that the notice is forwarded to."""
+    """The signal this process received, and the child that the notice is forwarded to.
 
-    def __init__(self) -> None:
+    `alone`: nobody else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
+    """
+
+    def __init__(self, alone: bool = False) -> None:
         self.received = 0
+        self.alone = alone
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
         for number in STOP_SIGNALS:
@@ -60,9 +68,16 @@ class Signals:
         self._first_at = self._first_at or time.monotonic()
         if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
             self.received = number
-        # Slurm itself sends SIGTERM to every process of the job
-        if number == NOTICE and self.child is not None and self.child.poll() is None:
-            self.child.send_signal(number)
+        # after SIGTERM, torchrun would kill its ranks within half a minute: they get the notice, to save
+        if (number == NOTICE or self.alone) and self.child is not None and self.child.poll() is None:
+            self.child.send_signal(NOTICE)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start the child. One that arrived meanwhile is forwarded."""
+        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        if self.received and self.alone:
+            self.child.send_signal(NOTICE)
+        return self.child
 
     def seconds_since(self) -> float:
         """Since the first signal; 0 before it."""
@@ -84,16 +99,16 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
     job_id = own_job_id()
-    step = SlurmStep.from_environment()
+    step = JobStep.from_environment()
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
     begun_at = attempts.newest_checkpoint(run)
-    if not step.restarts:
+    if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
-        decision = attempts.decide(attempt, earlier, allowed, requeues=bool(step.job_id))
+        decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
         if decision.action == "retry":
             restarts.add(run, stage, attempt)
             pause = attempts.pause_seconds(decision.number, accelerators)
@@ -103,12 +118,14 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
                 print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
-            decision = attempts.decide(attempt, earlier, allowed, requeues=bool(step.job_id))
+            decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
         restarts.add(run, stage, attempt)
-        _requeue(step.job_id, signals)
+        if decision.action == "leave":
+            return decision.status
+        _requeue(step.slurm_job, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
         return None
@@ -135,7 +152,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     publish.remove(directory)
     directory.mkdir(parents=True)
     environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
-    signals.child = child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    child = signals.start(command, environment)
     recorded = _wait(run, stage, child, signals) or run.is_done(stage)
     if child.returncode and not recorded:
         signals.wait(_SIGNAL_DELIVERY_SECONDS)  # a job that is cancelled did not crash
@@ -159,8 +176,9 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
     seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
+    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
     ended = False
-    recorded_at, looked_at = 0.0, 0.0
+    recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
     while child.poll() is None:
         now = time.monotonic()
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
@@ -170,9 +188,12 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             _end(child)
             break
-        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > _SAVE_TIMEOUT_SECONDS:
+        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
+        if signals.alone and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
+            told_at = now
+            child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > seconds_to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
@@ -198,7 +219,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals()
+    signals = Signals(alone=bool(JobStep.from_environment().hosts))
     try:
         run = Run.open(Path(directory))
     except UserError as error:

@@ -1,5 +1,6 @@
 """Following a run until it ends: its status, the log of a stage, and what a failed stage said."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,15 +14,18 @@ from hyperpod_ft.runs.run import Run
 _AT_WORK = ("running", "pending")
 # a local cluster has no other users; a shared slurmctld is asked less often
 _POLL_SECONDS, _POLL_SECONDS_LOCAL = 10.0, 1.0
-_SLURM_ATTEMPTS = 20
-_SLURM_RETRY_SECONDS = 15.0
+_ATTEMPTS = 20
+_RETRY_SECONDS = 15.0
+# For tests, whose stand-in for AWS answers at once.
+_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 _LAST_LINES = 12
 
 
 def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
     """The status of the run, again and again until no stage is running or pending.
 
-    While Slurm does not answer, yields statuses with a note. Raises UserError when it has not for five minutes.
+    While the launcher does not answer, or refuses the next job, yields statuses with a note. Raises UserError when it
+    has for five minutes.
     """
     unanswered = 0
     while True:
@@ -29,9 +33,9 @@ def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
         yield current
         if current.note:
             unanswered += 1
-            if unanswered == _SLURM_ATTEMPTS:
+            if unanswered == _ATTEMPTS:
                 raise UserError(current.note, f"later: hyperpod-ft status {run.directory}")
-            time.sleep(_SLURM_RETRY_SECONDS)
+            time.sleep(_RETRY_SECONDS)
             continue
         unanswered = 0
         if not any(stage.state in _AT_WORK for stage in current.stages):
@@ -47,15 +51,18 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     """
     if stage is not None and stage not in run.plan:
         raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
-    position = 0
+    position, path, job_id = 0, "", ""
     while True:
         current = status(run, launchers)
         chosen = _choose(current, stage)
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
-        if chosen.log:
+        if chosen.job_id != job_id:  # a training job that continues another has a log of its own
+            position, path, job_id = 0, "", chosen.job_id
+        path = fetch_log(run, launchers, chosen, path)
+        if path:
             stage = chosen.stage
-            with Path(chosen.log).open(encoding="utf-8", errors="replace") as stream:
+            with Path(path).open(encoding="utf-8", errors="replace") as stream:
                 stream.seek(position)
                 yield stream.read()
                 position = stream.tell()
@@ -65,6 +72,16 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
         if ended:
             return
         _pause(run)
+
+
+def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = "") -> str:
+    """The path of a stage's log, or `chosen`, after bringing here what its job cannot write here; empty without one."""
+    job = run.latest_jobs().get(stage.stage)
+    if job is None:
+        return stage.log
+    launchers.fetch_log(run, job)
+    logs = (run.log(job.stage, job.job_id), run.fetched_log(job.stage, job.job_id))
+    return chosen or next((str(log) for log in logs if log.exists()), "")
 
 
 def last_lines(failed: StageStatus) -> list[str]:
@@ -95,4 +112,5 @@ def _tail(path: Path, lines: int) -> list[str]:
 
 
 def _pause(run: Run) -> None:
-    time.sleep(_POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS)
+    usual = _POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS
+    time.sleep(float(os.environ.get(_POLL_VARIABLE, usual)))

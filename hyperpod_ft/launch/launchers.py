@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
+from hyperpod_ft.launch.sagemaker.launcher import SageMakerLauncher
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.runs.jobs import Job
@@ -15,10 +16,11 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Launchers:
-    """Slurm, and the plain processes of this machine. Each is asked only about its own jobs."""
+    """Slurm, the plain processes of this machine, and SageMaker. Each is asked only about its own jobs."""
 
     slurm: Launcher = field(default_factory=SlurmLauncher)
     process: Launcher = field(default_factory=ProcessLauncher)
+    sagemaker: Launcher = field(default_factory=SageMakerLauncher)
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":
@@ -35,10 +37,23 @@ class Launchers:
         return cls()
 
     def named(self, name: str) -> Launcher:
-        for launcher in (self.slurm, self.process):
+        for launcher in self._all:
             if launcher.name == name:
                 return launcher
-        raise UserError(f"--launcher {name}: unknown", f"known: {self.slurm.name}, {self.process.name}")
+        raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
+
+    def advance(self, run: Run) -> None:
+        """Start what waits for this program, and bring the run's files here, where its jobs need that."""
+        unfinished = [job for stage, job in run.latest_jobs().items() if stage in run.plan and not run.is_done(stage)]
+        for launcher, of_launcher in self._by_launcher(unfinished):
+            if of_launcher:
+                launcher.advance(run)
+
+    def fetch_log(self, run: Run, job: Job) -> None:
+        """Bring the log of a job here, where the job cannot write it here itself."""
+        for launcher, of_launcher in self._by_launcher([job]):
+            if of_launcher:
+                launcher.fetch_log(run, job)
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         """State by job id, of those jobs that their launchers still know."""
@@ -59,7 +74,7 @@ class Launchers:
             if of_launcher or launcher.name == also:
                 active += launcher.active(run, of_launcher)
         for job in active:
-            if job not in known:
+            if job not in run.jobs():
                 run.add_job(job)
         return active
 
@@ -68,7 +83,11 @@ class Launchers:
             if of_launcher:
                 launcher.cancel(run, of_launcher)
 
+    @property
+    def _all(self) -> tuple[Launcher, ...]:
+        return (self.slurm, self.process, self.sagemaker)
+
     def _by_launcher(self, jobs: Sequence[Job]) -> Iterator[tuple[Launcher, list[Job]]]:
         """Each launcher with those of the jobs that it may still have."""
-        for launcher in (self.slurm, self.process):
+        for launcher in self._all:
             yield launcher, [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]

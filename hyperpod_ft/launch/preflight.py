@@ -1,12 +1,15 @@
 """Checks before any job is submitted: what a submission would do, and what it refuses."""
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.data.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker.groups import groups
+from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import Fit, check_model_directory
@@ -29,6 +32,17 @@ class StagePreview:
 
 
 @dataclass(frozen=True)
+class TrainingJobPreview:
+    """A training job that launcher `sagemaker` would create."""
+
+    group: str
+    stages: tuple[str, ...]
+    instances: str  # 2 x ml.p4d.24xlarge
+    image: str  # its URI, or why there is none
+    seconds: int  # its time limit
+
+
+@dataclass(frozen=True)
 class Preview:
     """A run's plan with what only this volume shows: which stages are done, the steps, the memory a rank needs."""
 
@@ -39,6 +53,7 @@ class Preview:
     steps: Steps | None  # None: unknown until the dataset is prepared
     rows_per_step: int
     tokens_per_step: int  # at most
+    training_jobs: tuple[TrainingJobPreview, ...]  # empty without a section sagemaker
 
     def as_dict(self) -> dict[str, Any]:
         values = self.run.plan.as_dict()
@@ -55,6 +70,7 @@ class Preview:
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,
+            "training_jobs": [asdict(job) for job in self.training_jobs],
         }
 
 
@@ -73,7 +89,19 @@ def preview(run: Run) -> Preview:
         steps=steps(run),
         rows_per_step=rows,
         tokens_per_step=rows * run.config.dataset.row_tokens,
+        training_jobs=tuple(_training_jobs(run, [stage for stage in run.plan.stages if stage.name in will_run])),
     )
+
+
+def _training_jobs(run: Run, stages: Sequence[StagePlan]) -> Iterator[TrainingJobPreview]:
+    for group in groups(stages) if run.config.sagemaker else ():
+        instance_type = group.instance_type(run)
+        try:
+            chosen = image(run.config, instance_type)
+        except UserError as error:
+            chosen = str(error)
+        names = tuple(stage.name for stage in group.stages)
+        yield TrainingJobPreview(group.name, names, f"{group.nodes} x ml.{instance_type}", chosen, group.seconds)
 
 
 def check(run: Run) -> Fit | None:
@@ -94,6 +122,8 @@ def check(run: Run) -> Fit | None:
 
 
 def _check_python(run: Run, python: Path) -> None:
+    if run.config.sagemaker and not python.exists():
+        return  # it may be the image's
     if not python.exists():
         raise UserError(f"env.python: no such file: {python}", "correct it, or leave it out")
     kind = environment_kind(rules_of(run.config.engine).environment_name(run.config))

@@ -133,6 +133,12 @@ class ProcessLauncher:
                     signalled = True
                 time.sleep(0.05)
 
+    def advance(self, run: Run) -> None:
+        """The chain runner starts the scripts."""
+
+    def fetch_log(self, run: Run, job: Job) -> None:
+        """Scripts write to this machine's disk."""
+
 
 def _chains(run: Run) -> Iterator[tuple[Path, Chain]]:
     """The chain of each submission, with the file that holds its states."""

@@ -1,4 +1,5 @@
-"""The interface that starts a run's scripts: a real Slurm (`slurm.py`), or plain processes (`process.py`)."""
+"""The interface that starts a run's stages: a real Slurm (`slurm.py`), plain processes (`process.py`), or SageMaker
+training jobs (`sagemaker/`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Launcher(Protocol):
 
     @property
     def name(self) -> str:
-        """`slurm` or `process`."""
+        """`slurm`, `process` or `sagemaker`."""
 
     def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
@@ -54,3 +55,11 @@ class Launcher(Protocol):
 
     def cancel(self, run: "Run", jobs: Sequence["Job"]) -> None:
         """Stop the jobs and every process they started."""
+
+    def advance(self, run: "Run") -> None:
+        """Start what waits for this program, after bringing the run's files here. Does nothing where jobs wait for one
+        another and write to a volume that this machine sees."""
+
+    def fetch_log(self, run: "Run", job: "Job") -> None:
+        """Bring what a job has written so far to `Run.fetched_log`, unless its log is on a volume that this machine
+        sees."""

@@ -117,6 +117,12 @@ class SlurmLauncher:
         if done.returncode and "Invalid job id" not in done.stderr:
             raise _failure("scancel", done.stderr, "see squeue")
 
+    def advance(self, run: Run) -> None:
+        """Slurm starts jobs itself."""
+
+    def fetch_log(self, run: Run, job: Job) -> None:
+        """Jobs write to the shared volume."""
+
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
 

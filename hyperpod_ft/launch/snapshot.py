@@ -1,4 +1,8 @@
-"""A copy of the kit's code on the shared volume: jobs run the code that they were submitted with."""
+"""A copy of the kit's code on the shared volume: jobs run the code that they were submitted with.
+
+<copies>/<version>-<digest>/hyperpod_ft/    the package, with its templates
+<copies>/<version>-<digest>/entry.py        what SageMaker starts in the containers of training jobs
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -10,19 +14,20 @@ from hyperpod_ft.shipped import PACKAGE, shipped
 
 def snapshot(copies: Path) -> Path:
     """A directory below `copies`, named after its content, that holds the `hyperpod_ft` package as it is now."""
-    sources = {file: Path("hyperpod_ft") / file.relative_to(PACKAGE) for file in _code()}
+    sources = {Path("hyperpod_ft") / file.relative_to(PACKAGE): file for file in _code()}
     templates = shipped("templates")
     sources |= {
-        file: Path("hyperpod_ft/templates") / file.relative_to(templates) for file in digests.files_below(templates)
+        Path("hyperpod_ft/templates") / file.relative_to(templates): file for file in digests.files_below(templates)
     }
+    sources[Path("entry.py")] = PACKAGE / "job" / "sagemaker" / "entry.py"
     identity = digests.text_sha256(
-        "\n".join(f"{target} {digests.file_sha256(file)}" for file, target in sorted(sources.items()))
+        "\n".join(f"{target} {digests.file_sha256(file)}" for target, file in sorted(sources.items()))
     )
     final = copies / f"{__version__}-{identity[:12]}"
     with publish.lock(copies / ".lock"):
         if not final.is_dir():
             with publish.new_directory(final) as directory:
-                for file, target in sources.items():
+                for target, file in sources.items():
                     (directory / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, directory / target)
     return final

@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.jobs import Job
@@ -68,21 +69,26 @@ class RunStatus:
 
 def status(run: Run, launchers: Launchers) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
-    jobs, note = run.latest_jobs(), ""
+    note = ""
+    try:
+        launchers.advance(run)
+    except UserError as error:
+        note = str(error)
+    jobs = run.latest_jobs()
     unfinished = [job for stage, job in jobs.items() if stage in run.plan and not run.is_done(stage)]
     states: Mapping[str, JobState] | None = None
     try:
         states = launchers.states(run, unfinished)
     except UserError as error:
-        note = str(error)
+        note = note or str(error)
     needed = {stage.name for stage in choose(run)}
-    stages = tuple(
+    stages = _one_at_a_time(
         _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
     )
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=str(run.tuned_model),
+        model=tuned_model(run),
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
@@ -93,13 +99,38 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
     )
 
 
+def tuned_model(run: Run) -> str:
+    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
+    section = run.config.sagemaker
+    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
+    if section and section.store and in_store:
+        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+    return str(run.tuned_model)
+
+
+def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
+    """The stages of one training job run one after the other: what SageMaker says is about the first that is left."""
+    jobs: set[str] = set()
+    found = []
+    for stage in stages:
+        if stage.state == "done" or not stage.job_id:
+            found.append(stage)
+            continue
+        if stage.job_id in jobs:
+            waits = stage.state in ("running", "pending")
+            stage = replace(stage, state="pending" if waits else "not run", detail="")  # noqa: PLW2901
+        jobs.add(stage.job_id)
+        found.append(stage)
+    return tuple(found)
+
+
 def _stage_status(
     run: Run, stage: str, job: Job | None, states: Mapping[str, JobState] | None, needed: bool
 ) -> StageStatus:
     reason = run.why_not_done(stage)
     job_id = job.job_id if job else ""
-    log = run.log(stage, job_id)
-    log_path = str(log) if job and log.exists() else ""
+    logs = (run.log(stage, job_id), run.fetched_log(stage, job_id)) if job else ()
+    log_path = next((str(log) for log in logs if log.exists()), "")
     if not reason:
         record = run.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
@@ -133,7 +164,7 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
     if exit_status not in (None, "0"):
         return "failed", f"exit status {exit_status}"
     if known is not None and known.state != "COMPLETED":
-        return "failed", known.state.lower()
+        return "failed", ": ".join(part for part in (known.state.lower(), known.reason) if part)
     if known is None and exit_status is None:
         if not run.log(job.stage, job.job_id).exists():
             return "not run", ""  # it never started

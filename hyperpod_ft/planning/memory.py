@@ -6,7 +6,7 @@ Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass k
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
-between engines is in torch_memory.py and neuron_memory.py, but for the rows of a micro batch (`tokens`).
+between engines is in torch/memory.py and neuron/memory.py, except for the rows of a micro batch (`tokens`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,12 +67,12 @@ class StageShare:
 class KeptTensors:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
-    outside_share: float  # of the tensors between attention and MLP, what a rank has: 1 without sequence parallelism
-    input_share: float  # of those that attention, MLP and the loss take in
-    attention: float  # bytes per token of attention, before tensor parallelism divides them
+    outside_share: float  # of the tensors between attention and MLP that a rank has: 1 without sequence parallelism
+    input_share: float  # of the inputs of attention, MLP and loss that a rank has
+    attention: float  # bytes per token of attention on all tensor-parallel ranks together
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
-    exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
+    exchanged: float = 0.0  # likewise, what ranks that share a row exchange for attention
     norm_input: int = FP32  # bytes of an element of a norm's input
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
@@ -89,7 +89,7 @@ def stage_shares(
     layers_of: Sequence[int],
     in_flight: Sequence[float],
 ) -> Iterator[StageShare]:
-    """One for each rank of a pipeline; `layers_of` and `in_flight` (micro batches): of each.
+    """The share of each rank of a pipeline, which has `layers_of` layers and `in_flight` micro batches in memory.
 
     Tensor parallelism divides the vocabulary too.
     """
@@ -192,22 +192,33 @@ def activations(
     config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, kept: KeptTensors, logits: float
 ) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
-    training, count = config.training, tokens(config, degrees)
+    count, checkpointing = tokens(config, degrees), config.training.activation_checkpointing
     whole = count * _layer(config, degrees, shape, kept)
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
-    if training.activation_checkpointing == "none":
-        return share.in_flight * resident(config, share.layers, whole)
-    selective = training.activation_checkpointing == "selective"
-    products = count * _products(config, degrees, shape, kept) if selective else 0.0
-    recomputed = -(-share.layers // training.activation_checkpointing_every)
-    layers = resident(config, recomputed, given) + recomputed * products
-    layers += resident(config, share.layers - recomputed, whole)
+    products = count * _products(config, degrees, shape, kept)
+    layers = share.in_flight * kept_by_layers(config, share.layers, whole, given, products)
+    if checkpointing == "none":
+        return layers
     # one layer is recomputed, after the loss has freed its memory
-    return share.in_flight * layers + max(0.0, whole - products - logits)
+    return layers + max(0.0, whole - (products if checkpointing == "selective" else 0.0) - logits)
 
 
-def resident(config: RunConfig, layers: int, each: float) -> float:
-    """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
+def kept_by_layers(config: RunConfig, layers: int, whole: float, given: float, products: float) -> float:
+    """Bytes on the device that alike layers keep for the backward pass.
+
+    A layer keeps `whole` bytes, or, if it is recomputed, only `given`, its input, and with `selective` its `products`
+    too, of matrices and attention.
+    """
+    training = config.training
+    if training.activation_checkpointing == "none":
+        return _resident(config, layers, whole)
+    recomputed = -(-layers // training.activation_checkpointing_every)
+    of_products = recomputed * products if training.activation_checkpointing == "selective" else 0.0
+    return _resident(config, recomputed, given) + of_products + _resident(config, layers - recomputed, whole)
+
+
+def _resident(config: RunConfig, layers: int, each: float) -> float:
+    """Bytes on the device of what layers keep: with offload, of a layer and of one whose copy is on its way."""
     moves = config.training.activation_offload and each >= OFFLOADED_BYTES
     return (min(layers, 2) if moves else layers) * each
 

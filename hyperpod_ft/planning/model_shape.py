@@ -166,14 +166,14 @@ def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _biases(family: Family, values: _ConfigJson) -> frozenset[Biased]:
-    said: dict[Literal["attention_bias", "mlp_bias"], set[Biased]] = {
+    named_by: dict[Literal["attention_bias", "mlp_bias"], set[Biased]] = {
         "attention_bias": {"columns", "output"},
         "mlp_bias": {"mlp"},
     }
     biases = set(family.biases)
-    for key, of in said.items():
+    for key, named in named_by.items():
         value = getattr(values, key)
-        # Qwen2 has biases whatever is said
+        # Qwen2 has its biases even if config.json says otherwise
         if value is not None and not (family.biases == {"columns"} and not value):
-            biases = biases | of if value else biases - of
+            biases = biases | named if value else biases - named
     return frozenset(biases)

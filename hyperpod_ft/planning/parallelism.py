@@ -6,16 +6,15 @@ Errors show the arithmetic of what does not divide.
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
+from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-def degrees_of(config: RunConfig) -> Degrees:
-    """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
+def ranks_per_node(config: RunConfig) -> int:
+    """The ranks of a node. Raises UserError when the run file lacks the number, or has one that is too large."""
     instance = CATALOGUE[config.cluster.instance_type]
-    given, rules = config.parallelism, rules_of(config.engine)
-    ranks = given.ranks_per_node or instance.ranks
+    ranks = config.parallelism.ranks_per_node or instance.ranks
     if ranks is None:
         raise UserError(
             f"parallelism.ranks_per_node: required with instance type {instance.name}",
@@ -26,6 +25,13 @@ def degrees_of(config: RunConfig) -> Degrees:
             f"parallelism.ranks_per_node: {ranks} is more than the {instance.ranks} ranks of {instance.name}",
             f"set it to {instance.ranks} or leave it out",
         )
+    return ranks
+
+
+def degrees_of(config: RunConfig) -> Degrees:
+    """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
+    given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
+    instance = CATALOGUE[config.cluster.instance_type]
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
     result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel, given.context_parallel)
     if result.world_size % result.model_ranks:
@@ -34,13 +40,13 @@ def degrees_of(config: RunConfig) -> Degrees:
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
             f"{context} = {result.model_ranks} does not divide {_count(result.nodes, 'node')} x"
             f" {_count(ranks, 'rank')} = {result.world_size}",
-            f"choose degrees whose product is {divisors(result.world_size)}",
+            f"choose degrees whose product is {listed_divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {result.tensor_parallel} does not divide the {ranks} ranks of a node,"
             " so a tensor-parallel group would span nodes",
-            f"set it to {divisors(ranks)}",
+            f"set it to {listed_divisors(ranks)}",
         )
     rules.check_degrees(config, result)
     return result
@@ -69,6 +75,6 @@ def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: 
     if heads % tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {heads} attention heads",
-            f"set it to {divisors(heads)}",
+            f"set it to {listed_divisors(heads)}",
         )
     rules_of(engine).check_kv_heads(tensor_parallel, kv_heads)

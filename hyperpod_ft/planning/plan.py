@@ -244,7 +244,7 @@ def _resources(config: RunConfig, name: StageName, definition: _Definition, degr
     cpus = min(cluster.cpus_per_cpu_stage, useful or cluster.cpus_per_cpu_stage)
     return Resources(
         1,
-        cpus if instance.has_accelerators else min(cpus, 2),
+        min(cpus, 2) if instance.name == "local" else cpus,
         cluster.cpu_partition or cluster.partition,
         cluster.cpu_time_limit,
     )

@@ -14,6 +14,7 @@ class Job:
     launcher: str
     submitted: str  # ISO 8601, UTC
     slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
+    code: str = ""  # of a training job: the name of the copy of the kit's code that it runs
 
     @property
     def cluster_is_gone(self) -> bool:

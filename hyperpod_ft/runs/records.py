@@ -43,8 +43,16 @@ class Record:
     def read(cls, path: Path) -> "Record | None":
         """The record at `path`; None when it is missing or damaged."""
         try:
-            return _RECORD.validate_json(path.read_bytes())
-        except (OSError, ValueError):
+            return cls.parse(path.read_bytes())
+        except OSError:
+            return None
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Record | None":
+        """The record in a file's content; None when it is damaged."""
+        try:
+            return _RECORD.validate_json(content)
+        except ValueError:
             return None
 
     def write(self, path: Path) -> None:

@@ -1,5 +1,6 @@
 """Run: one execution of a plan. Every path of a run, and of what runs share, is a property here."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,9 @@ from hyperpod_ft.runs.records import Output, Record
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
+_SIZES = TypeAdapter(dict[str, int])
+# Holds the interpreter of a training job's container (hyperpod_ft.job.sagemaker).
+CONTAINER_PYTHON = "HYPERPOD_FT_PYTHON"
 BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
@@ -181,6 +185,10 @@ class Run:
         """Slurm's `%x_%j.out`."""
         return self.logs / f"{self.job_name(stage)}_{job_id}.out"
 
+    def fetched_log(self, stage: str, job_id: str) -> Path:
+        """What CloudWatch has of the log of a training job whose containers do not write to this volume."""
+        return self.log(stage, job_id).with_suffix(".cloudwatch")
+
     def exit_marker(self, stage: str, job_id: str) -> Path:
         """Holds the exit status that the script's trap wrote."""
         return self.directory / "exits" / f"{stage}_{job_id}"
@@ -201,6 +209,12 @@ class Run:
     def origin(self) -> Path:
         """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
         return self.provenance / "run-file"
+
+    @property
+    def store_listing(self) -> Path:
+        """Sizes, by path relative to `root`, of recorded outputs that a store in S3 holds; only where runs of training
+        jobs are submitted, which does not hold the outputs themselves."""
+        return self.directory / "in-store.json"
 
     # What runs share
 
@@ -249,8 +263,8 @@ class Run:
 
     @property
     def python(self) -> Path:
-        """The interpreter of the stages that need torch."""
-        given = self.config.env.python
+        """The interpreter of the stages that need torch; in a training job's container, its own."""
+        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:
@@ -269,20 +283,30 @@ class Run:
         return Record.read(self.record_path(stage))
 
     def why_not_done(self, stage: str) -> str:
-        """Why the stage must run; empty when its record is valid and its outputs exist."""
+        """Why the stage must run; empty when its record is valid and its outputs exist, here or in the run's store."""
         record = self.record(stage)
         if record is None:
             return "has not run"
         if record.fingerprint != self.plan[stage].fingerprint:
             return "its configuration changed"
+        in_store = self.sizes_in_store()
         for output in record.outputs:
             try:
                 size = (self.root / output.path).stat().st_size
             except OSError:
-                return f"{output.path} no longer exists"
+                if output.path not in in_store:
+                    return f"{output.path} no longer exists"
+                size = in_store[output.path]
             if size != output.size:
                 return f"{output.path} has {size} bytes, was {output.size}"
         return ""
+
+    def sizes_in_store(self) -> dict[str, int]:
+        """What `store_listing` holds; empty without one."""
+        try:
+            return _SIZES.validate_json(self.store_listing.read_bytes())
+        except (OSError, ValueError):
+            return {}
 
     def is_done(self, stage: str) -> bool:
         return not self.why_not_done(stage)

@@ -3,10 +3,12 @@
     python -m hyperpod_ft.stages.env RUN_DIR
 
 Runs with the kit's own interpreter. With `env.python` it checks that interpreter; otherwise it builds a virtual
-environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched.
+environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched. In a training
+job's container it checks the interpreter that the container has prepared.
 """
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron, install_others
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, pins_file
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run import CONTAINER_PYTHON, Run
 from hyperpod_ft.stages import stage
 
 # Imported by the kit's own code in the jobs.
@@ -44,7 +46,7 @@ print(json.dumps(found))
 
 def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), []
-    if config.env.python is None:
+    if config.env.python is None and CONTAINER_PYTHON not in os.environ:
         pins = pins_file(rules.environment_name(config))
         build(pins, run.environment_path, environment_kind(pins.stem), config.env.package_repositories)
         outputs = [run.environment_path / "pyvenv.cfg"]

@@ -88,7 +88,9 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         assert process.stdout is not None
         endpoint = process.stdout.readline().strip()
         assert endpoint, "the server that stands in for AWS did not start"
-        yield Aws(endpoint, {**environment, "AWS_ENDPOINT_URL": endpoint})
+        server = Aws(endpoint, {**environment, "AWS_ENDPOINT_URL": endpoint})
+        yield server
+        server.reset()  # which ends what runs
         process.kill()
 
 

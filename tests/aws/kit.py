@@ -31,9 +31,10 @@ class Kit:
             "HYPERPOD_FT_POLL_SECONDS": "0.02",
         }
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, group: str = "cluster") -> "subprocess.Popen[str]":
+        """`group`: of commands; without one, `arguments` name it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", "cluster", *arguments],
+            [sys.executable, "-m", "hyperpod_ft", *([group] if group else []), *arguments],
             cwd=self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -42,8 +43,12 @@ class Kit:
             text=True,
         )
 
-    def run(self, *arguments: str, status: int = 0) -> str:
-        process = self.start(*arguments)
+    def run_any(self, *arguments: str, status: int = 0) -> str:
+        """Another command than those of `hyperpod-ft cluster`."""
+        return self.run(*arguments, status=status, group="")
+
+    def run(self, *arguments: str, status: int = 0, group: str = "cluster") -> str:
+        process = self.start(*arguments, group=group)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == status, output
         assert "Traceback" not in output

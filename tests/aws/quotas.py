@@ -21,6 +21,7 @@ _APPLIED = {
     "ml.trn1.32xlarge": 16,
     "ml.trn2.48xlarge": 16,
 }
+_OF_JOBS = ("ml.c7i.xlarge", "ml.c7i.4xlarge", "ml.m5.large")
 _WHOLE = {
     "Maximum number of instances allowed per SageMaker HyperPod cluster": 20.0,
     "Total number of instances allowed across SageMaker HyperPod clusters": 40.0,
@@ -40,6 +41,7 @@ def quota(region: Region, name: str) -> float:
         **_NETWORK["vpc"],
         **_NETWORK["ec2"],
         **{f"{instance_type} for cluster usage": float(count) for instance_type, count in _APPLIED.items()},
+        **{f"{instance_type} for training job usage": 4.0 for instance_type in _OF_JOBS},
         **region.world.scenario.quotas,
     }.get(name, 0.0)
 
@@ -47,8 +49,14 @@ def quota(region: Region, name: str) -> float:
 def _names(service: str) -> list[str]:
     if service in _NETWORK:
         return sorted(_NETWORK[service])
-    types = get_service_model("sagemaker").shape_for("ClusterInstanceType").enum
-    return sorted(f"{instance_type} for cluster usage" for instance_type in types) + sorted(_WHOLE)
+    model = get_service_model("sagemaker")
+    of_clusters = [f"{kind} for cluster usage" for kind in model.shape_for("ClusterInstanceType").enum]
+    of_jobs = [
+        f"{kind} for {usage} usage"
+        for kind in model.shape_for("TrainingInstanceType").enum
+        for usage in ("training job", "spot training job", "training warm pool")
+    ]
+    return sorted([*of_clusters, *of_jobs]) + sorted(_WHOLE)
 
 
 def _describe(region: Region, service: str, name: str) -> dict[str, Any]:

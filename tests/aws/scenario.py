@@ -14,6 +14,9 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
     training_plans     {name: fields of DescribeTrainingPlan}
+    file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
+                       mount name, stands for it
+    interruptions      {training job: "spot" | "internal error"}: happens to it while it trains, once
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
 """
@@ -37,6 +40,11 @@ SECONDS = {
     "node.reboot": 0.03,
     "node.update": 0.03,
     "node.failed": 0.03,  # how long a failed node is listed
+    "training.start": 0.03,
+    "training.download": 0.01,
+    "training.upload": 0.01,
+    "training.interrupted": 0.05,  # until other instances are there
+    "training.grace": 120.0,  # between SIGTERM and SIGKILL
     "capacity.wait": 0.1,  # until HyperPod gives up (with continuous provisioning: tries again)
 }
 
@@ -52,6 +60,8 @@ class Scenario:
     fail_deletions: dict[str, str] = field(default_factory=dict)
     denied_actions: dict[str, list[str]] = field(default_factory=dict)
     training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    file_systems: dict[str, str] = field(default_factory=dict)
+    interruptions: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

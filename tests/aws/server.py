@@ -13,10 +13,12 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
     training_plans.py           training plans of SageMaker
+    training_job*.py,           SageMaker training jobs, which really run: a process tree in namespaces of its own for
+    container*                  each host; states, interruptions, what is refused
     model_check.py, wire.py     requests checked against botocore's models (enums, patterns, lengths, ranges); errors
 
 It is a stand-in: its answers follow AWS's models, documentation and users' reports; nothing here was recorded from
-AWS. It starts no instances and runs no lifecycle scripts; it writes the log that a test gave it. It knows
+AWS. It starts no instances of clusters and runs no lifecycle scripts; it writes the log that a test gave it. It knows
 no permissions: any credentials will do. Tests steer it through `/_test/...`, described in scenario.py.
 """
 
@@ -45,6 +47,7 @@ from tests.aws import (  # noqa: F401
     permissions,
     quotas,
     stack_operations,
+    training_job_operations,
     training_plans,
 )
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
@@ -109,6 +112,7 @@ class Server:
         action = environ["PATH_INFO"].removeprefix("/_test/")
         with self._lock:
             if action == "reset":
+                self.world.close()
                 self.world = World(self._endpoint)
                 for service in _MOTO_SERVICES:
                     moto.backends.get_backend(service).reset()  # type: ignore[arg-type]

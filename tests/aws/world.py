@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.aws.clusters import Cluster
     from tests.aws.filesystems import FileSystem
     from tests.aws.stacks import Stack
+    from tests.aws.training_jobs import TrainingJob
 
 ACCOUNT = "123456789012"  # moto's
 
@@ -30,6 +31,12 @@ class World:
     def region(self, name: str) -> "Region":
         return self.regions.setdefault(name, Region(self, name))
 
+    def close(self) -> None:
+        """End the processes that are part of it."""
+        for region in self.regions.values():
+            for job in region.training_jobs.values():
+                job.remove()
+
 
 @dataclass
 class Region:
@@ -38,6 +45,7 @@ class Region:
     stacks: list["Stack"] = field(default_factory=list)
     filesystems: dict[str, "FileSystem"] = field(default_factory=dict)
     clusters: dict[str, "Cluster"] = field(default_factory=dict)
+    training_jobs: dict[str, "TrainingJob"] = field(default_factory=dict)
     capacity_taken: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def seconds(self, name: str) -> float:

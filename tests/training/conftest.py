@@ -136,6 +136,23 @@ class Launched:
         self.process.wait(30)
 
 
+def kit(*arguments: str, cwd: Path) -> str:
+    """The output of a command of the kit, in a process of its own; if it fails, also the logs of the jobs below cwd."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", *arguments],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + "".join(path.read_text() for path in cwd.rglob("logs/*.out"))
+    return done.stdout
+
+
 def descendants(pid: int) -> list[int]:
     parents: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):

@@ -51,7 +51,7 @@ class Worker:
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last steps, from the checkpoint on disk."""
         with self.attempt(run, sharding) as loop:
-            assert loop.resume().step == SAVED
+            assert loop.state.resume(loop.steps).step == SAVED
             return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
 
     def case(self, run: Run, sharding: Sharding) -> Tensors:
@@ -62,7 +62,7 @@ class Worker:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.processes.leads:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
-            loop.save(Progress(step=SAVED), last=False, wanted=True)
+            loop.state.save(Progress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.trained_weights.check_replicas(STEPS)
             straight = result(loop, losses)

@@ -1,25 +1,18 @@
 """Building a model for bf16 training needs no more memory than training, and masters keep the files' values."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from memory_worker import live_bytes, peak_during
+from memory import live_bytes, meshes_of, peak_during
 from safetensors.torch import load_file
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
-from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch.sharding import Sharding
@@ -28,18 +21,6 @@ from tests.training.conftest import MakeRun, tiny_llama
 pytestmark = pytest.mark.training
 
 FULL_BF16 = {"training.method": "full", "training.precision": "bf16"}
-
-
-@contextmanager
-def meshes_of(rank: int, sharding: Sharding, tensor_parallel: int = 1) -> Iterator[Meshes]:
-    """The meshes of this process as one of several, which need not exist: building communicates nothing."""
-    _clear_sharding_prop_cache()
-    world_size = sharding.shard_ranks * tensor_parallel
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield make_meshes("cpu", Degrees(1, world_size, tensor_parallel, 1), sharding.shard_ranks)
-    finally:
-        dist.destroy_process_group()
 
 
 # with fewer shard ranks, the state of training is larger than any copy that loading could make
@@ -54,7 +35,7 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     (share,) = torch_memory.shares(run.config, degrees, shape)
     memory = torch_memory.memory_on_rank(run.config, degrees, shape, share, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
-    with meshes_of(1 % sharding.shard_ranks, sharding) as meshes:
+    with meshes_of(1 % sharding.shard_ranks, sharding, sharding.shard_ranks) as meshes:
 
         def work() -> None:
             module = build(run, meshes, sharding)
@@ -79,10 +60,11 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
 def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tensor_parallel: int, offload: str) -> None:
     """The base model is fp32: bf16 weights have lost half of its digits."""
     sharding = Sharding("zero1" if shard_ranks > 1 else "replicated", shard_ranks, offload)
-    ranks = {"ranks_per_node": shard_ranks * tensor_parallel, "tensor_parallel": tensor_parallel}
+    world_size = shard_ranks * tensor_parallel
+    ranks = {"ranks_per_node": world_size, "tensor_parallel": tensor_parallel}
     run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
     files = load_file(Path(run.base_model) / "model.safetensors")
-    with meshes_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as meshes:
+    with meshes_of(world_size - 1, sharding, world_size, tensor_parallel) as meshes:
         trained_weights = build(run, meshes, sharding).trained_weights
         for name, master in trained_weights.state().items():
             for start, values in master.boxes if isinstance(master, Pieces) else [((0,) * master.ndim, master)]:
@@ -101,7 +83,7 @@ def test_what_a_class_keeps_in_fp32_is_not_rounded(
     monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"norm"})
     sharding = Sharding("zero1", 2, offload)
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
-    with meshes_of(1, sharding) as meshes:
+    with meshes_of(1, sharding, 2) as meshes:
         trained_weights = build(run, meshes, sharding).trained_weights
     dtypes = {name: parameter.dtype for name, parameter in trained_weights.parameters.items()}
     assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}

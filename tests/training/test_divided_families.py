@@ -15,24 +15,13 @@ from transformers import AutoConfig, PretrainedConfig
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 from hyperpod_ft.planning.families import FAMILIES
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun
+from tests.unit.tiny_families import SIZES as TINY
 
 pytestmark = pytest.mark.training
 
 FULL = {"training.method": "full"}
 # more tensor-parallel ranks than key/value heads in TP4; a vocabulary that neither degree divides
-SIZES = {
-    "vocab_size": VOCABULARY + 3,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SIZES = TINY | {"vocab_size": VOCABULARY + 3}
 WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 GPT = {"num_key_value_heads": None, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 OWN: dict[str, dict[str, Any]] = {

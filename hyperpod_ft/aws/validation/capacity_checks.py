@@ -60,16 +60,16 @@ def threads(given: CheckInput) -> list[Finding]:
     return findings
 
 
-def training_plans(given: CheckInput) -> list[Finding]:
-    """Each plan exists, is paid for, and matches the groups' instance type, zone and count."""
+def training_plans(given: CheckInput, target: str = "hyperpod-cluster") -> list[Finding]:
+    """Each plan exists, is paid for, and matches the target and the groups' instance type, zone and count."""
     groups: dict[str, list[tuple[str, Workers]]] = {}
     for key, group in keyed_groups(given.config):
         if isinstance(group, Workers) and group.training_plan_arn:
             groups.setdefault(group.training_plan_arn, []).append((key, group))
-    return [finding for arn, users in groups.items() for finding in _plan(given, arn, users)]
+    return [finding for arn, users in groups.items() for finding in _plan(given, arn, users, target)]
 
 
-def _plan(given: CheckInput, arn: str, users: list[tuple[str, Workers]]) -> Iterator[Finding]:
+def _plan(given: CheckInput, arn: str, users: list[tuple[str, Workers]], target: str) -> Iterator[Finding]:
     client, name = given.clients["sagemaker"], arn.rpartition("/")[2]
     field = f"{users[0][0]}.training_plan_arn"
     try:
@@ -82,13 +82,13 @@ def _plan(given: CheckInput, arn: str, users: list[tuple[str, Workers]]) -> Iter
     if plan["Status"] == "Scheduled":
         start = f"{plan['StartTime']:%Y-%m-%d %H:%M} UTC" if "StartTime" in plan else "a later day"
         yield warning(
-            field, f"training plan {name} starts on {start}", "create the cluster then: its nodes start with the plan"
+            field, f"training plan {name} starts on {start}", "wait until then: the instances start with the plan"
         )
     elif plan["Status"] != "Active":
         yield error(field, f"training plan {name} is {plan['Status']}", "name a plan that is Active or Scheduled")
     targets = plan.get("TargetResources", [])
-    if targets and "hyperpod-cluster" not in targets:
-        yield error(field, f"training plan {name} is for {', '.join(targets)}", "name one for hyperpod-cluster")
+    if targets and target not in targets:
+        yield error(field, f"training plan {name} is for {', '.join(targets)}", f"name one for {target}")
     yield from _reserved(given, plan, users)
 
 

@@ -136,9 +136,13 @@ def role(given: CheckInput) -> list[Finding]:
 
 def role_permissions(given: CheckInput) -> list[Finding]:
     """The role has the permissions that HyperPod's nodes need."""
-    arn = given.existing.execution_role_arn
-    iam, needs = given.clients["iam"], role_needs(given)
     remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and AWS's additions for a VPC, or allow these actions"
+    return needs_of_role(given, role_needs(given), remedy)
+
+
+def needs_of_role(given: CheckInput, needs: list[Need], remedy: str) -> list[Finding]:
+    """The role has these permissions."""
+    arn, iam = given.existing.execution_role_arn, given.clients["iam"]
     try:
         return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
     except iam.exceptions.NoSuchEntityException:
@@ -156,6 +160,11 @@ def role_permissions(given: CheckInput) -> list[Finding]:
 
 def caller_permissions(given: CheckInput) -> list[Finding]:
     """The caller has the permissions that `cluster create` needs."""
+    return needs_of_caller(given, caller_needs(given))
+
+
+def needs_of_caller(given: CheckInput, needs: list[Need]) -> list[Finding]:
+    """The caller has these permissions."""
     iam, caller = given.clients["iam"], given.caller
     kind, _, name = caller.split(":", 5)[5].partition("/")
     if kind == "root":
@@ -163,8 +172,10 @@ def caller_permissions(given: CheckInput) -> list[Finding]:
     if kind == "assumed-role":
         caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
     elif kind != "user":
-        return [warning(CALLER, f"could not check what {given.caller} may do", "make sure that it may create clusters")]
-    denied = _denied(iam, caller, caller_needs(given))
+        return [
+            warning(CALLER, f"could not check what {given.caller} may do", "make sure that it may do what it needs")
+        ]
+    denied = _denied(iam, caller, needs)
     return _findings(CALLER, given.caller, denied, "ask for these permissions, or use other credentials")
 
 

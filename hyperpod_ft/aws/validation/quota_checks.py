@@ -45,7 +45,7 @@ _OF_THE_STACK = (
 def quotas(given: CheckInput) -> list[Finding]:
     """The quotas for cluster usage, of which other clusters may use a part."""
     config = given.config
-    limits = _limits(given, "sagemaker")
+    limits = limits_of(given, "sagemaker")
     used = _used_by_others(given)
     findings = []
     wanted = Counter[str]()
@@ -65,7 +65,7 @@ def quotas(given: CheckInput) -> list[Finding]:
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             severity = warning if planned else error
-            findings.append(severity(f"{key}.count", *_short(given, limits[name], needed, used[instance_type])))
+            findings.append(severity(f"{key}.count", *short(given, limits[name], needed, used[instance_type])))
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)
     for pattern, needed, taken, key in (
@@ -75,7 +75,7 @@ def quotas(given: CheckInput) -> list[Finding]:
     ):
         limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
         if limit and needed > limit["Value"]:
-            findings.append(error(key, *_short(given, limit, needed, taken)))
+            findings.append(error(key, *short(given, limit, needed, taken)))
     return findings
 
 
@@ -86,7 +86,7 @@ def network_quotas(given: CheckInput) -> list[Finding]:
     wanted = [(_INTERFACES, addresses.wanted(given.config))]
     if given.config.existing is None and given.stack() is None:
         wanted += [(made, 1) for made in _OF_THE_STACK]
-    limits = {service: _limits(given, service) for service in sorted({network.service for network, _ in wanted})}
+    limits = {service: limits_of(given, service) for service in sorted({network.service for network, _ in wanted})}
     findings = []
     for network, more in wanted:
         key = "name" if network in _OF_THE_STACK else "workers"
@@ -97,13 +97,14 @@ def network_quotas(given: CheckInput) -> list[Finding]:
             continue
         taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
-            findings.append(error(key, *_short(given, limit, taken + more, taken, "in use")))
+            findings.append(error(key, *short(given, limit, taken + more, taken, "in use")))
     return findings
 
 
-def _short(
+def short(
     given: CheckInput, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
 ) -> tuple[str, str]:
+    """The problem and the remedy of a quota that is too low."""
     others = f", {taken} of them {by}" if taken else ""
     return (
         f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
@@ -112,7 +113,7 @@ def _short(
     )
 
 
-def _limits(given: CheckInput, service: str) -> dict[str, dict[str, Any]]:
+def limits_of(given: CheckInput, service: str) -> dict[str, dict[str, Any]]:
     """Quotas by name: the account's values, or else AWS's defaults."""
     client = given.clients["service-quotas"]
     found = {}

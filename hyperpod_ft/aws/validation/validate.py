@@ -133,14 +133,28 @@ def validate_account(
     `client` returns boto3's client for a service, in the cluster's region; `offline`: the findings of
     `validate_offline`. Raises UserError if no client can be made: no boto3, an unknown profile.
     """
-    began = time.monotonic()
-    checks = account_checks(config)
     wrong = {finding.field for finding in offline if finding.severity == "error"}
+    checks = account_checks(config)
     if "region" in wrong:
         return ValidationResult(skipped=tuple(f"{check.name}: region is invalid" for check in checks))
+    return run_checks(config, checks, client, wrong)
+
+
+def run_checks(
+    config: ClusterConfig,
+    checks: list[Check],
+    client: Callable[[str], object],
+    wrong: set[str],
+    services: Iterable[str] = SERVICES,
+) -> ValidationResult:
+    """The findings of these checks, except those that are pointless after errors in the keys `wrong`.
+
+    `client` as for `validate_account`; `services`: those that the checks use.
+    """
+    began = time.monotonic()
     # boto3 can create clients in one thread only; several threads may then use them
     with explained(f"validation of {config.name}"):
-        clients = {service: client(service) for service in SERVICES}
+        clients = {service: client(service) for service in services}
     given, refusal = _identify(config, clients)
     if given is None:
         skipped = tuple(f"{check.name}: the credentials do not work" for check in checks)

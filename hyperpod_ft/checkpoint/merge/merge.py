@@ -21,7 +21,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.card import merge_card
-from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
@@ -113,7 +113,7 @@ def merge(
 def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
     adapter = classify_tensors(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
-    adapter = without_copies(adapter, model)
+    adapter = without_unchanged(adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
         for update in adapter.updates.values()

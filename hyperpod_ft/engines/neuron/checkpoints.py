@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
@@ -86,8 +86,8 @@ class Checkpoints:
         partial, final = self._partial(progress), self._run.checkpoint(progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
-            digests = {name: digest for part in found for name, digest in part.items()}
-            write_description(self._run, progress, partial, digests)
+            files = {name: Written.of(partial / name, digest) for part in found for name, digest in part.items()}
+            write_description(self._run, progress, partial, files)
             publish.replace_directory(final, partial)
             delete_old(self._run, final)
         self._barrier(progress, "published")

@@ -79,9 +79,9 @@ def build(run: Run, steps: int) -> Trainer:
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
     trainer.kv_size_multiplier = copies_over_tensor(heads[1], degree)
-    copies = {name: gradients.copies(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
-    trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
-    gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
+    replicas = {name: gradients.replicas(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
+    trainer.trainable_here = sum(p.numel() * degree // replicas[name] for name, p in parameters.items())
+    gradients.count_each_element_once(trainer.optimizer, {id(p): replicas[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled
     trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
     gradients.disable_upstream_sum()

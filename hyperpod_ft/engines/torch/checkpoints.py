@@ -5,7 +5,7 @@ import hashlib
 import io
 import threading
 from collections.abc import Generator, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines.checkpoint_directory import Progress, delete_old, write_description
+from hyperpod_ft.engines import volume
+from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
@@ -32,6 +33,7 @@ class Checkpoints:
 
     def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
         self._run, self._device = run, device
+        self.volume = volume.find(processes, run.checkpoints)
         # a connection of its own: what waits in a thread would make others of the same connection wait
         self._processes = replace(processes, store=processes.store.clone())
         # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
@@ -89,13 +91,14 @@ class Checkpoints:
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
-            gathered = self._processes.gather(f"{occasion}/digests", digests)
-            if self._processes.leads:
-                digests = {name: digest for part in gathered for name, digest in sorted(part.items())}
-                write_description(self._run, progress, partial, digests)
-        if self._processes.leads and final != self._run.best_checkpoint:
-            delete_old(self._run, final)
-        # the others wait here, where the timeout is ours, and end with an error only when rank 0 has published
+            own = {name: asdict(Written.of(partial / name, digest)) for name, digest in sorted(digests.items())}
+            gathered = self._processes.gather(f"{occasion}/files", own)
+            if self.volume.leads:
+                files = {name: Written(**file) for part in gathered for name, file in part.items()}
+                write_description(self._run, progress, partial, files)
+        if self.volume.leads and final != self._run.best_checkpoint:
+            delete_old(self._run, final, shared=self.volume.shared)
+        # the others wait here, where the timeout is ours, and end with an error only when all is published
         self._processes.gather(f"{occasion}/published", None)
 
     def _write_files(self, state: dict[str, Any], directory: Path) -> dict[str, str]:
@@ -116,8 +119,8 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _partial_directory(self, final: Path) -> Iterator[Path]:
-        # rank 0 makes and publishes the directory under the name that the others write to
-        if self._processes.leads:
+        # one rank makes and publishes the directory under the name that the others on its volume write to
+        if self.volume.leads:
             with publish.new_directory(final) as partial:
                 dist.barrier(self._group)
                 yield partial
@@ -193,19 +196,3 @@ class _HashingStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
-
-
-def random_state(rank: int, device: torch.device) -> dict[str, Any]:
-    """This rank's generator states, for the checkpoint."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state()
-    return {str(rank): states}
-
-
-def restore_random_state(state: dict[str, Any], rank: int, device: torch.device) -> None:
-    """Restore the generator states that `random_state` returned."""
-    states = state[str(rank)]
-    torch.set_rng_state(states["cpu"])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states["device"])

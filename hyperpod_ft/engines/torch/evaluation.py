@@ -40,7 +40,7 @@ class Evaluation:
             sums(batch).tolist()
             for _, batch in forward_only(module, self.split, chosen, self._micro_batch_size, self._meshes)
         ]
-        # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
+        # also over tp ranks: on accelerators these may differ in the last bit, but all ranks must decide alike
         total = torch.tensor([sum(each) for each in zip(*parts, strict=True)], dtype=torch.float32).to(self._device)
         dist.all_reduce(total)
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
@@ -66,8 +66,8 @@ def forward_only(
 ) -> Iterator[tuple[NDArray[np.int64], Batch | PairedBatch]]:
     """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
 
-    Nothing is dropped out in between, so that generators stay as they are. Every rank gets as many micro batches, since
-    ranks gather weights together: -1 is a row without labels.
+    There is no dropout, so the state of random generators does not change. All ranks get the same number of micro
+    batches, since they gather weights together; they are filled up with -1, a row without labels.
     """
     ranks = meshes.tokens["dp"].size()
     passes = -(-len(rows) // (micro_batch_size * ranks))

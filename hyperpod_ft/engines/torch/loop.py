@@ -6,26 +6,25 @@ never change, so a compiler sees one graph.
 """
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, devices, reference
+from hyperpod_ft.engines.torch import devices, reference
 from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
@@ -34,12 +33,14 @@ from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
+from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.planning.torch.sharding import Sharding
-from hyperpod_ft.planning.training_steps import learning_rate, total_steps
+from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 
@@ -74,18 +75,6 @@ def sharding_of(run: Run) -> Sharding:
     return sharding_choice.choose_sharding(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
-@dataclass(frozen=True)
-class Step:
-    """The outcome of an optimizer step, equal on all ranks."""
-
-    number: int
-    loss: float  # mean over the step's label tokens, or pairs
-    grad_norm: float  # global, before clipping
-    learning_rate: float
-    stop_signal: int  # 0: no rank received one
-    metrics: dict[str, float]  # the objective's
-
-
 class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
@@ -99,12 +88,13 @@ class TrainingLoop:
         self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.objective = objective_of(run.config, self.chunk)
         self.rows = self.objective.open(run.dataset_path / "train")
+        data_parallel = meshes.tokens["dp"].size()
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
-            micro_batch_size=self.config.micro_batch_size,
-            gradient_accumulation_steps=self.config.gradient_accumulation_steps,
-            data_parallel=meshes.tokens["dp"].size(),
+            rows_per_step=rows_per_step(self.config, data_parallel),
+            micro_batches_per_step=self.config.gradient_accumulation_steps,
+            data_parallel=data_parallel,
         )
         self.batches = Prefetch(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
@@ -116,6 +106,7 @@ class TrainingLoop:
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
+        self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.evaluation = evaluation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
@@ -124,9 +115,9 @@ class TrainingLoop:
                 wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
             # the model is still the one that training begins with
             reference.add(run, processes, meshes, device, self.model.module, wanted)
-        self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # tp ranks must draw the same dropout masks, since they hold the same activations, or parts of one tensor
-        # (divided_dropout.py); dp, cp and pp ranks others
+        self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
+        # tp ranks hold the same activations and must draw the same dropout masks (or parts of one: divided_dropout.py);
+        # dp, cp and pp ranks draw their own
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
@@ -141,11 +132,11 @@ class TrainingLoop:
             return self._run_to_end()
         except UserError:
             with contextlib.suppress(UserError):  # the first error counts
-                self.checkpoints.finish()
+                self.state.finish()
             raise
 
     def _run_to_end(self) -> Trained:
-        progress = self.resume()
+        progress = self.state.resume(self.steps)
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
@@ -159,13 +150,16 @@ class TrainingLoop:
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validate(log)[0])
+            launched: deque[LaunchedStep] = deque()
+            stopping = False
             while progress.step < self.steps and not progress.stopped_early:
-                step = self.step(progress.step + 1, signals)
+                while self._may_launch(launched, stopping):
+                    launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
+                step = launched.popleft().read(self.objective.metrics)
+                stopping = stopping or bool(step.stop_signal)
                 progress = log.advance(progress, step.loss, step.metrics)
                 validation_loss, row_metrics = None, step.metrics
-                if self.evaluation and (
-                    step.number == self.steps or (evaluate_every and step.number % evaluate_every == 0)
-                ):
+                if self.evaluation and self._evaluates_after(step.number):
                     validation_loss, validation_metrics = self._validate(log)
                     progress = progress.evaluated(
                         validation_loss, self.config.early_stopping_patience, validation_metrics
@@ -175,11 +169,12 @@ class TrainingLoop:
                     log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
-                self.save(progress, last, wanted=last or bool(step.stop_signal))
-                if step.stop_signal and not last:
-                    self.checkpoints.finish()
+                leaving = stopping and not launched
+                self.state.save(progress, last, wanted=last or leaving)
+                if leaving and not last:
+                    self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
-        self.checkpoints.finish()
+        self.state.finish()
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
@@ -188,7 +183,7 @@ class TrainingLoop:
             )
         best = self.config.keep_best
         if best and self.processes.leads:
-            checkpoint_directory.check_best(self.run, progress.best_step)
+            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
 
@@ -212,26 +207,39 @@ class TrainingLoop:
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
         return self.evaluation.means(module, lambda batch: sums(self.inputs(batch)), rows)
 
+    def _may_launch(self, launched: Sequence[LaunchedStep], stopping: bool) -> bool:
+        """Whether the next step begins, of `launched` ones whose outcomes were not read.
+
+        An accelerator has a step to compute while the outcome of the one before is read; but not before that has been
+        saved or evaluated, if it will be.
+        """
+        if not launched:
+            return True
+        newest = launched[-1].number
+        return not (
+            stopping
+            or len(launched) > self.steps_ahead
+            or newest == self.steps
+            or self.state.saves_after(newest)
+            or self._evaluates_after(newest)
+        )
+
+    def _evaluates_after(self, number: int) -> bool:
+        every = self.config.evaluate_every_steps
+        return number == self.steps or bool(every and number % every == 0)
+
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
+        return self.launch(number, signals).read(self.objective.metrics)
+
+    def launch(self, number: int, signals: list[int]) -> LaunchedStep:
+        """One optimizer step, whose outcome an accelerator may still be computing."""
         means, share_of_norm = self.forward_backward(number)
-        summary = torch.cat(
-            [
-                # equal on the ranks of a tp group, so each contributes its share
-                means / self.tensor_parallel,
-                share_of_norm[None],
-                torch.tensor(flags(signals), device=self.device),
-            ]
-        )
-        dist.all_reduce(summary)
-        mean_loss, *others = summary[: len(means)].tolist()
-        squared_norm, *asked = summary[len(means) :].tolist()
-        norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
-        sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
-        self.optimizer.step(rate, norm)
-        named = dict(zip(self.objective.metrics, others, strict=True))
-        return Step(number, mean_loss, norm, rate, stop_signal(asked), named)
+        # the means are equal on the ranks of a tp group, so each contributes its share
+        launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals)
+        self.optimizer.step(rate, launched.grad_norm)
+        return launched
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
@@ -264,54 +272,6 @@ class TrainingLoop:
     def inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
-
-    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
-        """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
-        config = self.config
-        best = config.keep_best and progress.best_step == progress.step
-        if config.save_only_model:
-            due = last
-        else:
-            due = wanted or progress.step % config.save_every_steps == 0
-        if best or due:
-            self.trained_weights.check_replicas(progress.step)
-        if best:
-            self.checkpoints.save_best(self._weights(), progress)
-        if due:
-            self.checkpoints.save(self._weights() if config.save_only_model else self._state(), progress)
-
-    def _weights(self) -> dict[str, Any]:
-        """The trained weights in `weights_dtype`."""
-        dtype = devices.DTYPES[self.config.weights_dtype]
-        return {"model": self.trained_weights.state(dtype)}
-
-    def _state(self) -> dict[str, Any]:
-        """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
-        return {
-            "model": self.trained_weights.state(),
-            "optimizer": self.optimizer.state(),
-            "random": checkpoints.random_state(self.processes.rank, self.device),
-        }
-
-    def resume(self) -> Progress:
-        """Load the newest complete checkpoint; without one, start at step 0."""
-        if self.processes.leads:
-            checkpoint_directory.remove_leftovers(self.run)
-        progress = checkpoint_directory.newest(self.run, self.processes)
-        if self.processes.leads:
-            checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
-        if progress is None:
-            return Progress()
-        if progress.step == self.steps or progress.stopped_early:
-            # nothing is left to train; it may hold the weights alone
-            return progress
-        state = self._state()
-        self.checkpoints.load(self.run.checkpoint(progress.step), state)
-        for names in self.trained_weights.buckets:
-            self.trained_weights.use_masters(names)
-        self.optimizer.steps = progress.step
-        checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
-        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         trained = self.model.trainable_parameters

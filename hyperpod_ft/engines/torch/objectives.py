@@ -86,7 +86,7 @@ class DirectPreference:
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
         pairs = int(split.pairs(rows).sum())
         if not pairs:
-            raise UserError(f"{where}: its rows have no pair", "check dataset.source")
+            raise UserError(f"{where}: its rows hold no pair of completions", "check dataset.source")
         return pairs
 
     def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:

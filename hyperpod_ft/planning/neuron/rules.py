@@ -9,7 +9,7 @@ from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, divisors
+from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, listed_divisors
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment
@@ -84,7 +84,7 @@ def _check_groups(config: RunConfig, degrees: Degrees) -> None:
         raise UserError(
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} does not divide cluster.nodes {degrees.nodes},"
             " as neuronx-distributed requires on trn1 with tensor_parallel 4",
-            f"set it to {divisors(degrees.nodes)}, or choose another tensor_parallel",
+            f"set it to {listed_divisors(degrees.nodes)}, or choose another tensor_parallel",
         )
     if degrees.tensor_parallel == 64 and config.env.python is None and config.env.sdk == "2.26.1":
         # ascending_descending_ring_PG_group in 0.15 makes two groups on each node, and asserts that there is one
@@ -103,7 +103,7 @@ def _check_sequence_parallel(config: RunConfig, degrees: Degrees) -> None:
                 f"neuron.sequence_parallel: tensor_parallel {tensor_parallel} does not divide dataset.max_length"
                 f" {length}",
                 f"set dataset.max_length to {math.ceil(length / tensor_parallel) * tensor_parallel},"
-                f" or tensor_parallel to {divisors(math.gcd(length, degrees.ranks_per_node))}",
+                f" or tensor_parallel to {listed_divisors(math.gcd(length, degrees.ranks_per_node))}",
             )
     elif config.training.precision == "bf16":
         # NxD's column-parallel backward pass sums an fp32 copy of the input's gradient, then continues with the tensor
@@ -178,7 +178,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """neuronx-distributed cuts by numbers of layers."""
+    """None: neuronx-distributed cuts the model itself, by numbers of layers."""
     return None
 
 

@@ -140,10 +140,10 @@ def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters
-    bucket = _layers_in_bucket(config, share) / share.layers * layers
-    # of zero3, the current bucket and the next, which is prefetched; in both, one as received. Embedding and output
-    # matrix stay gathered
-    gathered = layers + bucket if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
+    bucket = _weights_in_bucket(config, share)
+    # of zero3, the current bucket and the next, which is prefetched, and one as received. What zero2 receives is there
+    # before there are gradients. Embedding and output matrix stay gathered
+    gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
     on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
     return on_device + (gathered + share.end_parameters) * element + quantized
 
@@ -158,6 +158,11 @@ def _at_rest(config: RunConfig, share: StageShare) -> int:
     return (share.parameters - share.quantized) * element + _adapter_parameters(config, share) * FP32
 
 
+def _weights_in_bucket(config: RunConfig, share: StageShare) -> float:
+    layers = share.parameters - share.quantized + _adapter_parameters(config, share) - share.end_parameters
+    return _layers_in_bucket(config, share) / share.layers * layers
+
+
 def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
     shared = share.parameters - share.quantized + _adapter_parameters(config, share)
     layer = _at_rest(config, share) / shared * share.layer_parameters
@@ -165,7 +170,10 @@ def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
 
 
 def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
-    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent."""
+    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent.
+
+    Beside them, zero2's forward pass has weights as received, which are gone before the gradients are there.
+    """
     whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
@@ -187,14 +195,15 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
     layers = share.trainable - ends
     in_bucket = _layers_in_bucket(config, share) / share.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
-    # partial sums, which are exchanged between the groups of shard ranks once a step
-    partial = whole / ranks if accumulated and ranks < degrees.weight_replicas else 0.0
     sent = element_bytes(config) + FP32
+    kept = sharded if accumulated else 0.0  # during a micro batch
+    # what was received of a bucket is released after the next one was
+    received = 2 * _weights_in_bucket(config, share) * element_bytes(config) if sharding.mode == "zero2" else 0.0
     # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
     # the layers
-    begins = (sharded + partial if accumulated else 0.0) + in_bucket * sent
+    begins = kept + in_bucket * sent
     released = layers * element_bytes(config) if sharding.mode == "zero2" else 0.0
-    return max(begins, sharded + partial + ends * sent - released)
+    return max(kept + received, begins, sharded + ends * sent - released)
 
 
 def _optimizer(config: RunConfig, share: StageShare, sharding: Sharding) -> float:

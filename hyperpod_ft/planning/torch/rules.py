@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.degrees import Degrees, listed_divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
@@ -201,7 +201,7 @@ def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
         raise UserError(
             f"parallelism.context_parallel: tensor_parallel {tensor} x context_parallel {context} = {tensor * context}"
             f" does not divide the model's {heads} attention heads",
-            f"choose degrees whose product is {divisors(heads)}",
+            f"choose degrees whose product is {listed_divisors(heads)}",
         )
 
 
@@ -211,7 +211,7 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} neither divides the model's {kv_heads} key/value heads nor"
             " is a multiple of them",
-            f"set it to {divisors(kv_heads)}, or to a multiple of {kv_heads}",
+            f"set it to {listed_divisors(kv_heads)}, or to a multiple of {kv_heads}",
         )
 
 
@@ -226,7 +226,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
             f" of a {shape.family} model, whose linears for them are one",
-            f"set it to {divisors(shape.kv_heads)}",
+            f"set it to {listed_divisors(shape.kv_heads)}",
         )
 
 

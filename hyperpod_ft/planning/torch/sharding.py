@@ -18,7 +18,7 @@ from typing import Literal
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.degrees import Degrees, listed_divisors
 
 Mode = Literal["replicated", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "parameters"]
@@ -90,5 +90,5 @@ def _check_shard_ranks(given: int | None, replicas: int) -> None:
     if given and replicas % given:
         raise UserError(
             f"parallelism.shard_ranks: {given} does not divide the {replicas} data-parallel ranks",
-            f"set it to {divisors(replicas)}, or leave it out",
+            f"set it to {listed_divisors(replicas)}, or leave it out",
         )

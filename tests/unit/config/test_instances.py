@@ -28,8 +28,12 @@ def test_devices_memory_and_interfaces_are_ec2s(name: str, described: dict[str, 
         assert instance.device_gib == gpus["MemoryInfo"]["SizeInMiB"] // 1024
 
 
-def test_hyperpod_has_every_type() -> None:
+def test_hyperpod_or_training_jobs_have_every_type() -> None:
     model = boto3.Session(region_name="us-east-1").client("sagemaker").meta.service_model
-    accepted = {name.removeprefix("ml.") for name in model.shape_for("ClusterInstanceType").enum}
-    assert set(CATALOGUE) - {"local"} <= accepted
-    assert not {name for name in accepted if name.startswith("trn3")}, "the catalogue can have them now"
+    cluster, training = (
+        {name.removeprefix("ml.") for name in model.shape_for(shape).enum}
+        for shape in ("ClusterInstanceType", "TrainingInstanceType")
+    )
+    assert set(CATALOGUE) - {"local"} <= cluster | training
+    assert {name for name, known in CATALOGUE.items() if known.has_accelerators} <= cluster
+    assert not {name for name in cluster if name.startswith("trn3")}, "the catalogue can have them now"

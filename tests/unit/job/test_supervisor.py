@@ -217,3 +217,43 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     assert ("--auto-resume=1" in arguments) == hyperpod
     assert ("--cpus-per-task=2" in arguments) != hyperpod
     assert arguments[1] == "--nodes=1"
+
+
+HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0"}
+SAVES = "mkdir -p checkpoints/step-00000004"
+
+
+def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:
+    process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGUSR1)
+    status, output = finish(process)
+    assert status == 138 and "the next job resumes from step 4" in output
+    assert [(end.job_id, end.cause) for end in restarts.history(run, "train")] == [("7", "time limit")]
+    assert run.exit_marker("train", "7").read_text() == "138\n"
+
+
+def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run: Run) -> None:
+    process = start(run, "trap 'exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGUSR1)
+    status, output = finish(process)
+    assert status == 2 and "cluster.time_limit" in output
+    assert restarts.history(run, "train") == []
+
+
+def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
+    """SageMaker signals PID 1 alone, and torchrun would kill its ranks half a minute after SIGTERM."""
+    process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+    assert (run.directory / "checkpoints" / "step-00000004").exists()
+    assert restarts.history(run, "train") == []
+
+
+def test_restarts_of_a_training_job_count_after_a_spot_interruption(run: Run) -> None:
+    """Its name is its own, unlike the number of a job of a Slurm that was set up again."""
+    restarts.add(run, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))
+    status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }", **HOST))
+    assert status == 0 and "restart 2 of 3" in output

@@ -15,6 +15,7 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import memory as torch_memory
+from tests.unit.tiny_families import SIZES
 
 RUN = {
     "name": "run",
@@ -25,17 +26,6 @@ RUN = {
     "training": {"method": "full"},
 }
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
 TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
 
 

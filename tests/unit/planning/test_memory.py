@@ -212,8 +212,8 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
     for sharding, *expected in (
         ("replicated", 2, 4 + bucket / parameters, 12),
         ("zero1", 2, 4 / 8 + 2 * bucket / parameters, 12 / 8),
-        # a layer as received, and its gradients, which are replaced by those of others in the backward pass
-        ("zero2", 4 / 8 + 2 + 2 * layer / parameters, 6 * layer / parameters, 8 / 8),
+        # a layer's gradients, which are replaced by those of others in the backward pass
+        ("zero2", 4 / 8 + 2, 6 * layer / parameters, 8 / 8),
         # embedding, output matrix and three of 32 layers are gathered at once
         ("zero3", 4 / 8 + 2 * (ends + 3 * layer) / parameters, 4 / 8 + reduced, 8 / 8),
     ):
@@ -225,8 +225,11 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         "until the last micro batch"
     )
     assert on_p5("zero2", **accumulated).gradients == pytest.approx(parameters * 4 / 8 + 6 * layer, rel=1e-3)
+    # before the gradients, two layers as received
+    lora = on_p5("zero2", training__method="lora").gradients
+    assert lora == pytest.approx(2 * 2 * layer, rel=0.02)
     halved = {"parallelism": {"sharding": "zero3", "shard_ranks": 4}}
-    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + 4 / 4 + reduced))
+    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + reduced))
     assert on_p5("zero1", training__optimizer_state="bf16").optimizer == pytest.approx(parameters * 8 / 8)
     assert on_p5("zero1", training__optimizer_state="int8").optimizer == pytest.approx(parameters * 6.03125 / 8)
     offloaded = on_p5("", parallelism={"sharding": "zero1", "offload": "optimizer"})
@@ -251,6 +254,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
         ("gptj-6b-full-p4d", GPTJ_6B, 31.6),
         ("llama3-8b-dpo-p5", LLAMA_3_8B, 28.4),
+        ("qwen3-8b-lora-training-job", QWEN3_8B, 16.8),
     ],
 )
 def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:

@@ -102,11 +102,23 @@ def initial_magnitude(module: Any) -> torch.Tensor:
         weight = module.weight.detach().T
     norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
     norms = norms.full_tensor() if isinstance(norms, DTensor) else norms
-    if module.row_group is None:
-        return norms
-    squares = norms.square()
-    dist.all_reduce(squares, group=module.row_group)
-    return squares.sqrt()
+    return norms if module.row_group is None else _over_parts(norms.square(), module.row_group).sqrt()
+
+
+def _over_parts(squares: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Squared norms of rows from those of this rank's part of each row; `group` None: it has whole rows."""
+    if group is not None:
+        dist.all_reduce(squares, group=group)
+    return squares
+
+
+def _magnitude_over_norm(
+    module: Any, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """DoRA's m / |W + s B A| of each row, fp32 [out], of an adapted module with base weight W, `weight` [out, in]."""
+    squares = _over_parts(squared_row_norms(weight, a, b, scale), module.row_group)
+    ratio: torch.Tensor = module.lora_magnitude_vector / squares.sqrt()
+    return ratio
 
 
 def learning_rate_factor(name: str, lora: Lora) -> float:
@@ -155,12 +167,7 @@ class LoraLinear(nn.Linear):
 
     def ratio(self, plain: torch.Tensor) -> torch.Tensor:
         """DoRA's magnitude over norm of each row, fp32 [out]; `plain`: the base weight."""
-        a, b = self.lora_A.weight, self.lora_B.weight
-        squares = squared_row_norms(plain, a, b, self.scale)
-        if self.row_group is not None:
-            dist.all_reduce(squares, group=self.row_group)
-        assert self.lora_magnitude_vector is not None
-        return self.lora_magnitude_vector / squares.sqrt()
+        return _magnitude_over_norm(self, plain, self.lora_A.weight, self.lora_B.weight, self.scale)
 
     def forward(self, input: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """`ratio`: what the method of this name returns, for a caller that calls this more than once."""
@@ -229,7 +236,5 @@ class _EmbeddingUpdate:
         update = torch.addmm(flat(output), flat(narrow), b.to(output.dtype).T, alpha=self._scale).view_as(output)
         if module.lora_magnitude_vector is None:
             return update
-        squares = squared_row_norms(module.weight.T, a[:, module.own_rows], b, self._scale)
-        if module.row_group is not None:
-            dist.all_reduce(squares, group=module.row_group)
-        return update * (module.lora_magnitude_vector / squares.sqrt()).to(update.dtype)
+        ratio = _magnitude_over_norm(module, module.weight.T, a[:, module.own_rows], b, self._scale)
+        return update * ratio.to(update.dtype)

@@ -151,7 +151,7 @@ def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[st
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
-    """What is recomputed is compiled too, and host memory takes what is left."""
+    """In this order: what is recomputed is compiled too, and what both still keep goes to host memory."""
     training = run.config.training
     activations.checkpoint_layers(layers, training)
     compiling.compile_layers(layers, training, device, run.compile_cache)
@@ -190,7 +190,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     config = read_config(run.base_model)
-    # other families keep their own attention, one document a row
+    # other families keep their own attention, with one document per row
     separates = config.get("model_type") in SEPARATING_FAMILIES
     model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
     if model.config.is_encoder_decoder:

@@ -197,7 +197,7 @@ class Splitting:
         return TensorSplit(dim, tuple(ranges), self.group.rank(), self.group.size())
 
 
-# Classes, since a compiler gives layers whose modules have forward passes of their own a graph each.
+# Classes, not forward passes replaced on modules: for those a compiler would make a graph for each layer.
 
 
 @functools.cache
@@ -214,7 +214,7 @@ def _row_class(base: type[nn.Module]) -> type[nn.Module]:
 def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
     """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size].
 
-    `repeated_width` of all heads counts each as often as there are ranks that have it.
+    `repeated_width`: of all heads, where a head counts once for each rank that has it.
     """
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:

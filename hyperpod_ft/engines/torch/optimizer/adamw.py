@@ -35,14 +35,17 @@ class AdamW:
         self.steps = 0  # updates that the moments include; the bias correction needs it
 
     @torch.no_grad()
-    def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients."""
+    def step(self, learning_rate: float, gradient_norm: torch.Tensor) -> None:
+        """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients.
+
+        `gradient_norm`: fp32 []. It stays on its device, so that the program need not wait for the gradients.
+        """
         self.steps += 1
-        scale = clipping(gradient_norm, self._training.max_grad_norm)
+        divisor = clipping_divisor(gradient_norm, self._training.max_grad_norm)
         for names in self._trained_weights.buckets:
             gradients = dict(zip(names, self._trained_weights.take_gradients(names), strict=True))
             for (factor, decay), alike in self._alike(names).items():
-                self._update(alike, [gradients[name] for name in alike], scale, learning_rate * factor, decay)
+                self._update(alike, [gradients[name] for name in alike], divisor, learning_rate * factor, decay)
             self._trained_weights.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
@@ -53,15 +56,19 @@ class AdamW:
             found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
-    def _update(self, names: list[str], gradients: list[torch.Tensor], scale: float, rate: float, decay: float) -> None:
+    def _update(
+        self,
+        names: list[str],
+        gradients: list[torch.Tensor],
+        divisor: torch.Tensor | None,
+        rate: float,
+        decay: float,
+    ) -> None:
         masters = [self._trained_weights.master(name) for name in names]
         device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
-        # fused adamw divides the gradients by grad_scale while it reads them
-        divisor = torch.full((), 1 / scale, device=device) if scale < 1 else None
-        if devices.fixed_shapes(device):
-            # torch-neuronx's adamw ignores grad_scale; by 1 too, so that the first step to clip runs no new operation
-            torch._foreach_mul_(gradients, scale)
+        if divisor is not None and devices.fixed_shapes(device):
+            torch._foreach_div_(gradients, divisor)  # torch-neuronx's adamw ignores grad_scale
             divisor = None
         adamw(
             masters,
@@ -72,7 +79,8 @@ class AdamW:
             # adamw adds 1 to each
             list(torch.full((len(names),), self.steps - 1.0, device=device).unbind()),
             fused=True,
-            grad_scale=divisor,
+            # what it divides the gradients by, while it reads them
+            grad_scale=None if divisor is None else divisor.to(device),
             amsgrad=False,
             beta1=self._training.adam_beta1,
             beta2=self._training.adam_beta2,
@@ -95,6 +103,9 @@ class AdamW:
         }
 
 
-def clipping(norm: float, max_norm: float) -> float:
-    """What gradients of this global norm are multiplied by, so that it becomes at most `max_norm`; 0 clips nothing."""
-    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0  # torch.nn.utils.clip_grad_norm_'s formula
+def clipping_divisor(norm: torch.Tensor, max_norm: float) -> torch.Tensor | None:
+    """What gradients of this global norm are divided by, so that it becomes at most `max_norm`: fp32 [], at least 1.
+
+    None for a `max_norm` of 0, which clips nothing.
+    """
+    return ((norm + 1e-6) / max_norm).clamp_min(1.0) if max_norm else None  # torch.nn.utils.clip_grad_norm_'s formula

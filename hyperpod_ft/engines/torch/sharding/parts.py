@@ -100,7 +100,7 @@ class Part:
     def boxes(self, tensor: torch.Tensor) -> list[Box]:
         """Where this part's values, given as `tensor`, lie in the whole; views.
 
-        Its last dimension may be another than the parameter's, as that of scales of blocks of a row.
+        Their last dimension may differ from the parameter's: moments in 8 bits have one scale for a block of a row.
         """
         start = (self.first_row, *[0] * (tensor.ndim - 1))
         split = self.division.split

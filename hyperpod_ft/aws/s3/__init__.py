@@ -1,0 +1,1 @@
+"""Trees of files in Amazon S3: list, push, pull, verified by digest. Knows nothing of runs."""

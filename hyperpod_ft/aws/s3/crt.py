@@ -1,0 +1,36 @@
+"""AWS's native S3 client (package awscrt), on the instance types for which boto3 chooses it by itself.
+
+boto3 takes it on those with the fastest networks (p4d, p5, p6, trn1.32xlarge, ...) when `boto3[crt]` is installed. It
+transfers a file in parallel ranges of its own, in native threads. It ignores the endpoint that a client was given,
+always uses TLS, and cannot connect to an endpoint with a port: so only for AWS's own endpoints.
+"""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def is_used(client: Any) -> bool:
+    """Whether boto3 transfers this client's files with it."""
+    endpoint = urlsplit(client.meta.endpoint_url)
+    if endpoint.port is not None or not (endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return False
+    try:
+        from awscrt.s3 import is_optimized_for_system  # noqa: PLC0415 - an optional package
+    except ImportError:
+        return False
+    return bool(is_optimized_for_system())
+
+
+def upload(client: Any, path: Path, bucket: str, key: str, metadata: dict[str, str]) -> None:
+    client.upload_file(str(path), bucket, key, ExtraArgs={"Metadata": metadata}, Config=_config())
+
+
+def download(client: Any, bucket: str, key: str, path: Path) -> None:
+    client.download_file(bucket, key, str(path), Config=_config())
+
+
+def _config() -> Any:
+    from boto3.s3.transfer import TransferConfig  # noqa: PLC0415 - boto3 belongs to an extra
+
+    return TransferConfig(preferred_transfer_client="auto")

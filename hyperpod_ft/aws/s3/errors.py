@@ -1,0 +1,21 @@
+"""What goes wrong with S3, in one line."""
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+from hyperpod_ft.aws.session import explained
+
+_ACTIONS = {"read": "s3:GetObject", "write": "s3:PutObject", "remove": "s3:DeleteObject"}
+
+
+def explained_s3(url: str, verb: Literal["read", "write", "remove"]) -> AbstractContextManager[None]:
+    """Turn botocore's errors into UserError that say what could not be done with `url`, and what to do."""
+    allow = f"allow s3:ListBucket and {_ACTIONS[verb]} to these credentials"
+    remedies = {
+        "NoSuchBucket": "correct the bucket's name",
+        "AccessDenied": allow,
+        "403": allow,  # of a HEAD request, whose response has no body
+        "AllAccessDisabled": allow,
+        "PreconditionFailed": "an object was replaced while it was read: run the command again",
+    }
+    return explained(f"cannot {verb} {url}", remedies)

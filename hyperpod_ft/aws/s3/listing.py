@@ -1,0 +1,55 @@
+"""Which objects are at a location. `client` is boto3's for s3 throughout."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.s3.location import Location, parent_of
+
+DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object: its name relative to the location, and what S3 lists of it."""
+
+    name: str
+    key: str
+    size: int
+    etag: str  # changes with the content
+    modified: float  # seconds since 1970
+
+
+def entries(client: Any, location: Location, below: str = "") -> list[Entry]:
+    """Every file at or below a name of the location, sorted by name. Raises botocore's errors."""
+    prefix = location.key(below) if below else location.prefix
+    found = [
+        entry
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=location.bucket, Prefix=prefix)
+        for entry in _entries(location, page)
+        if not below or entry.name == below or entry.name.startswith(f"{below.rstrip('/')}/")
+    ]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict[str, Entry]:
+    """The objects of these names, by name, with a request for each directory rather than for each file."""
+    wanted = set(names)
+    found: dict[str, Entry] = {}
+    for parent in sorted({parent_of(name) for name in wanted}):
+        prefix = f"{location.key(parent)}/".lstrip("/") if parent else location.key("")
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=location.bucket, Prefix=prefix, Delimiter="/")
+        found |= {entry.name: entry for page in pages for entry in _entries(location, page) if entry.name in wanted}
+    return found
+
+
+def digest_of(client: Any, bucket: str, entry: Entry) -> str:
+    """The digest in an object's metadata; empty when something else than `push` wrote it."""
+    answer = client.head_object(Bucket=bucket, Key=entry.key)
+    return str(answer["Metadata"].get(DIGEST, ""))
+
+
+def _entries(location: Location, page: Any) -> Iterator[Entry]:
+    for listed in page.get("Contents", []):
+        if name := location.name(listed["Key"]):
+            yield Entry(name, listed["Key"], listed["Size"], listed["ETag"], listed["LastModified"].timestamp())

@@ -1,0 +1,147 @@
+"""The CloudFormation stack of training jobs and endpoints (`templates/sagemaker/resources.yaml`): role and bucket.
+
+Every function may be interrupted anywhere and called again. Deleting the stack keeps the bucket and what is in it,
+unless deleting these is asked for.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.stack.data import Bucket, delete_bucket, measure_bucket
+from hyperpod_ft.aws.stack.events import OnStackEvent, describe, last_event, settle, why
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import shipped
+
+NAME = "hyperpod-ft-training"
+POLL_SECONDS = 5.0
+_COMPLETE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
+
+
+@dataclass(frozen=True)
+class TrainingResources:
+    """What a run file's section `sagemaker` names."""
+
+    region: str
+    role_arn: str
+    bucket: str
+
+
+def template() -> str:
+    """The text of the template."""
+    return (shipped("templates") / "sagemaker" / "resources.yaml").read_text()
+
+
+def deploy(
+    session: Session,
+    progress: OnStackEvent,
+    *,
+    name: str = NAME,
+    file_system: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> TrainingResources:
+    """Create the stack, or update it to this template, and wait. Succeeds if nothing changes.
+
+    `file_system`: whether the role may attach jobs to a VPC. Once allowed, it stays so. Raises UserError if AWS refuses
+    or a resource fails.
+    """
+    with explained(f"stack {name}"):
+        client = session.client("cloudformation")
+        request = {"StackName": name, "TemplateBody": template(), "Capabilities": ["CAPABILITY_IAM"]}
+        stack = _settled(client, name, progress, poll_seconds)
+        if stack is None:
+            chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(file_system).lower()}
+            stack_id = str(client.create_stack(**request, Parameters=[chosen])["StackId"])
+            status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+        else:
+            stack_id = str(stack["StackId"])
+            _require_ours(stack)
+            _require_complete(client, name, stack_id, stack["StackStatus"])
+            given = file_system or _parameters(stack)["FileSystem"] == "true"
+            chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(given).lower()}
+            status = _update(client, stack_id, request | {"Parameters": [chosen]}, progress, poll_seconds)
+        _require_complete(client, name, stack_id, status)
+        return _resources(describe(client, stack_id) or {})
+
+
+def delete(
+    session: Session,
+    progress: OnStackEvent,
+    *,
+    name: str = NAME,
+    delete_data: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+) -> Bucket | None:
+    """Delete the stack; with `delete_data` the bucket too, irrevocably. Returns the bucket that is left.
+
+    Succeeds if there is no stack.
+    """
+    with explained(f"stack {name}"):
+        client = session.client("cloudformation")
+        stack = _settled(client, name, progress, poll_seconds)
+        if stack is None:
+            return None
+        _require_ours(stack)
+        stack_id, bucket = str(stack["StackId"]), _outputs(stack).get("Bucket", "")
+        if delete_data:
+            delete_bucket(session, bucket)
+        before = last_event(client, stack_id)
+        client.delete_stack(StackName=stack_id)
+        status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+        if status != "DELETE_COMPLETE":
+            raise UserError(f"stack {name} is {status}: {why(client, stack_id)}", "fix the cause, then delete it again")
+        return measure_bucket(session, bucket)
+
+
+def find(session: Session, name: str = NAME) -> TrainingResources | None:
+    """What a complete stack made; None without one."""
+    with explained(f"stack {name}"):
+        stack = describe(session.client("cloudformation"), name)
+    return _resources(stack) if stack and stack["StackStatus"] in _COMPLETE else None
+
+
+def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
+    """The stack, once CloudFormation has finished any earlier request."""
+    stack = describe(client, name)
+    if stack and str(stack["StackStatus"]).endswith("_IN_PROGRESS"):
+        settle(client, str(stack["StackId"]), progress, after="", poll_seconds=poll_seconds)
+        stack = describe(client, name)
+    return stack
+
+
+def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> str:
+    """Update and wait; returns the stack's state."""
+    before = last_event(client, stack_id)
+    try:
+        client.update_stack(**request)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
+            return "UPDATE_COMPLETE"
+        raise
+    return settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+
+
+def _require_ours(stack: dict[str, Any]) -> None:
+    if list(_parameters(stack)) != ["FileSystem"]:
+        raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
+
+
+def _require_complete(client: Any, name: str, stack_id: str, status: str) -> None:
+    if status not in _COMPLETE:
+        raise UserError(
+            f"stack {name} is {status}: {why(client, stack_id)}",
+            f"fix the cause, run `hyperpod-ft sagemaker delete --name {name}`, then set it up again",
+        )
+
+
+def _parameters(stack: dict[str, Any]) -> dict[str, str]:
+    return {each["ParameterKey"]: each["ParameterValue"] for each in stack.get("Parameters", [])}
+
+
+def _outputs(stack: dict[str, Any]) -> dict[str, str]:
+    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+
+
+def _resources(stack: dict[str, Any]) -> TrainingResources:
+    outputs = _outputs(stack)
+    return TrainingResources(outputs["Region"], outputs["RoleArn"], outputs["Bucket"])

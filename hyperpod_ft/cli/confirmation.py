@@ -1,0 +1,17 @@
+"""Asking before something is deleted."""
+
+import sys
+
+import typer
+
+from hyperpod_ft.errors import UserError
+
+
+def typed(name: str, confirm: str | None) -> str:
+    """The name that the user typed, or gave with --confirm. Raises UserError where nobody can type."""
+    if confirm is not None:
+        return confirm
+    if not sys.stdin.isatty():
+        raise UserError(f"cannot confirm the deletion of {name}: not a terminal", f"pass --confirm {name}")
+    answer: str = typer.prompt("Type its name to continue")
+    return answer

@@ -1,0 +1,122 @@
+"""`hyperpod-ft sagemaker`: what training jobs and endpoints need in an account. boto3 is imported late."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli.confirmation import typed
+from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.aws.session import Session
+
+app = typer.Typer(
+    name="sagemaker",
+    help="Set up and check what SageMaker training jobs need: a role, a bucket, quotas.",
+    no_args_is_help=True,
+)
+
+Region = Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the CloudFormation stack.")]
+_NAME = "hyperpod-ft-training"  # aws/stack/training_resources.py
+# For tests, whose stand-in for AWS answers at once.
+_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
+
+
+@app.command()
+def setup(
+    name: Name = _NAME,
+    file_system: Annotated[
+        bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
+    ] = False,
+    print_template: Annotated[
+        bool, typer.Option("--print", help="Print the CloudFormation template instead of creating the stack.")
+    ] = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Create an execution role with least privilege and a bucket, as a CloudFormation stack.
+
+    Prints the section for the run file. Safe to run again: an existing stack is updated.
+    """
+    from hyperpod_ft.aws.stack import training_resources  # noqa: PLC0415 - keeps --help quick
+
+    if print_template:
+        print(training_resources.template(), end="")
+        return
+    made = training_resources.deploy(
+        _session(region, profile),
+        lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        name=name,
+        file_system=file_system,
+        poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
+    )
+    print("For the run file:\n")
+    print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}\n  store: s3://{made.bucket}/hyperpod-ft")
+
+
+@app.command()
+def validate(
+    run_file: Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. sagemaker.spot=true.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
+    profile: Profile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that a run can become training jobs, before money is spent; exit code 1 if there are errors."""
+    from hyperpod_ft.config import run_file as run_files  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.launch.sagemaker import validation  # noqa: PLC0415
+    from hyperpod_ft.runs.run import Run  # noqa: PLC0415
+
+    run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
+    client = None if offline else validation.client_of(run, profile or os.environ.get("AWS_PROFILE"))
+    checked = validation.validate(run, client)
+    raise typer.Exit(show_cluster.validated(checked, as_json))
+
+
+@app.command()
+def delete(
+    name: Name = _NAME,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Also delete the bucket with all its data, irrevocably.")
+    ] = False,
+    confirm: Annotated[
+        str | None, typer.Option("--confirm", metavar="NAME", help="The stack's name, instead of typing it.")
+    ] = None,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Delete the role, and with --delete-data the bucket. Prints what still costs money."""
+    from hyperpod_ft.aws.stack import training_resources  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.progress import format_bytes  # noqa: PLC0415
+
+    what = "and its bucket with all data" if delete_data else "but not its bucket"
+    print(f"This deletes stack {name}, {what}.")
+    if typed(name, confirm) != name:
+        raise UserError(f"not deleted: the name is {name}", f"type it, or pass --confirm {name}")
+    left = training_resources.delete(
+        _session(region, profile),
+        lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        name=name,
+        delete_data=delete_data,
+        poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
+    )
+    if left:
+        print(f"Still there, and costs money by its content: s3://{left.name} ({format_bytes(left.bytes)})")
+    else:
+        print("Nothing is left that costs money.")
+
+
+def _session(region: str | None, profile: str | None) -> "Session":
+    from hyperpod_ft.aws.session import Session  # noqa: PLC0415 - keeps --help quick
+
+    return Session(region, profile or os.environ.get("AWS_PROFILE"))
+
+
+def _poll_seconds(usual: float) -> float:
+    return float(os.environ.get(_POLL_VARIABLE, usual))

@@ -1,0 +1,34 @@
+"""Which ranks care for a directory on a volume: one for all where every node has the same, else one on each node."""
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.engines.processes import Processes
+
+
+@dataclass(frozen=True)
+class Volume:
+    """How this rank sees a directory. `leads`: it makes, publishes and removes what is in it on its volume.
+
+    `shared`: every rank sees the same directory. Otherwise each node has its own part of what ranks write, and nodes
+    get the parts of others from somewhere else before training (launch/sagemaker/checkpoint_store.py).
+    """
+
+    leads: bool
+    shared: bool
+
+
+def find(processes: Processes, directory: Path) -> Volume:
+    """Look whether every node sees a file that rank 0 makes in `directory`. Collective; makes the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = processes.gather("volume/name", f".volume-{uuid.uuid4().hex}")[0]
+    probe = directory / name
+    if processes.leads:
+        probe.touch()
+    processes.gather("volume/made", None)
+    seen = processes.gather("volume/seen", probe.exists())
+    if processes.leads:
+        probe.unlink()
+    shared = all(seen)
+    return Volume(processes.leads or (not shared and processes.local_rank == 0), shared)

@@ -1,0 +1,116 @@
+"""The interpreter of the stages in a container: one of the image, or a virtual environment above one, with the pins.
+
+    python -m hyperpod_ft.job.sagemaker.interpreter PYTHON PINS     makes the environment of PYTHON, run by its base
+
+The environment holds only what the image lacks or has in another version. An image with the pinned torch keeps its own
+build, with its CUDA libraries: nothing large is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Callable, Iterable
+
+from hyperpod_ft.job.sagemaker.place import JobError
+
+# Where AWS's images have Python, besides PATH.
+_DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")
+_NAMES = ("python3", *(f"python3.{minor}" for minor in range(14, 9, -1)))
+# Exits with 0 if the kit can run there and packages can be added, with 1 if it has no torch.
+_SUITABLE = """
+import ensurepip, importlib.util, sys
+sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") is None)
+"""
+_OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
+_BOTO3 = "boto3>=1.42.91,<2"  # not among the pins: clusters do not need it
+
+
+def prepare(python: Path, pins: str, code: Path) -> None:
+    """Make sure that `python` exists; create it with `pins`, a file below `code`. Raises JobError when it cannot be."""
+    if os.access(python, os.X_OK):
+        return
+    if not pins:
+        raise JobError(f"env.python: no {python} in this image; leave env.python out, or set sagemaker.image")
+    base = _base()
+    print(f"interpreter: {base} with the packages of {pins}, in {python.parent.parent}", flush=True)
+    done = subprocess.run(
+        [base, "-m", "hyperpod_ft.job.sagemaker.interpreter", str(python), str(code / pins)],
+        env={**os.environ, "PYTHONPATH": str(code)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        last = ([line for line in done.stdout.splitlines() if line.strip()] or ["no error message"])[-1]
+        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; does the job reach an index?")
+
+
+def _base() -> str:
+    """An interpreter of the image, if possible one with torch. Raises JobError when none is suitable."""
+    found = [sys.executable, *(shutil.which(name) for name in _NAMES)]
+    found += [shutil.which(name, path=os.pathsep.join(_DIRECTORIES)) for name in _NAMES]
+    second = None
+    for candidate in dict.fromkeys(found):
+        if candidate is not None:
+            status = subprocess.run([candidate, "-c", _SUITABLE], stderr=subprocess.DEVNULL, check=False).returncode
+            if status == 0:
+                return candidate
+            second = second or (candidate if status == 1 else None)
+    if second is None:
+        raise JobError("no Python 3.10 or newer with ensurepip in this image; set sagemaker.image to another one")
+    return second
+
+
+def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> list[str]:
+    """The pins that an image lacks. `installed`: the version of a package there, without its local part, or None."""
+    lines = [line for line in (line.split("#")[0].strip() for line in pins) if line]
+    found = []
+    torch_is_there = False
+    for line in lines:
+        name, version = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*", line).groups()  # type: ignore[union-attr]
+        if installed(name) != version:
+            found.append(line)
+        elif name == "torch":
+            torch_is_there = True
+    if torch_is_there:
+        found = [line for line in found if not line.startswith(_OF_TORCH)]
+    return found
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def create(python: Path) -> None:
+    """Create a virtual environment above the running interpreter's packages. Raises CalledProcessError."""
+    environment = python.parent.parent
+    # not --system-site-packages: of a virtual environment, these would be those of the interpreter beneath it
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    for site_packages in environment.glob("lib/python*/site-packages"):
+        (site_packages / "image.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+
+
+def install(python: Path, pins: Path) -> None:
+    """Install what the running interpreter lacks of the pins. Raises CalledProcessError."""
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    if missing := to_install(pins.read_text(encoding="utf-8").splitlines(), _installed):
+        print(f"interpreter: installing {len(missing)} packages", flush=True)
+        subprocess.run([*pip, "--no-deps", *missing], check=True)
+    subprocess.run([*pip, _BOTO3], check=True)
+
+
+if __name__ == "__main__":
+    create(Path(sys.argv[1]))
+    install(Path(sys.argv[1]), Path(sys.argv[2]))

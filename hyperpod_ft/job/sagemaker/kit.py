@@ -1,0 +1,70 @@
+"""The kit's own programs around the stages of a container (around.py), started with the interpreter of the stages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import Iterator
+
+from hyperpod_ft.job.sagemaker.place import JobError, Place
+
+# Stages that write for long: what they have finished is pushed meanwhile.
+_LONG = ("train", "consolidate", "merge")
+
+
+class Kit:
+    """Of one container. Without a store, nothing is brought here or pushed: every host sees the file system."""
+
+    def __init__(self, place: Place, python: str) -> None:
+        self._place, self._python = place, python
+        self._store = place.hyperparameters.get("store", "")
+
+    def pull_run(self) -> None:
+        if self._store:
+            self._call("pull-run", self._place["root"], self._store)
+
+    def before(self, stage: str) -> None:
+        """Bring what a stage needs here."""
+        if self._store:
+            self._call("before", stage)
+
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        """Push what the stage finishes while the block runs, and after it the rest. Raises JobError when it cannot."""
+        if not self._store or stage not in _LONG:
+            yield
+            return
+        command = self._command("during", stage, str(self._place.number), str(len(self._place.hosts)))
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as pushing:
+            try:
+                yield
+            finally:
+                pushing.communicate()  # which ends its standard input
+        if pushing.returncode:
+            raise JobError(f"{stage}: its checkpoints or results are not in {self._store}; see the log")
+
+    def after(self, stage: str) -> None:
+        """Push the outputs of a stage that is done, and then its record."""
+        if self._store:
+            self._call("after", stage)
+
+    def is_done(self, stage: str) -> bool:
+        """Whether the stage's record says that it is done: exit statuses alone do not."""
+        return subprocess.run(self._command("is-done", stage), check=False).returncode == 0
+
+    def advance(self) -> None:
+        """Create the run's next training job. If that fails, `status` and `resume` of the kit do it."""
+        if subprocess.run(self._command("advance", self._place["job"]), check=False).returncode:
+            print("the next training job was not created; hyperpod-ft status creates it", file=sys.stderr, flush=True)
+
+    def _call(self, *arguments: str) -> None:
+        done = subprocess.run(self._command(*arguments), stderr=subprocess.PIPE, text=True, check=False)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            raise JobError((lines or [f"{' '.join(arguments)}: exit status {done.returncode}"])[-1])
+
+    def _command(self, action: str, *arguments: str) -> list[str]:
+        module = "hyperpod_ft.job.sagemaker.around"
+        return [self._python, "-m", module, action, str(self._place.run_directory), *arguments]

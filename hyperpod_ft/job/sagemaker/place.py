@@ -1,0 +1,112 @@
+"""A container's place in its training job, and the job's hyperparameters, from /opt/ml/input/config."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+ML = Path("/opt/ml")
+CODE, FSX = "code", "fsx"  # channels
+_NAME_SECONDS = 600  # a name may be unknown until its instance is there
+_LONGEST_FAILURE = 1024  # what SageMaker shows of the file
+
+
+class JobError(Exception):
+    """The job cannot go on; one line for its failure reason."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host of a training job, and the hyperparameters that the launcher gave the job."""
+
+    hosts: tuple[str, ...]  # in the order of their numbers: the first one leads
+    number: int  # of this host in `hosts`
+    interface: str  # network device that reaches the others; empty if unknown
+    hyperparameters: Mapping[str, str]
+
+    @classmethod
+    def read(cls, ml: Path = ML) -> Place:
+        """From SageMaker's files. Raises JobError when one is missing or says something else than expected."""
+        resources = _read(ml / "input/config/resourceconfig.json")
+        try:
+            # SageMaker sorts names as text: algo-10 before algo-2
+            hosts = tuple(sorted(resources["hosts"], key=_natural))
+            number = hosts.index(resources["current_host"])
+        except (KeyError, ValueError) as error:
+            raise JobError(f"{ml}/input/config/resourceconfig.json: not as expected: {error!r}") from error
+        interface = resources.get("network_interface_name") or ""
+        return cls(hosts, number, interface, _read(ml / "input/config/hyperparameters.json"))
+
+    @property
+    def leads(self) -> bool:
+        return self.number == 0
+
+    def __getitem__(self, name: str) -> str:
+        """A hyperparameter. Raises JobError when it is missing."""
+        try:
+            return self.hyperparameters[name]
+        except KeyError:
+            raise JobError(f"hyperparameter {name} is missing: submit with hyperpod-ft --launcher sagemaker") from None
+
+    @property
+    def run_directory(self) -> Path:
+        return Path(self["run_directory"])
+
+    def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
+        """Wait until the name of every host is known. Raises JobError after `seconds`."""
+        deadline = time.monotonic() + seconds
+        for host in self.hosts:
+            while True:
+                try:
+                    socket.getaddrinfo(host, None)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise JobError(
+                            f"{host}: its address is still unknown after {seconds:.0f} s: {error}"
+                        ) from error
+                time.sleep(0.5)
+
+
+def link_root(root: Path, target: Path) -> None:
+    """Make `target` available as cluster.root, under which every path of the run is known.
+
+    Raises JobError when something else is there, or the user of the image may not write there.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        if root.is_dir() and not root.is_symlink():
+            root.rmdir()  # an image may have it, empty
+        if not root.is_symlink():
+            root.symlink_to(target)
+    except OSError as error:
+        raise JobError(f"cluster.root: cannot link {root} to {target}: {error.strerror}; set another one") from error
+    if root.resolve() != target.resolve():
+        raise JobError(f"cluster.root: {root} is a link to {root.resolve()} in this image; set another one")
+
+
+def report_failure(reason: str, ml: Path = ML) -> None:
+    """Leave the reason where SageMaker reads the job's FailureReason. The first reason stays."""
+    file = ml / "output/failure"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(reason[:_LONGEST_FAILURE], encoding="utf-8")
+
+
+def _natural(name: str) -> tuple[str, int]:
+    text, number = re.fullmatch(r"(.*?)(\d*)", name).groups()  # type: ignore[union-attr] # it always matches
+    return text, int(number or 0)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path}: {error}") from error
+    return found

@@ -1,0 +1,1 @@
+"""Launcher `sagemaker`: a run's stages as SageMaker training jobs."""

@@ -1,0 +1,179 @@
+"""What `hyperpod-ft sagemaker validate` checks in the account: quotas, images, role, permissions, network, plan."""
+
+import re
+from dataclasses import dataclass, replace
+
+from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.validation import (
+    capacity_checks,
+    filesystem_checks,
+    network_checks,
+    permission_checks,
+    quota_checks,
+    state_checks,
+)
+from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.aws.validation.permission_checks import Need
+from hyperpod_ft.aws.validation.validate import Check
+from hyperpod_ft.launch.sagemaker.groups import groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.images import image
+from hyperpod_ft.runs.run import Run
+
+_ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
+_NETWORK_ACTIONS = (
+    *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
+    *("ec2:DeleteNetworkInterfacePermission", "ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs"),
+    *("ec2:DescribeDhcpOptions", "ec2:DescribeSubnets", "ec2:DescribeSecurityGroups"),
+)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of the account for one run."""
+
+    run: Run
+
+    def all(self) -> list[Check]:
+        section = section_of(self.run)
+        found = [
+            Check("quotas", "cluster.instance_type", self.quotas),
+            Check("images", "sagemaker.image", self.images),
+            Check("role", permission_checks.ROLE, permission_checks.role),
+            Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
+            Check("permissions of the role to go on alone", permission_checks.ROLE, self.going_on),
+            Check("your permissions", permission_checks.CALLER, self.caller_permissions),
+            Check("bucket", state_checks.BUCKET, state_checks.bucket),
+        ]
+        if section.training_plan:
+            found.append(Check("training plan", "sagemaker.training_plan", _training_plan))
+        if section.file_system:
+            found += [
+                Check("subnets", network_checks.SUBNET, self.subnets),
+                Check("file system", filesystem_checks.FSX, _file_system),
+            ]
+            if self.run.config.cluster.nodes > 1:
+                found.append(Check("security groups", network_checks.GROUPS, network_checks.security_groups))
+        return found
+
+    def quotas(self, given: CheckInput) -> list[Finding]:
+        """The quota of each instance type, which other jobs may use a part of."""
+        limits = quota_checks.limits_of(given, "sagemaker")
+        section, findings = section_of(self.run), []
+        wanted: dict[tuple[str, str], int] = {}
+        for group in groups(self.run.plan.stages):
+            instance_type = f"ml.{group.instance_type(self.run)}"
+            spot = "spot " if section.spot and group.starts_ranks else ""
+            key = "cluster.instance_type" if group.starts_ranks else "sagemaker.cpu_instance_type"
+            name = f"{instance_type} for {spot}training job usage"
+            wanted[name, key] = max(group.nodes, wanted.get((name, key), 0))
+            if section.keep_alive and group.starts_ranks:
+                wanted[f"{instance_type} for training warm pool usage", "sagemaker.keep_alive"] = group.nodes
+        for (name, key), needed in wanted.items():
+            if name not in limits:
+                problem = f"could not check its quota: Service Quotas does not list `{name}`"
+                findings.append(warning(key, problem, "check the Service Quotas console, service Amazon SageMaker"))
+            elif needed > limits[name]["Value"]:
+                findings.append(error(key, *quota_checks.short(given, limits[name], needed, 0)))
+        return findings
+
+    def images(self, given: CheckInput) -> list[Finding]:
+        """Images in ECR exist. Others are left to the job."""
+        findings, ecr = [], given.clients["ecr"]
+        types = [group.instance_type(self.run) for group in groups(self.run.plan.stages)]
+        for uri in dict.fromkeys(image(self.run.config, instance_type) for instance_type in types):
+            parts = _ECR_IMAGE.fullmatch(uri)
+            if parts is None or parts[2] != given.config.region:
+                problem = f"could not check {uri}: it is not in ECR in {given.config.region}"
+                findings.append(warning("sagemaker.image", problem, "make sure that SageMaker can pull it"))
+                continue
+            try:
+                answer = ecr.batch_get_image(
+                    registryId=parts[1], repositoryName=parts[3], imageIds=[{"imageTag": parts[4]}]
+                )
+            except ecr.exceptions.ClientError as problem:
+                if error_code(problem) != "RepositoryNotFoundException":
+                    raise
+                answer = {"images": []}
+            if not answer["images"]:
+                findings.append(
+                    error("sagemaker.image", f"no image {uri}", "set sagemaker.image to the URI of one that exists")
+                )
+        return findings
+
+    def role_permissions(self, given: CheckInput) -> list[Finding]:
+        """What the containers do."""
+        where = f"arn:{given.partition}:{{}}:{given.config.region}:{given.account_id}"
+        stream = f"{where.format('logs')}:log-group:/aws/sagemaker/TrainingJobs:log-stream:job/algo-1-1"
+        needs = [Need(("logs:CreateLogStream", "logs:PutLogEvents"), stream), *self._of_store(given)]
+        needs.append(Need(("ecr:GetAuthorizationToken",)))
+        if section_of(self.run).file_system:
+            needs.append(Need(_NETWORK_ACTIONS))
+        remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
+        return permission_checks.needs_of_role(given, needs, remedy)
+
+    def going_on(self, given: CheckInput) -> list[Finding]:
+        """The last act of a job creates the next one; without these, whoever calls `status` does."""
+        remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
+        found = permission_checks.needs_of_role(given, list(self._create(given)), remedy)
+        return [replace(finding, severity="warning") for finding in found]
+
+    def caller_permissions(self, given: CheckInput) -> list[Finding]:
+        """What the commands do."""
+        (create, pass_role) = self._create(given)
+        needs = [
+            replace(create, actions=(*create.actions, "sagemaker:StopTrainingJob")),
+            Need(("sagemaker:ListTrainingJobs",)),
+            pass_role,
+            *self._of_store(given),
+            Need(
+                ("logs:DescribeLogStreams", "logs:GetLogEvents"),
+                f"arn:{given.partition}:logs:{given.config.region}:{given.account_id}"
+                ":log-group:/aws/sagemaker/TrainingJobs:*",
+            ),
+        ]
+        return permission_checks.needs_of_caller(given, needs)
+
+    def subnets(self, given: CheckInput) -> list[Finding]:
+        """All exist and are in one zone, with addresses for every instance."""
+        mounted = section_of(self.run).file_system
+        assert mounted is not None
+        zone, findings = None, []
+        for subnet_id in mounted.subnets:
+            existing = given.existing.model_copy(update={"subnet_id": subnet_id})
+            here = replace(given, config=given.config.model_copy(update={"existing": existing}))
+            found = here.subnet()
+            zone = zone or (found and found["AvailabilityZoneId"])
+            config = here.config.model_copy(update={"availability_zone_id": zone})
+            findings += network_checks.subnet(replace(here, config=config))
+        return findings
+
+    def _create(self, given: CheckInput) -> tuple[Need, Need]:
+        jobs = f"arn:{given.partition}:sagemaker:{given.config.region}:{given.account_id}:training-job"
+        actions = ("sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob", "sagemaker:AddTags")
+        return (
+            Need(actions, f"{jobs}/{job_name(self.run, 'train', 1)}"),
+            Need(("iam:PassRole",), section_of(self.run).role, {"iam:PassedToService": "sagemaker.amazonaws.com"}),
+        )
+
+    def _of_store(self, given: CheckInput) -> list[Need]:
+        store = section_of(self.run).store
+        if store is None:
+            return []
+        bucket, _, prefix = store.removeprefix("s3://").partition("/")
+        arn = f"arn:{given.partition}:s3:::{bucket}"
+        objects = f"{arn}/{prefix}/runs/x" if prefix else f"{arn}/runs/x"
+        return [Need(("s3:ListBucket",), arn), Need(("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects)]
+
+
+def _training_plan(given: CheckInput) -> list[Finding]:
+    return capacity_checks.training_plans(given, "training-job")
+
+
+def _file_system(given: CheckInput) -> list[Finding]:
+    """It is Lustre, in the subnets' zone, and reachable from there."""
+    subnet = given.subnet()
+    if subnet is None:
+        return []  # reported by `subnets`
+    config = given.config.model_copy(update={"availability_zone_id": subnet["AvailabilityZoneId"]})
+    return filesystem_checks.file_system(replace(given, config=config))

@@ -1,0 +1,128 @@
+"""The training jobs of a run: which stages each one runs, on what, and under which name. Pure functions."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.sagemaker_section import SageMaker
+from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.run import Run
+
+LAUNCHER = "sagemaker"
+GROUPS: dict[str, tuple[str, ...]] = {
+    "prepare": ("env", "download", "dataset"),
+    "train": ("precompile", "train"),
+    "finish": ("consolidate", "merge", "generate"),
+}
+_LONGEST_NAME = 63  # of a training job
+_LONGEST_NUMBER = 4  # characters
+
+
+@dataclass(frozen=True)
+class Group:
+    """Stages of a run that one training job runs, one after the other."""
+
+    name: str  # a key of GROUPS
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def starts_ranks(self) -> bool:
+        return any(stage.starts_ranks for stage in self.stages)
+
+    @property
+    def nodes(self) -> int:
+        return max(stage.resources.nodes for stage in self.stages)
+
+    @property
+    def seconds(self) -> int:
+        """Its time limit: that of its stages together."""
+        return sum(time_limit_seconds(stage.resources.time_limit) for stage in self.stages)
+
+    def instance_type(self, run: Run) -> str:
+        """That of the training where a stage trains or needs whole nodes, else that for CPUs; without `ml.`."""
+        whole = any(stage.resources.exclusive for stage in self.stages)
+        cluster = run.config.cluster.instance_type
+        return cluster if self.starts_ranks or whole else section_of(run).cpu_instance_type
+
+    def accelerated(self, run: Run) -> bool:
+        known = CATALOGUE.get(self.instance_type(run))
+        return known is not None and known.has_accelerators
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A training job that a submission has recorded, created or not, and the stages it is for."""
+
+    name: str
+    group: str
+    number: int
+    stages: tuple[str, ...]
+    submitted: str  # of the submission that began it: a job that continues another has the same
+    code: str  # name of the copy of the kit's code that it runs
+
+
+def section_of(run: Run) -> SageMaker:
+    """The run file's section. Raises UserError without one."""
+    if run.config.sagemaker is None:
+        raise UserError("--launcher sagemaker: the run file has no section sagemaker", "add it (docs/training-jobs.md)")
+    return run.config.sagemaker
+
+
+def groups(stages: Iterable[StagePlan]) -> list[Group]:
+    """These stages in their groups, in order."""
+    chosen = {stage.name: stage for stage in stages}
+    found = [Group(name, tuple(chosen[stage] for stage in of if stage in chosen)) for name, of in GROUPS.items()]
+    return [group for group in found if group.stages]
+
+
+def name_prefix(run: Run) -> str:
+    """How the names of all training jobs of a run begin.
+
+    Names are unique in an account and region, and two runs of one recipe in two places are two runs: a digest of the
+    place is part of it.
+    """
+    section = section_of(run)
+    place = section.store or f"{section.file_system}"
+    tail = f"{run.plan.run_id}-{text_sha256(f'{place} {run.directory}')[:4]}-"
+    room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
+    head = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-")[:room].strip("-")
+    return f"{head}-{tail}"
+
+
+def job_name(run: Run, group: str, number: int) -> str:
+    return f"{name_prefix(run)}{group}-{number}"
+
+
+def number_of(name: str) -> int:
+    """The number at the end of a training job's name."""
+    return int(name.rpartition("-")[2])
+
+
+def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
+    """The first number that no job of the group has had: of those recorded, and of `others`, further names."""
+    beginning = f"{name_prefix(run)}{group}-"
+    names = [job.job_id for job in run.jobs() if job.launcher == LAUNCHER]
+    taken = [number_of(name) for name in [*names, *others] if name.startswith(beginning)]
+    return max(taken, default=0) + 1
+
+
+def planned(jobs: Sequence[Job]) -> list[Planned]:
+    """The training jobs of the newest submission, in the order of the groups: of each stage the newest."""
+    ours = [job for job in jobs if job.launcher == LAUNCHER]
+    submitted = max((job.submitted for job in ours), default="")
+    newest = {job.stage: job for job in ours if job.submitted == submitted}
+    found = []
+    for group, of in GROUPS.items():
+        by_name: dict[str, list[Job]] = {}
+        for stage in of:
+            if stage in newest:
+                by_name.setdefault(newest[stage].job_id, []).append(newest[stage])
+        for name, of_job in sorted(by_name.items(), key=lambda item: number_of(item[0])):
+            stages = tuple(job.stage for job in of_job)
+            found.append(Planned(name, group, number_of(name), stages, submitted, of_job[0].code))
+    return found

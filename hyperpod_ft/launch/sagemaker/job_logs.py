@@ -1,0 +1,72 @@
+"""The output of a training job's containers, from CloudWatch to a file for each stage, as it grows.
+
+Each container has a stream `<job>/algo-<n>-<time>` in the log group below, and a further one after each restart. The
+first host's lines say which stage has begun; lines of other hosts are marked with the host.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.runs.run import Run
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_FIRST_HOST = "algo-1"
+_STREAM = re.compile(r".*/(algo-\d+)-[^/]*")
+# the line with which the script of every stage begins (templates/sbatch/base.sbatch.j2)
+_BEGINS = re.compile(r"== (\w+) job ")
+
+
+class JobLogs:
+    """The logs of one training job. `update` adds what is new since the last call; the first call begins anew."""
+
+    def __init__(self, run: Run, name: str, stages: Sequence[str], session: Session) -> None:
+        self._run, self._name, self._stages = run, name, tuple(stages)
+        self._session = session
+        self._tokens: dict[str, str] = {}  # by stream
+        self._stage = self._stages[0]
+        self._begun: set[str] = set()
+
+    def update(self) -> None:
+        """Raises UserError when CloudWatch cannot be read. A job without streams has no logs yet."""
+        with explained(f"log of training job {self._name}"):
+            client = self._session.client("logs")
+            events = [event for stream in self._streams(client) for event in self._new_events(client, stream)]
+        # stable: lines of one stream keep their order
+        events.sort(key=lambda event: event[0])
+        lines: dict[str, list[str]] = {}
+        for _, host, message in events:
+            begins = _BEGINS.match(message)
+            if host == _FIRST_HOST and begins and begins[1] in self._stages:
+                self._stage = begins[1]
+            mark = "" if host == _FIRST_HOST else f"{host}: "
+            lines.setdefault(self._stage, []).append(f"{mark}{message}\n")
+        for stage, added in lines.items():
+            path = self._run.fetched_log(stage, self._name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a" if stage in self._begun else "w", encoding="utf-8") as file:
+                file.writelines(added)
+            self._begun.add(stage)
+
+    def _streams(self, client: Any) -> list[str]:
+        pages = client.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self._name}/"
+        )
+        with suppress(client.exceptions.ResourceNotFoundException):
+            return sorted(stream["logStreamName"] for page in pages for stream in page["logStreams"])
+        return []
+
+    def _new_events(self, client: Any, stream: str) -> Iterator[tuple[int, str, str]]:
+        """Timestamp, host and line of what was not read yet."""
+        named = _STREAM.fullmatch(stream)
+        host = named[1] if named else _FIRST_HOST
+        while True:
+            token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
+            page = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            yield from ((event["timestamp"], host, event["message"].rstrip("\n")) for event in page["events"])
+            # at the end CloudWatch returns the token that it was given
+            if page["nextForwardToken"] == self._tokens.get(stream):
+                return
+            self._tokens[stream] = page["nextForwardToken"]

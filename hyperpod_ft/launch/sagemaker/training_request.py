@@ -1,0 +1,144 @@
+"""A run and a group of its stages -> the request of CreateTrainingJob. Pure functions.
+
+What the container needs to know before it can read the run's files is in the hyperparameters; everything else is in
+those files. Environment is left out: its values may have 512 characters, and DescribeTrainingJob shows them.
+"""
+
+from typing import Any
+
+from hyperpod_ft.config.fields import time_limit_seconds
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker.groups import Group, section_of
+from hyperpod_ft.launch.sagemaker.images import image
+from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.pins import pins_file
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import PACKAGE
+
+# Where SageMaker puts the channels below /opt/ml/input/data
+CODE, FSX = "code", "fsx"
+ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/entry.py")
+MOST_SECONDS = 28 * 86400  # of a training job, and of its wait
+_LEAST_PENDING_SECONDS = 1800
+_MOST_RETRIES = 30
+# CloudWatch metrics from the lines that training prints for each step (engines/metrics.py)
+_METRICS = {
+    "loss": r"^step .* loss ([0-9.]+)",
+    "validation_loss": r"^step .* validation ([0-9.]+)",
+    "grad_norm": r"^step .* grad ([0-9.]+)",
+}
+
+
+def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[str, Any]:
+    """The request of a training job `name` for a group. `code`: name of the code's copy below `<cluster.root>/code`.
+
+    Raises UserError where the run file cannot be a training job.
+    """
+    section = section_of(run)
+    instance_type = group.instance_type(run)
+    if instance_type == "local":
+        raise UserError(
+            "cluster.instance_type: a training job needs an instance type, and this is local",
+            "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
+        )
+    if group.seconds > MOST_SECONDS:
+        raise UserError(
+            f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
+            " longer than the 28 days of a training job",
+            "shorten them: a training that reaches its limit is continued by another job",
+        )
+    request: dict[str, Any] = {
+        "TrainingJobName": name,
+        "RoleArn": section.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": image(run.config, instance_type),
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": list(ENTRYPOINT),
+        },
+        "HyperParameters": hyperparameters(run, group, name),
+        "InputDataConfig": _channels(run, code),
+        # nothing is written to /opt/ml/model: compressing it would take hours
+        "OutputDataConfig": {"S3OutputPath": section.output_path, "CompressionType": "NONE"},
+        "ResourceConfig": {
+            "InstanceType": f"ml.{instance_type}",
+            "InstanceCount": group.nodes,
+            "VolumeSizeInGB": section.volume_gb,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
+        "Tags": [
+            {"Key": "hyperpod-ft:run", "Value": f"{run.config.name}/{run.plan.run_id}"},
+            {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
+        ],
+    }
+    if section.file_system:
+        request["VpcConfig"] = {
+            "Subnets": list(section.file_system.subnets),
+            "SecurityGroupIds": list(section.file_system.security_groups),
+        }
+    if run.config.cluster.max_restarts:
+        # SageMaker retries after errors of its own only, with the same name
+        request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MOST_RETRIES)}
+    if group.starts_ranks:
+        _add_training_settings(request, run, group)
+    return request
+
+
+def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
+    """What the container is told (hyperpod_ft/job/sagemaker/entry.py): all strings."""
+    store = section_of(run).store
+    pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
+    return {
+        "job": name,
+        "group": group.name,
+        "stages": " ".join(stage.name for stage in group.stages),
+        "root": str(run.root),
+        "run_directory": str(run.directory),
+        "max_runtime": str(group.seconds),
+        # env.python is an interpreter of the image that has the packages
+        **({"python": str(run.python)} if run.config.env.python else {"pins": pins.as_posix()}),
+        **({"store": store} if store else {}),
+    }
+
+
+def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:
+    section = section_of(run)
+    request["AlgorithmSpecification"]["MetricDefinitions"] = [
+        {"Name": metric, "Regex": regex} for metric, regex in _METRICS.items()
+    ]
+    resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
+    if section.keep_alive:
+        resources["KeepAlivePeriodInSeconds"] = 60 * section.keep_alive
+    if section.training_plan:
+        resources["TrainingPlanArn"] = section.training_plan
+    wait = time_limit_seconds(section.max_wait)
+    if section.spot:
+        request["EnableManagedSpotTraining"] = True
+        stopping["MaxWaitTimeInSeconds"] = min(group.seconds + wait, MOST_SECONDS)
+    elif group.accelerated(run):
+        stopping["MaxPendingTimeInSeconds"] = min(max(wait, _LEAST_PENDING_SECONDS), MOST_SECONDS)
+
+
+def _channels(run: Run, code: str) -> list[dict[str, Any]]:
+    section = section_of(run)
+    if section.file_system is None:
+        source = {
+            "S3DataType": "S3Prefix",
+            "S3Uri": f"{section.store}/code/{code}/",
+            "S3DataDistributionType": "FullyReplicated",
+        }
+        return [{"ChannelName": CODE, "DataSource": {"S3DataSource": source}, "InputMode": "File"}]
+    directory = section.file_system.directory
+    return [
+        _file_system_channel(section.file_system.id, CODE, f"{directory}/code/{code}", "ro"),
+        _file_system_channel(section.file_system.id, FSX, directory, "rw"),
+    ]
+
+
+def _file_system_channel(file_system: str, name: str, directory: str, mode: str) -> dict[str, Any]:
+    source = {
+        "FileSystemId": file_system,
+        "FileSystemAccessMode": mode,
+        "FileSystemType": "FSxLustre",
+        "DirectoryPath": directory,
+    }
+    return {"ChannelName": name, "DataSource": {"FileSystemDataSource": source}, "InputMode": "File"}

@@ -1,0 +1,339 @@
+"""A run's store, on moto's S3: what each stage needs and gives, checkpoints of one node and of several, kills."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.checkpoint.formats import resumable
+from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
+from hyperpod_ft.config import run_file
+from hyperpod_ft.digests import file_xxh3, text_sha256
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker import checkpoint_store
+from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.launch.sagemaker.stored_checkpoints import superseded
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
+from tests.aws.conftest import Aws
+from tests.aws.killing import killed
+from tests.unit.stage_runs import tree
+
+STORE = "s3://bucket/store"
+
+
+@pytest.fixture
+def client(aws: Aws) -> Any:
+    found = Session().client("s3", connections=8)
+    found.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": aws.region})
+    return found
+
+
+def make_run(root: Path, **training: Any) -> Run:
+    """The same run on each machine, at the same path as the others see it."""
+    values = {
+        "name": "test",
+        "engine": "torch",
+        "cluster": {"root": str(root), "instance_type": "local"},
+        "parallelism": {"ranks_per_node": 1},
+        "env": {"python": "current"},
+        "model": {"source": "org/model", "revision": "0" * 40},
+        "dataset": {"source": "org/data", "revision": "0" * 40, "format": "dolly"},
+        "training": training,
+        "sagemaker": {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": STORE},
+    }
+    run = Run.of(run_file.resolve(run_file.validate(values, "test"), root))
+    run.freeze()
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "one")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "two")
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def finish(run: Run, stage: str, *outputs: Path) -> None:
+    """What a stage leaves that wrote these outputs."""
+    fingerprint = run.plan[stage].fingerprint
+    record = Record(stage, fingerprint, {}, run.outputs_of(outputs), {}, utc_now(), 0.0, "test", "")
+    record.write(run.record_path(stage))
+
+
+def finish_download(run: Run) -> None:
+    write(run.base_model / "model.safetensors", os.urandom(100_000))
+    write(run.base_model / ".hyperpod-ft.json", b"{}")
+    write(run.raw_dataset / "rows/train.jsonl", b"{}\n")
+    finish(run, "download", run.base_model, run.raw_dataset)
+
+
+def make_checkpoint(
+    run: Run, step: int, content: dict[str, bytes], here: tuple[str, ...] = (), best: bool = False
+) -> Path:
+    """A published checkpoint of these files, of which only some are `here`; by default all."""
+    final = run.best_checkpoint if best else run.checkpoint(step)
+    publish.remove(final)
+    for name in here or tuple(content):
+        write(final / name, content[name])
+    described = Description(
+        engine="torch",
+        step=step,
+        fingerprint=run.plan["train"].fingerprint,
+        method="full",
+        base_model=BaseModelSource(source="org/model", revision=None),
+        lora=None,
+        degrees=RankDegrees(world_size=2, data_parallel=2, pipeline_parallel=1, tensor_parallel=1),
+        progress={},
+        files={name: len(data) for name, data in content.items()},
+        sha256={name: text_sha256(data.hex()) for name, data in content.items()},
+    )
+    description.write(final, described)
+    return final
+
+
+def stored(client: Any, below: str = "") -> set[str]:
+    return {entry.name for entry in trees.listing(client, STORE, below)}
+
+
+def below(run: Run, path: Path) -> str:
+    return path.relative_to(run.root).as_posix()
+
+
+def test_a_stage_gives_its_outputs_and_the_next_one_gets_them(client: Any, run: Run, other: Run) -> None:
+    finish_download(run)
+    finish(run, "env", write(run.environment_path / "pyvenv.cfg", b""))
+    for stage in ("env", "download"):
+        RunStore(run, client).push_stage(stage)
+    RunStore(other, client).pull_needs("dataset")
+    assert tree(other.base_model) == tree(run.base_model)
+    assert other.is_done("download")
+    assert not other.is_done("env")  # each machine makes its own environment
+    with pytest.raises(UserError, match=r"dataset-.*\.json: is not a record of this run; run stage dataset first"):
+        RunStore(other, client).pull_needs("train")
+
+
+def test_the_record_comes_last(client: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish_download(run)
+    put_object, keys = client.put_object, []
+
+    def noted(**arguments: Any) -> Any:
+        keys.append(arguments["Key"])
+        return put_object(**arguments)
+
+    monkeypatch.setattr(client, "put_object", noted)
+    RunStore(run, client).push_stage("download")
+    assert len(keys) == 4
+    assert keys[-1] == f"store/{below(run, run.record_path('download'))}"
+
+
+def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
+    RunStore(run, client).push_run()
+    write(run.metrics_path, b'{"step": 1}\n')
+    write(run.directory / "exits/train_1", b"0")
+    write(run.directory / "attempts/usage/a.json", b"{}")
+    finish_download(run)
+    RunStore(run, client).push_state()
+    RunStore(run, client).push_stage("download")
+    RunStore(other, client).pull_records()
+    assert other.record("download") == run.record("download")
+    found = tree(other.directory)
+    assert found["metrics.jsonl"] == b'{"step": 1}\n'
+    assert {"exits/train_1", "attempts/usage/a.json"} <= found.keys()
+    assert not other.base_model.exists()
+    code = {name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store.py")}
+    assert len(code) == 1
+
+
+def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws: Aws) -> None:
+    merged, names = run.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    with resumable.resumable_directory(merged, {}) as partial:
+        for name in names:
+            write(partial / name, name.encode())
+        resumable.note(partial, names[0], file_xxh3(partial / names[0]))
+        assert RunStore(run, client).push_finished(merged) == names[:1]
+        resumable.note(partial, names[1], file_xxh3(partial / names[1]))
+    assert {Path(name).name for name in stored(client)} == {names[0]}
+    finish(run, "merge", merged)
+    sent = aws.requests().count(("s3", "PUT"))
+    RunStore(run, client).push_stage("merge")
+    assert aws.requests().count(("s3", "PUT")) == sent + 3  # the other shard, the checksums, the record
+    assert RunStore(run, client).push_finished(merged) == []
+
+
+def test_a_checkpoint_of_one_node(client: Any, run: Run, other: Run) -> None:
+    store = RunStore(run, client)
+    assert RunStore(other, client).pull_checkpoint() is None
+    write(run.metrics_path, b'{"step": 4}\n')
+    content = {".metadata": b"m", "__0_0.distcp": b"zero", "resume/rank": b"r"}
+    assert store.push_checkpoint(make_checkpoint(run, 4, content))
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(4)
+    assert tree(other.checkpoint(4)) == tree(run.checkpoint(4))
+    assert other.metrics_path.read_bytes() == b'{"step": 4}\n'
+    assert not (run.checkpoints / ".pushing/step-00000004").exists()
+    # what is here is not fetched again, and metrics that go on are kept
+    write(other.metrics_path, b"longer")
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(4)
+    assert other.metrics_path.read_bytes() == b"longer"
+
+
+def test_a_checkpoint_that_training_has_removed(client: Any, run: Run) -> None:
+    assert not RunStore(run, client).push_checkpoint(run.checkpoint(4))
+    assert not stored(client, below(run, run.checkpoints))
+
+
+def test_old_checkpoints_go_and_nothing_else(client: Any, run: Run) -> None:
+    store = RunStore(run, client)
+    client.put_object(Bucket="bucket", Key=f"store/{below(run, run.checkpoint(2))}/theirs", Body=b"")
+    client.put_object(Bucket="bucket", Key=f"store/{below(run, run.checkpoints)}/notes.txt", Body=b"")
+    client.put_object(Bucket="bucket", Key=f"store/{below(run, run.checkpoint(3))}/__0_0.distcp", Body=b"left")
+    for step in (2, 4, 6):
+        store.push_checkpoint(make_checkpoint(run, step, {"__0_0.distcp": b"%d" % step}))
+        store.push_checkpoint(make_checkpoint(run, step - 1, {"b": b"%d" % step}, best=True))
+    checkpoints = below(run, run.checkpoints)
+    assert {name.removeprefix(f"{checkpoints}/") for name in stored(client, checkpoints)} == {
+        "step-00000002/theirs",
+        "notes.txt",
+        *(f"step-0000000{step}/{name}" for step in (4, 6) for name in ("__0_0.distcp", "checkpoint.json")),
+        *(f"best-0000000{step}/{name}" for step in (3, 5) for name in ("b", "checkpoint.json")),
+    }
+
+
+def test_the_best_weights_as_of_the_checkpoint(client: Any, run: Run, other: Run) -> None:
+    store = RunStore(run, client)
+    store.push_checkpoint(make_checkpoint(run, 3, {"b": b"three"}, best=True))
+    store.push_checkpoint(make_checkpoint(run, 4, {"a": b"four"}))
+    store.push_checkpoint(make_checkpoint(run, 5, {"b": b"five"}, best=True))
+    RunStore(other, client).pull_checkpoint()
+    assert (other.best_checkpoint / "b").read_bytes() == b"three"
+
+
+CONTENT = {".metadata": b"m", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
+NODES = ((".metadata", "__0_0.distcp"), ("__1_0.distcp",))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_store, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint_store, "PATIENCE_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_checkpoint_of_two_nodes(client: Any, run: Run, other: Run, tmp_path: Path) -> None:
+    nodes = (run, other)
+    for node, content in zip(nodes, NODES, strict=True):
+        make_checkpoint(node, 4, CONTENT, here=content)
+    marker = f"{below(run, run.checkpoint(4))}/checkpoint.json"
+    with pytest.raises(UserError, match="node 1 has not pushed its files"):
+        RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert marker not in stored(client)
+    assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert marker not in stored(client)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert marker in stored(client)
+    assert not any("/votes/" in name for name in stored(client))
+    for node in nodes:
+        assert RunStore(node, client).pull_checkpoint() == node.checkpoint(4)
+        assert {name: data for name, data in tree(node.checkpoint(4)).items() if name != "checkpoint.json"} == CONTENT
+    # the stages after training, on one node, get the files of both
+    finish(run, "train", make_checkpoint(run, 4, CONTENT, here=NODES[0]))
+    RunStore(run, client).push_stage("train")
+    third = make_run(tmp_path / "three")
+    RunStore(third, client).pull_stage("train")
+    assert tree(third.checkpoint(4)).keys() == {*CONTENT, "checkpoint.json"}
+    assert third.is_done("train")
+
+
+@pytest.mark.usefixtures("quick")
+def test_votes_of_an_attempt_that_was_lost_do_not_count(client: Any, run: Run, other: Run) -> None:
+    """Accelerators need not repeat a step bit by bit: the files of two attempts must not be mixed."""
+    make_checkpoint(other, 4, CONTENT, here=NODES[1])
+    RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    again = CONTENT | {"__0_0.distcp": b"ZERO", "__1_0.distcp": b"ONE"}
+    make_checkpoint(run, 4, again, here=NODES[0])
+    with pytest.raises(UserError, match="node 1 has not pushed its files"):
+        RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    make_checkpoint(other, 4, again, here=NODES[1])
+    assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
+    assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_that_has_gone_on_without_a_checkpoint(client: Any, run: Run, other: Run) -> None:
+    """Its training has removed step 4 before it came to push it."""
+    make_checkpoint(other, 6, CONTENT, here=NODES[1])
+    assert not RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert RunStore(other, client).push_checkpoint(other.checkpoint(6), 1, 2)
+    for step in (4, 6):
+        make_checkpoint(run, step, CONTENT, here=NODES[0])
+    assert not RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(6), 0, 2)
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(6)
+    assert {Path(name).parent.name for name in stored(client, below(run, run.checkpoints))} == {"step-00000006"}
+
+
+def test_a_training_whose_checkpoint_is_incomplete_is_not_pushed(client: Any, run: Run) -> None:
+    finish(run, "train", make_checkpoint(run, 4, CONTENT, here=NODES[0]))
+    with pytest.raises(UserError, match="step-00000004: is not complete"):
+        RunStore(run, client).push_stage("train")
+    assert below(run, run.record_path("train")) not in stored(client)
+
+
+@pytest.mark.parametrize("count", range(2, 20, 3))
+def test_kills_while_a_checkpoint_travels(client: Any, run: Run, other: Run, count: int) -> None:
+    """At no request does the store, or the volume, hold a checkpoint that looks complete and is not."""
+    RunStore(run, client).push_checkpoint(make_checkpoint(run, 2, CONTENT))
+    make_checkpoint(run, 4, CONTENT)
+    was_killed = killed(lambda own: RunStore(run, own).push_checkpoint(run.checkpoint(4)), count)
+    found = RunStore(other, client).pull_checkpoint()
+    assert found in ((other.checkpoint(2), other.checkpoint(4)) if was_killed else (other.checkpoint(4),))
+    assert found is not None
+    assert tree(found) == tree(run.directory / found.relative_to(other.directory))
+    publish.remove(other.checkpoints)
+    RunStore(run, client).push_checkpoint(run.checkpoint(4))
+    killed(lambda own: RunStore(other, own).pull_checkpoint(), count)
+    for path in other.checkpoints_by_step().values():
+        assert not (path / "checkpoint.json").exists() or tree(path) == tree(run.checkpoint(4))
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(4)
+    assert tree(other.checkpoint(4)) == tree(run.checkpoint(4))
+
+
+@pytest.mark.parametrize("count", range(1, 10, 2))
+def test_kills_while_a_stage_is_pushed(client: Any, run: Run, other: Run, count: int) -> None:
+    finish_download(run)
+    record = below(run, run.record_path("download"))
+    if killed(lambda own: RunStore(run, own).push_stage("download"), count) and record not in stored(client):
+        with pytest.raises(UserError, match="is not a record of this run"):
+            RunStore(other, client).pull_stage("download")
+        RunStore(run, client).push_stage("download")
+    killed(lambda own: RunStore(other, own).pull_stage("download"), count)
+    assert other.record("download") is None or other.is_done("download")
+    RunStore(other, client).pull_stage("download")
+    assert other.is_done("download")
+    assert tree(other.base_model) == tree(run.base_model)
+
+
+def test_superseded_checkpoints() -> None:
+    steps = [f"step-0000000{step}" for step in range(1, 6)]
+    assert superseded(steps, steps[4], 2) == steps[:3]
+    assert superseded(steps, steps[1], 2) == [steps[0], *steps[2:4]]  # resumed from before damaged ones
+    assert superseded(steps, steps[4], 1) == steps[:4]
+    best = [f"best-0000000{step}" for step in (1, 2, 4)]
+    assert superseded([*steps[2:], *best], best[2], 3) == [best[0]]
+    assert superseded([], steps[0], 2) == []

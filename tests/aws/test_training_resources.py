@@ -1,0 +1,121 @@
+"""The stack of training jobs by the commands of `hyperpod-ft sagemaker`, on the stand-in for AWS."""
+
+import cfnlint.api
+import pytest
+import yaml
+
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import training_resources
+from hyperpod_ft.aws.stack.events import StackEvent
+from hyperpod_ft.aws.stack.training_resources import NAME, TrainingResources, delete, deploy, find, template
+from hyperpod_ft.config.sagemaker_section import SageMaker
+from hyperpod_ft.errors import UserError
+from tests.aws.conftest import REGION, Aws
+from tests.aws.kit import Kit
+from tests.aws.world import ACCOUNT
+
+POLL = 0.02
+SESSION = Session()
+
+
+def quiet(_: StackEvent) -> None: ...
+
+
+def made(file_system: bool = False) -> TrainingResources:
+    return deploy(SESSION, quiet, file_system=file_system, poll_seconds=POLL)
+
+
+def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
+    entries = [
+        {"ContextKeyName": key.replace("_", ":"), "ContextKeyValues": [value], "ContextKeyType": "string"}
+        for key, value in context.items()
+    ]
+    answer = aws.client("iam").simulate_principal_policy(
+        PolicySourceArn=role, ActionNames=[action], ResourceArns=[resource], ContextEntries=entries
+    )
+    return str(answer["EvaluationResults"][0]["EvalDecision"]) == "allowed"
+
+
+def test_the_template_is_clean() -> None:
+    assert [str(match) for match in cfnlint.api.lint(template(), regions=[REGION])] == []
+
+
+def test_it_is_deployed_once_and_again(aws: Aws) -> None:
+    first = made()
+    assert made() == first == find(SESSION)
+    section = SageMaker(region=first.region, role=first.role_arn, store=f"s3://{first.bucket}/ft")
+    assert section.account == ACCOUNT
+    with pytest.raises(UserError, match="not created by this kit"):
+        aws.client("cloudformation").create_stack(
+            StackName="other", TemplateBody='{"Resources": {"B": {"Type": "AWS::S3::Bucket", "Properties": {}}}}'
+        )
+        deploy(SESSION, quiet, name="other", poll_seconds=POLL)
+
+
+def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
+    found = made()
+    role, where = found.role_arn, f"{REGION}:{ACCOUNT}"
+    jobs = f"arn:aws:sagemaker:{where}:training-job/x"
+    for action, resource in (
+        ("s3:PutObject", f"arn:aws:s3:::{found.bucket}/ft/runs/x"),
+        ("s3:ListBucket", f"arn:aws:s3:::{found.bucket}"),
+        ("ecr:BatchGetImage", f"arn:aws:ecr:{REGION}:763104351884:repository/pytorch"),
+        ("logs:PutLogEvents", f"arn:aws:logs:{where}:log-group:/aws/sagemaker/TrainingJobs:log-stream:x/algo-1-1"),
+        ("sagemaker:CreateTrainingJob", jobs),
+    ):
+        assert allowed(aws, role, action, resource), action
+    assert allowed(aws, role, "iam:PassRole", role, iam_PassedToService="sagemaker.amazonaws.com")
+    for action, resource in (
+        ("s3:GetObject", "arn:aws:s3:::another-bucket/x"),
+        ("s3:DeleteBucket", f"arn:aws:s3:::{found.bucket}"),
+        ("sagemaker:CreateEndpoint", "*"),
+        ("sagemaker:StopTrainingJob", jobs),
+        ("ec2:CreateNetworkInterface", "*"),
+        ("logs:PutLogEvents", f"arn:aws:logs:{where}:log-group:/other:log-stream:x"),
+    ):
+        assert not allowed(aws, role, action, resource), action
+    assert not allowed(aws, role, "iam:PassRole", role, iam_PassedToService="ec2.amazonaws.com")
+    other = f"arn:aws:iam::{ACCOUNT}:role/admin"
+    assert not allowed(aws, role, "iam:PassRole", other, iam_PassedToService="sagemaker.amazonaws.com")
+
+
+def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
+    role = made().role_arn
+    assert made(file_system=True).role_arn == role
+    assert allowed(aws, role, "ec2:CreateNetworkInterface")
+    made()
+    assert allowed(aws, role, "ec2:CreateNetworkInterface")
+
+
+def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
+    found = made()
+    aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
+    left = delete(SESSION, quiet, poll_seconds=POLL)
+    assert left is not None
+    assert (left.name, left.objects, left.bytes) == (found.bucket, 1, 2)
+    assert find(SESSION) is None
+    assert delete(SESSION, quiet, poll_seconds=POLL) is None
+    again = made()
+    aws.client("s3").put_object(Bucket=again.bucket, Key="ft/x", Body=b"12")
+    assert delete(SESSION, quiet, delete_data=True, poll_seconds=POLL) is None
+    names = [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
+    assert names == [found.bucket]
+
+
+def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
+    aws.scenario(fail_resources={"AWS::IAM::Role": "not authorized to perform iam:CreateRole"})
+    with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):
+        made()
+    aws.scenario(fail_resources={"AWS::IAM::Role": ""})
+    delete(SESSION, quiet, poll_seconds=POLL)
+
+
+def test_the_commands(kit: Kit) -> None:
+    assert kit.run_any("sagemaker", "setup", "--print") == template()
+    output = kit.run_any("sagemaker", "setup", "--region", REGION)
+    section = yaml.safe_load(output.partition("For the run file:")[2])["sagemaker"]
+    assert SageMaker(**section).region == REGION
+    assert "not deleted" in kit.run_any("sagemaker", "delete", "--confirm", "x", "--region", REGION, status=2)
+    output = kit.run_any("sagemaker", "delete", "--confirm", NAME, "--region", REGION)
+    assert f"costs money by its content: {section['store'].removesuffix('/hyperpod-ft')}" in output
+    assert training_resources.NAME == NAME

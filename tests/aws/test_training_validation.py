@@ -1,0 +1,168 @@
+"""`hyperpod-ft sagemaker validate` on the stand-in for AWS: a valid account passes, and each mistake is found."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.aws.findings import Finding
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.training_resources import deploy
+from hyperpod_ft.aws.validation.validate import ValidationResult
+from hyperpod_ft.config import run_file
+from hyperpod_ft.launch.sagemaker.validation import validate
+from hyperpod_ft.runs.run import Run
+from tests.aws.account_place import PLAN, Place, allow, clients, of, only, trust
+from tests.aws.conftest import REGION, Aws
+from tests.aws.kit import Kit
+from tests.conftest import run_file_values
+
+IMAGE_ACCOUNT = "123456789012"  # moto's: images are looked up in one's own account
+
+
+@pytest.fixture
+def section(aws: Aws) -> dict[str, Any]:
+    """What `sagemaker setup` prints, and an image in ECR."""
+    made = deploy(Session(), lambda _: None, poll_seconds=0.02)
+    return {
+        "region": made.region,
+        "role": made.role_arn,
+        "store": f"s3://{made.bucket}/ft",
+        "image": f"{IMAGE_ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/own:1",
+    }
+
+
+@pytest.fixture
+def check(aws: Aws, section: dict[str, Any], tmp_path: Path) -> Callable[..., ValidationResult]:
+    ecr = aws.client("ecr")
+    ecr.create_repository(repositoryName="own")
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    ecr.put_image(repositoryName="own", imageTag="1", imageManifest=json.dumps(manifest))
+
+    def run_checks(changes: dict[str, Any] | None = None, **overrides: Any) -> ValidationResult:
+        overrides = {"cluster__instance_type": "c7i.xlarge", **overrides}
+        values = run_file_values(tmp_path, sagemaker=section | (changes or {}), **overrides)
+        return validate(Run.of(run_file.validate(values, "run.yaml")), clients(aws))
+
+    yield run_checks
+    ecr.delete_repository(repositoryName="own", force=True)
+
+
+def errors(checked: ValidationResult) -> list[Finding]:
+    return [finding for finding in checked.findings if finding.severity == "error"]
+
+
+def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None:
+    checked = check()
+    assert checked.findings == ()
+    assert checked.skipped == ()
+    assert "permissions of the role to go on alone" in checked.done
+
+
+def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., ValidationResult]) -> None:
+    checked = check({"cpu_instance_type": "m7i.large"}, cluster__nodes=5, parallelism__tensor_parallel=1)
+    assert (
+        "ml.c7i.xlarge for training job usage` is 4; 5 are needed" in only(of(checked, "cluster.instance_type")).problem
+    )
+    found = only(of(checked, "sagemaker.cpu_instance_type"))
+    assert "ml.m7i.large for training job usage` is 0" in found.problem
+    assert "request-service-quota-increase" in found.fix
+    checked = check({"spot": True, "keep_alive": 10})
+    assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).problem
+    assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).problem
+
+
+def test_a_missing_image(check: Callable[..., ValidationResult]) -> None:
+    uri = f"{IMAGE_ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+    for name in ("own:2", "other:1"):
+        assert only(errors(check({"image": f"{uri}/{name}"}))).problem == f"no image {uri}/{name}"
+    elsewhere = only(check({"image": "public.ecr.aws/deep-learning-containers/pytorch:1"}).findings)
+    assert (elsewhere.severity, elsewhere.field) == ("warning", "sagemaker.image")
+
+
+def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., ValidationResult]) -> None:
+    account, iam = section["role"].rpartition("/")[0], aws.client("iam")
+    assert "no role missing" in only(errors(check({"role": f"{account}/missing"}))).problem
+    iam.create_role(RoleName="untrusted", AssumeRolePolicyDocument=trust("ec2.amazonaws.com"))
+    allow(iam, "untrusted", "*")
+    assert "does not trust" in only(errors(check({"role": f"{account}/untrusted"}))).problem
+    iam.create_role(RoleName="weak", AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
+    allow(iam, "weak", "logs:*", "ecr:*", "s3:Get*", "s3:List*")
+    checked = check({"role": f"{account}/weak"})
+    assert "s3:PutObject" in only(errors(checked)).problem
+    alone = only([finding for finding in checked.findings if finding.severity == "warning"])
+    assert "sagemaker:CreateTrainingJob" in alone.problem
+    assert "submit --watch" in alone.fix
+
+
+def test_your_own_permissions(aws: Aws, check: Callable[..., ValidationResult]) -> None:
+    caller = aws.client("sts").get_caller_identity()["Arn"].rpartition("/")[2]
+    aws.scenario(denied_actions={caller: ["sagemaker:StopTrainingJob", "logs:GetLogEvents"]})
+    found = only(errors(check()))
+    assert found.field == "credentials"
+    assert "sagemaker:StopTrainingJob, logs:GetLogEvents" in found.problem
+
+
+def test_a_bucket_that_is_missing(check: Callable[..., ValidationResult]) -> None:
+    checked = check({"store": "s3://nobodys-bucket-here/ft"})
+    assert "no bucket nobodys-bucket-here" in only(of(checked, "sagemaker.store")).problem
+
+
+def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> None:
+    field = "sagemaker.training_plan"
+    assert "no training plan plan-1" in only(of(check({"training_plan": PLAN}), field)).problem
+    plan = {
+        "Status": "Active",
+        "TargetResources": ["hyperpod-cluster"],
+        "ReservedCapacitySummaries": [{"InstanceType": "ml.p5.48xlarge", "AvailabilityZoneId": "usw2-az1"}],
+    }
+    aws.scenario(training_plans={"plan-1": plan})
+    checked = check({"training_plan": PLAN})
+    assert only(of(checked, field)).fix == "name one for training-job"
+    assert "reserves ml.p5.48xlarge, not ml.c7i.xlarge" in only(of(checked, "cluster.instance_type")).problem
+    plan |= {"TargetResources": ["training-job"], "ReservedCapacitySummaries": [{"InstanceType": "ml.c7i.xlarge"}]}
+    aws.scenario(training_plans={"plan-1": plan})
+    assert check({"training_plan": PLAN}).findings == ()
+
+
+def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationResult]) -> None:
+    deploy(Session(), lambda _: None, file_system=True, poll_seconds=0.02)
+    mounted = {
+        "id": place.fsx,
+        "directory": "/abcdefgh/ft",
+        "subnets": [place.subnet],
+        "security_groups": [place.group],
+    }
+
+    def on(**changes: Any) -> ValidationResult:
+        section = {"store": None, "file_system": mounted | changes, "output": f"s3://{place.bucket}/x"}
+        return check(section, cluster__nodes=2)
+
+    assert on().findings == ()
+    assert "no file system" in only(errors(on(id="fs-0123456789abcdef0"))).problem
+    assert only(errors(on(subnets=["subnet-0123456789abcdef0"]))).field == "sagemaker.file_system.subnets"
+    closed = place.security_group("closed", inward=False)
+    fields = {finding.field for finding in errors(on(security_groups=[closed]))}
+    assert fields == {"sagemaker.file_system.id", "sagemaker.file_system.security_groups"}
+
+
+def test_offline_checks_come_first(check: Callable[..., ValidationResult], aws: Aws) -> None:
+    checked = check({"region": "us-west-9", "image": None}, cluster__instance_type="local")
+    assert {finding.field for finding in checked.findings} == {"sagemaker.region", "cluster.instance_type"}
+    before = len(aws.requests())
+    unknown = check({"cpu_instance_type": "x1.huge"})
+    assert only(unknown.findings).field == "sagemaker.cpu_instance_type"
+    assert len(aws.requests()) == before, "the account was not asked"
+
+
+def test_the_command(kit: Kit, section: dict[str, Any], check: Callable[..., ValidationResult]) -> None:
+    values = run_file_values(kit.directory / "root", sagemaker=section, cluster__instance_type="c7i.xlarge")
+    (kit.directory / "run.yaml").write_text(json.dumps(values))
+    assert "no errors" in kit.run_any("sagemaker", "validate", "run.yaml")
+    short = kit.run_any("sagemaker", "validate", "run.yaml", "--set", "sagemaker.spot=true", status=1)
+    assert "error: cluster.instance_type: quota `ml.c7i.xlarge for spot training job usage`" in short
+    assert "offline" in kit.run_any("sagemaker", "validate", "run.yaml", "--set", "sagemaker.spot=true", "--offline")
+    (kit.directory / "run.yaml").write_text(json.dumps(values | {"sagemaker": None}))
+    assert "no section sagemaker" in kit.run_any("sagemaker", "validate", "run.yaml", status=2)

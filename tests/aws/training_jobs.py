@@ -1,0 +1,289 @@
+"""SageMaker training jobs that really run: their life, from starting over training to whatever ends them.
+
+    Starting -> Downloading -> Training -> Uploading -> Completed | Failed | Stopped | MaxRuntimeExceeded
+                    ^             |
+                    +- Interrupted (spot), Restarting (an error of SageMaker's own, with RetryStrategy)
+
+The containers are real processes (containers.py); what surrounds them takes milliseconds instead of minutes. Sources:
+SageMaker's developer guide (training algorithm containers, managed spot training, stopping), and messages that users
+quote. The times of StoppingCondition are not scaled; the 120 s between SIGTERM and SIGKILL are scenario.py's.
+"""
+
+import shutil
+import signal
+import tempfile
+import time
+import zlib
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from tests.aws.clock import Process
+from tests.aws.containers import Container
+from tests.aws.wire import AwsError
+from tests.aws.world import ACCOUNT, Region
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+ENDED = ("Completed", "Failed", "Stopped")
+_MESSAGES = {
+    "Starting": "Preparing the instances for training",
+    "Downloading": "Downloading the training image and input data",
+    "Training": "Training image download completed. Training in progress.",
+    "Interrupted": "Training job interrupted because of a Spot interruption",
+    "Restarting": "Restarting the training job after an internal error",
+    "Uploading": "Uploading generated training model",
+    "Stopping": "Stopping the training job",
+    "Completed": "Training job completed",
+    "Failed": "Training job failed",
+    "Stopped": "Training job stopped",
+    "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
+}
+_INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
+_CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
+_POLL = 0.02
+Outcome = Generator[float, None, str]
+
+
+def find(region: Region, name: str) -> "TrainingJob":
+    """Raises AwsError when there is none."""
+    if name not in region.training_jobs:
+        raise AwsError("ValidationException", "Requested resource not found.")
+    return region.training_jobs[name]
+
+
+class TrainingJob:
+    def __init__(self, region: Region, request: dict[str, Any]) -> None:
+        self.region, self.request = region, request
+        self.name: str = request["TrainingJobName"]
+        self.arn = f"arn:aws:sagemaker:{region.name}:{ACCOUNT}:training-job/{self.name}"
+        self.status, self.secondary = "InProgress", ""
+        self.created = datetime.now(timezone.utc)
+        self.training_began: datetime | None = None
+        self.ended: datetime | None = None
+        self.transitions: list[dict[str, Any]] = []
+        self.failure = ""
+        self.stop_requested = False
+        self.busy_seconds = 0.0  # with instances, which are billed
+        self.containers: list[Container] = []
+        self._failed: Container | None = None  # the first
+        self.disk = Path(tempfile.mkdtemp(prefix="training-job-"))
+        self.downloads = self.disk / "channels"
+        self._starts = 0
+        self._retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+        region.training_jobs[self.name] = self
+        self._become("Starting")
+        region.world.clock.start(self._life())
+
+    # What is known about it
+
+    def describe(self) -> dict[str, Any]:
+        """DescribeTrainingJob's answer."""
+        spot = self.request.get("EnableManagedSpotTraining", False)
+        taken = ((self.ended or datetime.now(timezone.utc)) - self.training_began) if self.training_began else None
+        return {
+            **self.request,
+            "TrainingJobArn": self.arn,
+            "TrainingJobStatus": self.status,
+            "SecondaryStatus": self.secondary,
+            "SecondaryStatusTransitions": self.transitions,
+            "ModelArtifacts": {"S3ModelArtifacts": f"{self.request['OutputDataConfig']['S3OutputPath']}/{self.name}/"},
+            "CreationTime": self.created,
+            "LastModifiedTime": self.transitions[-1]["StartTime"],
+            "EnableManagedSpotTraining": spot,
+            **({"TrainingStartTime": self.training_began} if self.training_began else {}),
+            **({"TrainingTimeInSeconds": max(1, int(taken.total_seconds()))} if taken and self.ended else {}),
+            **({"BillableTimeInSeconds": max(1, int(self.busy_seconds))} if self.ended and self.training_began else {}),
+            **({"TrainingEndTime": self.ended} if self.ended else {}),
+            **({"FailureReason": self.failure} if self.failure else {}),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Of ListTrainingJobs."""
+        fields = ("TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "CreationTime", "LastModifiedTime")
+        described = self.describe()
+        found = {"TrainingJobName": self.name, **{field: described[field] for field in fields}}
+        return found | ({"TrainingEndTime": self.ended} if self.ended else {})
+
+    def directory_of(self, source: dict[str, Any]) -> Path:
+        """The local directory that stands for a directory of a file system: scenario's `file_systems`."""
+        _, _mount_name, *below = Path(source["DirectoryPath"]).parts
+        return Path(self.region.world.scenario.file_systems[source["FileSystemId"]], *below)
+
+    # What is done to it
+
+    def stop(self) -> None:
+        self.stop_requested = True
+        self.status = "Stopping"
+        self._become("Stopping")
+
+    def remove(self) -> None:
+        """End its containers and forget its files."""
+        for container in self.containers:
+            container.remove()
+        shutil.rmtree(self.disk, ignore_errors=True)
+
+    # Its life
+
+    def _become(self, secondary: str) -> None:
+        now = datetime.now(timezone.utc)
+        if self.transitions:
+            self.transitions[-1]["EndTime"] = now
+        self.secondary = secondary
+        self.transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": _MESSAGES[secondary]})
+
+    def _end(self, status: str, secondary: str = "", failure: str = "") -> None:
+        self.status, self.failure = status, failure
+        self.ended = datetime.now(timezone.utc)
+        self._become(secondary or status)
+        self.transitions[-1]["EndTime"] = self.ended
+
+    def _life(self) -> Process:
+        kind, count = self.request["ResourceConfig"]["InstanceType"], self.request["ResourceConfig"]["InstanceCount"]
+        while True:
+            limit = self.region.world.scenario.capacity.get(kind)
+            if limit is not None and limit < count:
+                yield self.region.seconds("capacity.wait")
+                self._end("Failed", failure=_CAPACITY)
+                return
+            yield self.region.seconds("training.start")
+            if self.stop_requested:
+                self._end("Stopped")
+                return
+            began = time.monotonic()
+            outcome = yield from self._train()
+            self.busy_seconds += time.monotonic() - began
+            if outcome == "interrupted":
+                self._become("Interrupted")
+                yield self.region.seconds("training.interrupted")
+                waited = datetime.now(timezone.utc) - self.created
+                if waited > timedelta(seconds=self.request["StoppingCondition"]["MaxWaitTimeInSeconds"]):
+                    self._end("Stopped", "MaxWaitTimeExceeded")
+                    return
+                self._become("Starting")
+            elif outcome == "internal error" and self._retries:
+                self._retries -= 1
+                self._become("Restarting")
+            elif outcome == "internal error":
+                self._end("Failed", failure=_INTERNAL)
+                return
+            else:
+                yield from self._upload(outcome)
+                return
+
+    def _upload(self, outcome: str) -> Process:
+        """What ends a job whose containers have ended."""
+        if outcome == "ended":
+            self._become("Uploading")
+        yield self.region.seconds("training.upload")
+        if outcome == "ended" and self._failed:
+            reason = self._failed.failure or next((one.failure for one in self.containers if one.failure), "")
+            status = self._failed.process.returncode
+            self._end("Failed", failure=f"AlgorithmError: {reason}, exit code: {status}"[:1024])
+        elif outcome == "ended":
+            self._end("Completed")
+        else:
+            self._end("Stopped", "MaxRuntimeExceeded" if outcome == "too long" else "")
+
+    def _train(self) -> Outcome:
+        """One start of the containers, and what ended it: themselves, a stop, their time, a spot or internal error."""
+        self._become("Downloading")
+        self.training_began = self.training_began or datetime.now(timezone.utc)
+        yield from self._download()
+        self._starts += 1
+        count = self.request["ResourceConfig"]["InstanceCount"]
+        network = f"127.{1 + zlib.crc32(self.name.encode()) % 250}.{self._starts}"
+        hosts = {f"algo-{number}": f"{network}.{number}" for number in range(1, count + 1)}
+        for container in self.containers:
+            container.remove()
+        epoch = int(time.time() * 1000)
+        self.containers = [
+            Container(self, number, hosts, self.disk / f"start-{self._starts}" / f"algo-{number}")
+            for number in range(1, count + 1)
+        ]
+        streams = {container: f"{self.name}/{container.name}-{epoch}" for container in self.containers}
+        self._become("Training")
+        outcome = yield from self._watch(streams)
+        if outcome == "too long":
+            self.status = "Stopping"
+            self._become("Stopping")
+        if outcome != "internal error":  # ended: one has failed, and others may run
+            yield from self._terminate(streams)
+            if outcome == "interrupted" and not any(one.process.poll() != 0 for one in self.containers):
+                outcome = "ended"  # they were done
+        for container in self.containers:
+            container.kill()
+        while any(container.process.poll() is None for container in self.containers):
+            yield _POLL
+        self._log(streams)
+        return outcome
+
+    def _watch(self, streams: dict[Container, str]) -> Outcome:
+        """Until all containers have ended, one has failed, or something else happens to the job."""
+        interruptions = self.region.world.scenario.interruptions
+        limit = timedelta(seconds=self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        assert self.training_began is not None
+        while True:
+            self._log(streams)
+            statuses = [container.process.poll() for container in self.containers]
+            if any(statuses) or None not in statuses:
+                self._failed = next((one for one in self.containers if one.process.returncode), None)
+                return "ended"
+            if self.stop_requested:
+                return "stopped"
+            if datetime.now(timezone.utc) - self.training_began > limit:
+                return "too long"
+            if self.name in interruptions:
+                return "internal error" if interruptions.pop(self.name) == "internal error" else "interrupted"
+            yield _POLL
+
+    def _terminate(self, streams: dict[Container, str]) -> Process:
+        """SIGTERM to PID 1 of every container that runs, and the time to end."""
+        deadline = time.monotonic() + self.region.seconds("training.grace")
+        for container in self.containers:
+            container.signal(signal.SIGTERM)
+        while time.monotonic() < deadline and any(one.process.poll() is None for one in self.containers):
+            self._log(streams)
+            yield _POLL
+
+    def _download(self) -> Process:
+        """Files of channels in S3, for all hosts alike."""
+        s3 = self.region.client("s3")
+        shutil.rmtree(self.downloads, ignore_errors=True)
+        with ThreadPoolExecutor(8) as pool:  # moto answers without the server's lock
+            files = []
+            for channel in self.request.get("InputDataConfig", []):
+                if source := channel["DataSource"].get("S3DataSource"):
+                    directory = self.downloads / channel["ChannelName"]
+                    directory.mkdir(parents=True)
+                    bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
+                    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+                        for key in (found["Key"] for found in page.get("Contents", [])):
+                            file = directory / key.removeprefix(prefix).lstrip("/")
+                            file.parent.mkdir(parents=True, exist_ok=True)
+                            files.append(pool.submit(s3.download_file, bucket, key, str(file)))
+            while not all(file.done() for file in files):
+                yield _POLL
+        for file in files:
+            file.result()
+        yield self.region.seconds("training.download")
+
+    def _log(self, streams: dict[Container, str]) -> None:
+        """Send what the containers have printed to CloudWatch."""
+        for container, stream in streams.items():
+            if lines := [line for line in container.new_lines() if line]:
+                self._log_lines(stream, lines)
+
+    def _log_lines(self, stream: str, lines: list[str]) -> None:
+        logs, now = self.region.client("logs"), int(time.time() * 1000)
+        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_group(logGroupName=LOG_GROUP)
+        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
+        events = [{"timestamp": now, "message": line} for line in lines]
+        logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)

@@ -1,0 +1,159 @@
+"""A run of the shipped tiny Llama as SageMaker training jobs, for tests: its submission, its jobs, how it ended."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from hyperpod_ft.config.run_file import resolve, validate
+from hyperpod_ft.digests import file_sha256, files_below
+from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+
+if TYPE_CHECKING:
+    from tests.aws.conftest import Aws
+
+FSX = "fs-0123456789abcdef0"
+MOUNT_NAME = "abcdefgh"
+BUCKET = "sagemaker-store"
+SECONDS = 240
+_FILE_SYSTEM = {
+    "id": FSX,
+    "directory": f"/{MOUNT_NAME}/ft",
+    "subnets": ["subnet-0123456789abcdef0"],
+    "security_groups": ["sg-0123456789abcdef0"],
+}
+
+
+def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    """A run file like the quickstart's, shorter: two ranks on each of two hosts. `changes`: of section training.
+
+    Below `fsx/ft`, `root` is the directory of the file system; elsewhere the run is in a store.
+    """
+    place = {"file_system": _FILE_SYSTEM} if root.parts[-2:] == ("fsx", "ft") else {"store": f"s3://{BUCKET}/ft"}
+    return {
+        "name": "quick",
+        "engine": "torch",
+        "cluster": {"root": str(root), "instance_type": "c7i.4xlarge", "nodes": nodes, "max_restarts": 5},
+        "sagemaker": {
+            "spot": True,
+            "region": "us-west-2",
+            "role": "arn:aws:iam::123456789012:role/hyperpod-ft",
+            **place,
+        },
+        "env": {"python": "current"},
+        "model": {"source": "example:tiny-llama"},
+        "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "loss_on": "completion"},
+        "training": {"precision": "fp32", "max_steps": 8, "save_every_steps": 3, "learning_rate": 8e-3, **changes},
+        "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
+        "generate": {"max_new_tokens": 4, "train_samples": 2, "validation_samples": 0, "prompts": []},
+    }
+
+
+def make(root: Path, launcher: str = "sagemaker", shared: Path | None = None, **changes: Any) -> Run:
+    """Submit such a run. `shared`: another root, whose model and dataset are copied."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("models", "datasets", "records") if shared else ():
+        shutil.copytree(Path(str(shared), name), root / name)
+    run = Run.of(resolve(validate(values(root, **changes), "run.yaml"), root))
+    submit.submit(run, Launchers(), Selection(), launcher)
+    return run
+
+
+class Jobs:
+    """The training jobs of a test's account."""
+
+    def __init__(self, aws: "Aws", file_system: Path) -> None:
+        """`file_system`: the local directory that stands for the FSx; its directory `ft` is the runs' root."""
+        aws.scenario(file_systems={FSX: str(file_system)})
+        aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
+        self.aws = aws
+        self.sagemaker = aws.client("sagemaker")
+
+    def describe(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
+        return found
+
+    def wait(self, name: str, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+        """Until the job has ended, or `until` says so."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            found = self.describe(name)
+            ended = found["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+            if ended or (until and until(found)):
+                return found
+            assert time.monotonic() < deadline, (found["SecondaryStatus"], self.log(name))
+            time.sleep(0.05)
+
+    def names(self, run: Run) -> list[str]:
+        """Of the jobs that exist, in the order of their creation."""
+        pages = self.sagemaker.get_paginator("list_training_jobs").paginate(NameContains="-", SortOrder="Ascending")
+        return [found["TrainingJobName"] for page in pages for found in page["TrainingJobSummaries"]]
+
+    def wait_for_the_run(self, run: Run) -> None:
+        """Until every stage is done; fails when a job does."""
+        deadline = time.monotonic() + SECONDS
+        while not all(run.is_done(stage.name) for stage in run.plan.stages):
+            Launchers().advance(run)  # a run in a store is known here by what this brings
+            for name in self.names(run):
+                found = self.describe(name)
+                assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
+            assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
+            time.sleep(0.1)
+
+    def fetch(self, run: Run) -> None:
+        """Bring the results of a run in a store here."""
+        if run.config.sagemaker and run.config.sagemaker.store:
+            for stage in ("consolidate", "merge", "generate"):
+                RunStore(run, self.aws.client("s3")).pull_stage(stage)
+
+    def step(self, name: str) -> int:
+        """The highest step that a job has printed."""
+        try:
+            return max((int(step) for step in re.findall(r"^step (\d+)/", self.log(name), re.MULTILINE)), default=0)
+        except ClientError:  # no log yet
+            return 0
+
+    def interrupt(self, name: str, kind: str, step: int) -> None:
+        """Interrupt a job when it has come to this step; at step 0 as soon as its containers run."""
+        self.wait(name, lambda found: found["SecondaryStatus"] == "Training" and self.step(name) >= step)
+        self.aws.scenario(interruptions={name: kind})
+
+    def log(self, name: str) -> str:
+        """What its containers printed, stream by stream."""
+        logs, group = self.aws.client("logs"), "/aws/sagemaker/TrainingJobs"
+        text = ""
+        for stream in logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]:
+            events = logs.get_log_events(
+                logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True, limit=10000
+            )["events"]
+            text += "\n".join([f"== {stream['logStreamName']}", *(event["message"] for event in events)]) + "\n"
+        return text
+
+
+def losses(run: Run) -> dict[int, float]:
+    """By step; a step that was trained twice has the last one."""
+    rows = (json.loads(line) for line in run.metrics_path.read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows}
+
+
+def results(run: Run) -> dict[str, Any]:
+    """What must be the same however a run was started: every byte of adapter and model, losses, answers.
+
+    Except the model's card, which names the run.
+    """
+    files = [file for file in (*files_below(run.adapter), *files_below(run.tuned_model)) if file.name != "README.md"]
+    samples = json.loads(run.samples_path.read_text())
+    return {
+        "files": {str(file.relative_to(run.directory)): file_sha256(file) for file in files},
+        "losses": losses(run),
+        "samples": samples["samples"],
+    }

@@ -1,0 +1,80 @@
+"""Nodes that share no volume: each keeps its own part of a checkpoint, and needs those of others to continue."""
+
+import shutil
+import socket
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import Jobs, MakeRun, curve
+from tests.unit.stage_runs import tree
+
+SETTINGS = {
+    "cluster.nodes": 2,
+    "parallelism.tensor_parallel": 1,
+    "training.method": "full",
+    "training.max_steps": 6,
+    "training.save_every_steps": 2,
+    "training.evaluate_every_steps": None,
+}
+
+
+def train_on_nodes(jobs: Jobs, runs: list[Run]) -> None:
+    """One rank on each node; each has the run below a root of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank, run in enumerate(runs):
+        jobs.environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(runs)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        started.append(jobs.start(1, ["hyperpod_ft.stages.train", str(run.directory)]))
+    for job in started:
+        assert job.wait() == 0, job.text()
+
+
+def files(run: Run, step: int) -> dict[str, bytes]:
+    found = tree(run.checkpoint(step))
+    del found[description.NAME]
+    return found
+
+
+def test_nodes_keep_their_parts_and_continue_from_all(jobs: Jobs, make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("run", SETTINGS | {"cluster.root": str(tmp_path / name)}) for name in ("one", "two")]
+    train_on_nodes(jobs, runs)
+    losses = curve(runs[0])
+    for run in runs:
+        # the first one was removed on each
+        assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000004", "step-00000006"]
+    last = [files(run, 6) for run in runs]
+    assert not last[0].keys() & last[1].keys()
+    described = description.read(runs[1].checkpoint(6))
+    assert described.files == {name: len(content) for part in last for name, content in part.items()}
+    # as when the job is lost after step 4, and each node gets the files of both
+    for run, other in (runs, runs[::-1]):
+        shutil.rmtree(run.checkpoint(6))
+        shutil.copytree(other.checkpoint(4), run.checkpoint(4), dirs_exist_ok=True)
+    runs[0].record_path("train").unlink()
+    train_on_nodes(jobs, runs)
+    assert curve(runs[0]) == losses
+    again = [files(run, 6) for run in runs]
+    for part in (*last, *again):
+        part.pop(".metadata", None)  # has the paths of the volume
+    assert again == last
+
+
+def test_without_the_parts_of_others_nothing_is_resumed(jobs: Jobs, make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("run", SETTINGS | {"cluster.root": str(tmp_path / name)}) for name in ("one", "two")]
+    train_on_nodes(jobs, runs)
+    losses = curve(runs[0])
+    for run in runs:
+        shutil.rmtree(run.checkpoint(6))
+    runs[0].record_path("train").unlink()
+    train_on_nodes(jobs, runs)
+    assert "ignoring checkpoint step-00000004: __1_0.distcp is missing" in jobs.started[2].text()
+    assert curve(runs[0]) == losses

@@ -1,0 +1,52 @@
+"""The interpreter of the stages: the image's own, or an environment above it with what it lacks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.job.sagemaker import interpreter
+from hyperpod_ft.job.sagemaker.place import JobError
+
+PINS = """
+# comment
+torch==2.13.0
+nvidia-cublas==13.1.1.3 ; sys_platform == 'linux'
+triton==3.5.0
+optimum-neuron[training]==0.4.5
+transformers==5.20.2
+numpy==2.2.6 ; python_full_version < '3.11'
+"""
+
+
+def test_only_what_the_image_lacks_is_installed() -> None:
+    image = {"torch": "2.13.0", "transformers": "4.57.6", "numpy": "2.2.6"}
+    assert interpreter.to_install(PINS.splitlines(), image.get) == [
+        "optimum-neuron[training]==0.4.5",
+        "transformers==5.20.2",
+    ]
+
+
+def test_another_torch_comes_with_its_cuda_libraries() -> None:
+    image = {"torch": "2.9.0", "transformers": "5.20.2", "numpy": "2.2.6", "optimum-neuron": "0.4.5"}
+    assert interpreter.to_install(PINS.splitlines(), image.get) == [
+        "torch==2.13.0",
+        "nvidia-cublas==13.1.1.3 ; sys_platform == 'linux'",
+        "triton==3.5.0",
+    ]
+
+
+def test_an_interpreter_of_the_image_is_used_as_it_is(tmp_path: Path) -> None:
+    interpreter.prepare(Path(sys.executable), "", tmp_path)
+    with pytest.raises(JobError, match=r"env\.python: no .*sagemaker\.image"):
+        interpreter.prepare(tmp_path / "python", "", tmp_path)
+
+
+def test_the_environment_has_the_packages_beneath_it(tmp_path: Path) -> None:
+    """Of a virtual environment: `--system-site-packages` would give those of its own base."""
+    python = tmp_path / "python" / "bin" / "python"
+    interpreter.create(python)
+    program = "import pydantic, sys; print(sys.prefix)"
+    done = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "python")

@@ -1,0 +1,75 @@
+"""What a container knows from SageMaker's files, and the link that stands for cluster.root."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.job.sagemaker.place import JobError, Place, link_root, report_failure
+
+
+def written(ml: Path, current: str = "algo-1", **resources: Any) -> Path:
+    directory = ml / "input/config"
+    directory.mkdir(parents=True)
+    config = {"current_host": current, "hosts": ["algo-1", "algo-10", "algo-2"], "network_interface_name": "eth0"}
+    (directory / "resourceconfig.json").write_text(json.dumps(config | resources))
+    (directory / "hyperparameters.json").write_text(json.dumps({"job": "quick-train-1", "run_directory": "/fsx/run"}))
+    return ml
+
+
+def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """SageMaker sorts them as text."""
+    place = Place.read(written(tmp_path, "algo-10"))
+    assert place.hosts == ("algo-1", "algo-2", "algo-10")
+    assert (place.number, place.leads, place.interface) == (2, False, "eth0")
+    assert place["job"] == "quick-train-1" and place.run_directory == Path("/fsx/run")
+
+
+def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"resourceconfig\.json"):
+        Place.read(tmp_path)
+    place = Place.read(written(tmp_path))
+    with pytest.raises(JobError, match=r"hyperparameter stages .*hyperpod-ft"):
+        place["stages"]
+    with pytest.raises(JobError, match=r"resourceconfig\.json: not as expected"):
+        Place.read(written(tmp_path / "other", "algo-3"))
+
+
+def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place.read(written(tmp_path))
+    asked: list[str] = []
+
+    def unknown_at_first(host: str, _: None) -> None:
+        asked.append(host)
+        if asked.count("algo-2") == 1 and host == "algo-2":
+            raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_at_first)
+    place.wait_for_names(30)
+    assert asked == ["algo-1", "algo-2", "algo-2", "algo-10"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: unknown_at_first("algo-2", asked.clear()))
+    with pytest.raises(JobError, match=r"algo-1: .*0 s"):
+        place.wait_for_names(0)
+
+
+def test_the_root_is_a_link_to_the_channel(tmp_path: Path) -> None:
+    root, channel = tmp_path / "fsx" / "ft", tmp_path / "channel"
+    channel.mkdir()
+    root.mkdir(parents=True)  # an image may have it
+    link_root(root, channel)
+    link_root(root, channel)
+    assert root.resolve() == channel
+    (tmp_path / "full" / "file").mkdir(parents=True)
+    with pytest.raises(JobError, match=r"cluster\.root.*full"):
+        link_root(tmp_path / "full", channel)
+    with pytest.raises(JobError, match=r"cluster\.root.*is a link to"):
+        link_root(root, tmp_path / "another")
+
+
+def test_the_first_reason_is_the_jobs(tmp_path: Path) -> None:
+    report_failure("dataset.source: no such file" + "." * 2000, tmp_path)
+    report_failure("another", tmp_path)
+    text = (tmp_path / "output/failure").read_text()
+    assert text.startswith("dataset.source: no such file") and len(text) == 1024
