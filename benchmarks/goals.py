@@ -73,10 +73,10 @@ def host_memory_ratio(entry: Entry, name: str = KIT) -> float:
     return max(one["peak"] for one in rounds(entry, name)) / entry["model_bytes"]
 
 
-def layout_ratios(entry: Entry, name: str, what: str) -> list[float]:
-    """`cpu` or `wall` seconds of a layout's step over those of one rank, per round."""
+def layout_ratios(entry: Entry, name: str) -> list[float]:
+    """CPU seconds of a layout's step, of all ranks, over those of one rank, per round."""
     both = zip(rounds(entry, name), rounds(entry, ALONE), strict=True)
-    return [one[what] / alone[what] for one, alone in both]
+    return [one["cpu"] / alone["cpu"] for one, alone in both]
 
 
 def unfilled_percent(entry: Entry, name: str = KIT) -> float:

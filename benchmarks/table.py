@@ -86,12 +86,11 @@ def _loading_table(results: Mapping[str, Entry]) -> Iterator[str]:
 
 
 def _steps_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "ranks", "CPU seconds over one rank's", "elapsed time over one rank's", "MB sent by a rank")
-    yield "|---|---|---|---|---|"
+    yield _row("", "ranks", "CPU seconds of all ranks over one rank's", "MB sent by a rank")
+    yield "|---|---|---|---|"
     for name, contender in entry["contenders"].items():
-        ratios = (_spread(goals.layout_ratios(entry, name, what), "{:.2f}x") for what in ("cpu", "wall"))
         sent = f"{goals.median(entry, name, 'sent') / 1e6:.2f}"
-        yield _row(name, str(contender["ranks"]), *ratios, sent)
+        yield _row(name, str(contender["ranks"]), _spread(goals.layout_ratios(entry, name), "{:.2f}x"), sent)
 
 
 def _scaling_table(entry: Entry) -> Iterator[str]:
