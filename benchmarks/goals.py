@@ -13,6 +13,7 @@ Entry = Mapping[str, Any]
 Results = Mapping[str, Mapping[str, Entry]]
 
 KIT, COPY = "hyperpod-ft", "cp -r"
+ALONE = "one rank"
 NAIVE = "naive settings"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
@@ -72,6 +73,12 @@ def rows_per_cpu_second(entry: Entry) -> float:
 def host_memory_ratio(entry: Entry, name: str = KIT) -> float:
     """Peak memory of all ranks while loading, of the bytes that the model has in memory: the largest of all rounds."""
     return max(one["peak"] for one in rounds(entry, name)) / entry["model_bytes"]
+
+
+def layout_ratios(entry: Entry, name: str) -> list[float]:
+    """CPU seconds of a layout's step, of all ranks, over those of one rank, per round."""
+    both = zip(rounds(entry, name), rounds(entry, ALONE), strict=True)
+    return [one["cpu"] / alone["cpu"] for one, alone in both]
 
 
 def unfilled_percent(entry: Entry, name: str = KIT) -> float:

@@ -55,7 +55,7 @@ class StageShare:
     end_parameters: int  # embedding, last norm and output matrix, if on this stage
     quantized: int  # of the layers' parameters, those in 4 bits
     trainable: int
-    in_flight: int  # micro batches whose activations are in memory at the same time
+    in_flight: float  # micro batches whose activations are in memory at the same time
     last: bool
 
     @property
@@ -88,7 +88,7 @@ def stage_shares(
     degrees: Degrees,
     shape: ModelShape,
     layers_of: Sequence[int],
-    in_flight: Sequence[int],
+    in_flight: Sequence[float],
 ) -> Iterator[StageShare]:
     """The share of each rank of a pipeline, which has `layers_of` layers and `in_flight` micro batches in memory.
 

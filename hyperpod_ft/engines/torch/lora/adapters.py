@@ -37,6 +37,7 @@ from transformers.pytorch_utils import Conv1D
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
+from hyperpod_ft.engines.torch.model.divided_dropout import dropout_of_part
 from hyperpod_ft.planning.lora_targets import is_target, refuse_unknown, targets
 
 
@@ -175,7 +176,7 @@ class LoraLinear(nn.Linear):
         a, b = self.lora_A.weight, self.lora_B.weight
         weight = self.base_weight(input.dtype) if self.codes is None else self.codes
         bias = self.bias if self.row_group is None else None
-        dropped = nn.functional.dropout(input, self.dropout) if self.training and self.dropout else None
+        dropped = self._dropped(input) if self.training and self.dropout else None
         if self.lora_magnitude_vector is None:
             return product(input, dropped, weight, self.scales, bias, a, b, self.scale)
         plain = self.base_weight(input.dtype)
@@ -185,6 +186,11 @@ class LoraLinear(nn.Linear):
         result = unscaled * ratio if bias is None else torch.addcmul(bias, unscaled, ratio)
         # PEFT drops no input of the base layer itself
         return result if dropped is None else result + nn.functional.linear(input - dropped, plain)
+
+    def _dropped(self, input: torch.Tensor) -> torch.Tensor:
+        if self.row_group is None:
+            return nn.functional.dropout(input, self.dropout)
+        return dropout_of_part(input, self.dropout, -1, self.row_group)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, r={self.lora_A.out_features}, scale={self.scale:g}"
