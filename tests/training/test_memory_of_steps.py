@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from memory import bytes_on_host, live_bytes, meshes_of, peak_during
+from memory import bytes_on_host, live_bytes, meshes_of, no_checkpoints, peak_during
 
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch import training_state
@@ -65,8 +65,7 @@ def test_memory_is_as_estimated(
 ) -> None:
     for module in (torch_memory, trained_weights):
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
-    # makes a group of processes that do not exist
-    monkeypatch.setattr(training_state, "Checkpoints", lambda *_: None)
+    monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
     model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
     shape = model_shape(model.to_dict())
     assert shape is not None

@@ -116,7 +116,8 @@ class TrainingLoop:
             # the model is still the one that training begins with
             reference.add(run, processes, meshes, device, self.model.module, wanted)
         self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
-        # tp ranks hold the same activations and must draw the same dropout masks; dp, cp and pp ranks draw their own
+        # tp ranks hold the same activations and must draw the same dropout masks (or parts of one: divided_dropout.py);
+        # dp, cp and pp ranks draw their own
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)

@@ -122,6 +122,7 @@ class _Call:
         self._storages: dict[int, _OffloadedStorage] = {}
         # weak: autograd frees each as soon as it has used it, and all of them if there is no backward pass
         self._moved: list[weakref.ref[_OffloadedStorage]] = []
+        self.before: weakref.ref[_Call] | None = None  # the call before this one, as long as autograd needs it
         self.returning = False
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -159,7 +160,7 @@ class _ActivationStore:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._calls: list[_Call] = []  # those whose backward pass has not begun
+        self._newest: weakref.ref[_Call] | None = None
         self._leaving: list[_OffloadedStorage] = []  # of the newest call
         self._left: torch.Event | None = None  # recorded when `_leaving` has been copied
 
@@ -180,24 +181,23 @@ class _ActivationStore:
         if self._stream:
             self._left = torch.Event(self.device)
             self._left.record(self._stream)
-        while self._calls and not self._calls[0].moved():
-            del self._calls[0]
-        self._calls.append(call)
+        call.before, self._newest = self._newest, weakref.ref(call)
 
     def bring_back(self, call: _Call) -> None:
-        """Before a layer's backward pass: its own tensors, and those of the layer whose turn is next."""
+        """Before a layer's backward pass: its own tensors, and those of the layer whose turn is next.
+
+        That is the layer called before it, also when other micro batches of a pipeline were called since.
+        """
         if call.returning:
             return
         call.returning = True
         # the last layer's are still on the device
         self._leaving = []
-        while self._calls and self._calls.pop() is not call:
-            pass
         self._fetch(call)
         if self._stream:
             torch.accelerator.current_stream(self.device).wait_stream(self._stream)
-        if self._calls:
-            self._fetch(self._calls[-1])
+        if call.before and (before := call.before()):
+            self._fetch(before)
 
     def _fetch(self, call: _Call) -> None:
         for storage in call.moved():

@@ -30,10 +30,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
-from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import (
     Copy,
     DivideSequence,
@@ -110,17 +111,22 @@ class Splitting:
             self.row(linear)
             linear.register_forward_hook(leave_block(leave, group))
         self._attention(layer.get_submodule(family.attention))
-        # the others, norms between blocks and biases of rows, see a part of the positions
-        for parameter in layer.parameters() if sequence_parallel else ():
+        # the others, norms and dropout between blocks and biases of rows, see a part of the positions
+        if not sequence_parallel:
+            return
+        for parameter in layer.parameters():
             if parameter not in self.divisions:
                 self._sum(parameter)
+        for module in layer.modules():
+            if isinstance(module, nn.Dropout):
+                divided_dropout.divide(module, group)
 
     def column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
         if adapters.is_adapted(linear):
             self._sum(linear.lora_A.weight)
             self.divide(linear.lora_B, outputs, {"weight": 0})
         self.divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
-        if self.family.transposed:
+        if isinstance(linear, Conv1D):
             linear.nf = linear.weight.shape[1]
 
     def row(self, linear: Any) -> None:
