@@ -26,12 +26,14 @@ class Peer:
     packages: tuple[str, ...]
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str, *, peers: bool = True) -> argparse.ArgumentParser:
+    """The options of a benchmark; `peers`: the kit is compared with other programs."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--rounds", type=int, default=3, help="number of times each contender runs; default 3")
-    options.add_argument("--peers", default="all", help="`all`, `none`, or names separated by commas")
     options.add_argument("--work", type=Path, default=_SCRATCH / "work", help="directory for temporary data")
-    options.add_argument("--environments", type=Path, default=_SCRATCH, help="where the peers are installed")
+    if peers:
+        options.add_argument("--peers", default="all", help="`all`, `none`, or names separated by commas")
+        options.add_argument("--environments", type=Path, default=_SCRATCH, help="where the peers are installed")
     options.add_argument("--results", type=Path, default=RESULTS, help="directory of the results file")
     return options
 
@@ -82,6 +84,11 @@ def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any])
             f" (must reach {goal.form.format(goal.must)})"
         )
     return all(goal.met(value) for goal, value in concerned.items())
+
+
+def facts_alone(work: Path, command: str, kit_packages: tuple[str, ...]) -> dict[str, Any]:
+    """`facts` of a benchmark without peers."""
+    return facts(work, command, install("none", {}, _SCRATCH, kit_packages))
 
 
 def facts(work: Path, command: str, installed: Installed) -> dict[str, Any]:

@@ -4,7 +4,8 @@ python -m benchmarks.pipeline
 
 Ranks train a small Llama on CPUs, and each pass of a micro batch through a stage is timed. The idle share is that of
 the same passes, in the order in which each rank computed them, if every rank had a processor to itself and sent at
-once: it has the unevenness of real stages, but not this machine's load, nor its network.
+once: it has the unevenness of real stages, but not this machine's load, nor its network. Writes
+benchmarks/results/pipeline.json; `python -m benchmarks.table` adds it to the documentation.
 """
 
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import CommandError
 from benchmarks.synthetic import Geometry
+from benchmarks.training import KIT_PACKAGES
 from benchmarks.training_run import Case, prepare
 from hyperpod_ft.planning.pipeline import schedule
 from hyperpod_ft.runs.run import Run
@@ -35,15 +37,29 @@ Passes = Sequence[Sequence[tuple[str, int, int, float]]]
 
 
 def main() -> None:
-    print("| ranks | micro batches | schedule | formula | idle | slowest stage x mean |\n|---|---|---|---|---|---|")
+    arguments = command.parser("Benchmark the idle share of pipelines.", peers=False).parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    cases = []
     for ranks, micro_batches, name in CASES:
-        with tempfile.TemporaryDirectory() as directory:
-            run = _prepared(Path(directory), ranks, micro_batches, name)
-            steps = _train(run, ranks, Path(directory))
-        found = statistics.median(idle(passes) for passes in steps)
-        uneven = statistics.median(_uneven(passes) for passes in steps)
-        formula = schedule.idle_share(run.config, run.plan.degrees)
-        print(f"| {ranks} | {micro_batches} | {name} | {formula:.1%} | {found:.1%} | {uneven:.2f} |", flush=True)
+        with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
+            directory = Path(scratch).resolve()
+            run = _prepared(directory, ranks, micro_batches, name)
+            steps = [
+                passes for number in range(arguments.rounds) for passes in _train(run, ranks, directory / f"{number}")
+            ]
+        case = {
+            "ranks": ranks,
+            "micro_batches": micro_batches,
+            "schedule": name,
+            "formula": schedule.idle_share(run.config, run.plan.degrees),
+            "idle": statistics.median(idle(passes) for passes in steps),
+            "uneven": statistics.median(_uneven(passes) for passes in steps),
+        }
+        cases.append(case)
+        print(case, flush=True)
+    line = f"python -m benchmarks.pipeline --rounds {arguments.rounds}"
+    facts = command.facts_alone(arguments.work, line, KIT_PACKAGES)
+    command.record(arguments.results, "pipeline", "idle", facts | {"cases": cases})
 
 
 def _prepared(directory: Path, ranks: int, micro_batches: int, name: str) -> Run:
@@ -55,9 +71,8 @@ def _prepared(directory: Path, ranks: int, micro_batches: int, name: str) -> Run
     return Run.open(prepare(directory, case, STEPS, changes))
 
 
-def _train(run: Run, ranks: int, directory: Path) -> list[Passes]:
+def _train(run: Run, ranks: int, output: Path) -> list[Passes]:
     """The passes of all ranks, step by step. Raises CommandError."""
-    output = directory / "passes"
     output.mkdir()
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     done = subprocess.run(

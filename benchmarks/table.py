@@ -10,7 +10,21 @@ from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, LARGE, LOADED, REPEATED, S5CMD, SMALL, TEXT, Entry, Goal, Results
+from benchmarks.goals import (
+    COPY,
+    EPOCHS,
+    GOALS,
+    KIT,
+    LARGE,
+    LOADED,
+    REPEATED,
+    S5CMD,
+    SMALL,
+    TEXT,
+    Entry,
+    Goal,
+    Results,
+)
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -32,8 +46,8 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
-    if entry := results.get("naive", {}).get(TEXT):
-        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}", "")
+    for case, entry in results.get("naive", {}).items():
+        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}: {EPOCHS[case]}", "")
         yield from _epoch_table(entry)
         yield from _circumstances(entry)
     for kind in ("training", "gpu"):
@@ -57,6 +71,18 @@ def _lines(results: Results) -> Iterator[str]:
         yield ""
         yield from _transfer_table(entry)
         yield from _circumstances(entry)
+    if entry := results.get("layouts", {}).get("steps"):
+        yield from ("", "### layouts, a step", "")
+        yield from _steps_table(entry)
+        yield from _circumstances(entry)
+    if entry := results.get("layouts", {}).get("scaling"):
+        yield from ("", "### layouts, MB that a rank sends in a step while rows grow with the ranks", "")
+        yield from _scaling_table(entry)
+        yield from _circumstances(entry)
+    if entry := results.get("pipeline", {}).get("idle"):
+        yield from ("", "### pipelines, idle share of a step", "")
+        yield from _idle_table(entry)
+        yield from _circumstances(entry)
     if entries := results.get("loading"):
         yield from ("", "### loading the base model", "")
         yield from _loading_table(entries)
@@ -77,6 +103,32 @@ def _loading_table(results: Mapping[str, Entry]) -> Iterator[str]:
                 f"{goals.peak_mb(entry, name):,.0f} MB",
                 f"{goals.host_memory_ratio(entry, name):.3f}x",
             )
+
+
+def _steps_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "ranks", "CPU seconds of all ranks over one rank's", "MB sent by a rank")
+    yield "|---|---|---|---|"
+    for name, contender in entry["contenders"].items():
+        sent = f"{goals.median(entry, name, 'sent') / 1e6:.2f}"
+        yield _row(name, str(contender["ranks"]), _spread(goals.layout_ratios(entry, name), "{:.2f}x"), sent)
+
+
+def _scaling_table(entry: Entry) -> Iterator[str]:
+    ranks = list(next(iter(entry["sent"].values())))
+    yield _row("", *(f"{number} rank{'s' * (number != '1')}" for number in ranks))
+    yield "|---|" + "---|" * len(ranks)
+    for name, sent in entry["sent"].items():
+        yield _row(name, *(f"{sent[number] / 1e6:.2f}" for number in ranks))
+
+
+def _idle_table(entry: Entry) -> Iterator[str]:
+    yield _row("PP", "micro batches", "schedule", "formula", "found", "busiest rank over the mean")
+    yield "|---|---|---|---|---|---|"
+    for case in entry["cases"]:
+        shares = (f"{100 * case[what]:.1f} %" for what in ("formula", "idle"))
+        yield _row(
+            str(case["ranks"]), str(case["micro_batches"]), f"`{case['schedule']}`", *shares, f"{case['uneven']:.2f}"
+        )
 
 
 def _goal_table(results: Results) -> Iterator[str]:

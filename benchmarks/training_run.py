@@ -1,8 +1,8 @@
 """Runs for the benchmarks of training: a random Llama and packed rows of random tokens, ready to train."""
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry, write_base
+from hyperpod_ft.config import run_file
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import download, env, stage
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,24 @@ class Case:
         return self.rows * self.max_length
 
 
-def prepare(directory: Path, case: Case, steps: int, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+def prepare(
+    directory: Path,
+    case: Case,
+    steps: int,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str = "benchmark",
+) -> Path:
     """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory.
 
-    `changes`: other settings of the run file, by section.
+    `changes`: other settings of the run file, by section. Runs in one directory share the model and the rows: `case`
+    and `steps` must be the same, and the `name` another, since a run is the same under another sharding.
     """
-    write_base(directory / "model", case.geometry)
+    if not (directory / "model").exists():
+        write_base(directory / "model", case.geometry)
     (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
     lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
     values: dict[str, Any] = {
-        "name": "benchmark",
+        "name": name,
         "engine": "torch",
         "cluster": {"root": str(directory / "root"), "instance_type": case.instance_type},
         "parallelism": {"ranks_per_node": 1},
@@ -65,23 +76,19 @@ def prepare(directory: Path, case: Case, steps: int, changes: Mapping[str, Mappi
     }
     for section, settings in (changes or {}).items():
         values[section] |= settings
-    run_file = directory / "run.json"  # JSON is YAML
-    run_file.write_text(json.dumps(values), encoding="utf-8")
-    for arguments in (
-        ["-m", "hyperpod_ft", "render", str(run_file)],
-        ["-m", "hyperpod_ft.stages.env"],
-        ["-m", "hyperpod_ft.stages.download"],
-    ):
-        found = list((directory / "root" / "runs" / "benchmark").glob("*"))
-        subprocess.run([sys.executable, *arguments, *map(str, found)], check=True, stdout=subprocess.DEVNULL)
-    (run,) = (directory / "root" / "runs" / "benchmark").iterdir()
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    (fingerprint,) = (stage["fingerprint"] for stage in plan["stages"] if stage["name"] == "dataset")
-    _write_rows(directory / "root" / "datasets" / fingerprint / "train", case, steps)
-    return run
+    file = directory / "run.json"  # JSON is YAML
+    file.write_text(json.dumps(values), encoding="utf-8")
+    run = Run.of(run_file.load(file))
+    run.freeze()
+    with contextlib.redirect_stdout(io.StringIO()):
+        stage.perform(run, "env", env.work)
+        stage.perform(run, "download", download.work)
+    if not (rows := run.dataset_path / "train").exists():
+        write_rows(rows, case, steps)
+    return run.directory
 
 
-def _write_rows(directory: Path, case: Case, steps: int) -> None:
+def write_rows(directory: Path, case: Case, steps: int) -> None:
     """Random tokens in the format of a prepared dataset; all but a document's first count in the loss."""
     directory.mkdir(parents=True)
     length = case.max_length // case.documents

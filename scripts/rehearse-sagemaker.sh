@@ -19,9 +19,13 @@ setup_python --editable '.[torch,aws]' --group dev
 python=$PWD/.venv/bin/python kit=$PWD/.venv/bin/hyperpod-ft
 directory=$(mktemp -d)
 coproc server { exec "$python" -m tests.aws.server; }
+tell() { # tell ACTION JSON: what tests can do with the stand-in, see tests/aws/scenario.py
+  "$python" -c 'import sys, urllib.request as request; request.urlopen(sys.argv[1], sys.argv[2].encode())' \
+    "${endpoint:-}/_test/$1" "$2"
+}
 stop() {
   local status=$?
-  curl --silent --request POST "$endpoint/_test/reset" >/dev/null || true # ends the containers
+  tell reset '{}' || true # ends the containers
   kill "${server_PID:-}" 2>/dev/null || true
   rm -rf "$directory"
   exit "$status"
@@ -35,9 +39,6 @@ export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_
   AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
   HYPERPOD_FT_POLL_SECONDS=1 HOME="$directory"
 
-tell() { # tell JSON: see tests/aws/scenario.py
-  curl --silent --fail --data "$1" "$endpoint/_test/scenario" >/dev/null
-}
 if [[ ${1:-} == --store ]]; then
   "$python" -c 'import boto3; boto3.client("s3").create_bucket(
     Bucket="rehearsal-store", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})'
@@ -45,7 +46,7 @@ if [[ ${1:-} == --store ]]; then
 else
   root=$directory/fsx/ft
   mkdir -p "$root"
-  tell "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
+  tell scenario "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
   place='  file_system:
     id: fs-0123456789abcdef0
     directory: /abcdefgh/ft
@@ -76,7 +77,7 @@ print(names[0])
 END
 }
 say "Submitting the quickstart recipe as SageMaker training jobs"
-(name=$(interrupt) && say "Taking the spot instances of $name away" && tell "{\"interruptions\": {\"$name\": \"spot\"}}") &
+(name=$(interrupt) && say "Taking the spot instances of $name away" && tell scenario "{\"interruptions\": {\"$name\": \"spot\"}}") &
 "$kit" submit run.yaml --launcher sagemaker --watch
 wait
 say "The training jobs, as SageMaker lists them"

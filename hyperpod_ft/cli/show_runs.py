@@ -93,7 +93,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
             str(layout.degrees),
             str(layout.sharding),
             *([f"{layout.needed / GIB:.1f}"] if layout.needed is not None else []),
-            str(layout.rows),
+            str(layout.rows_per_step),
             *([f"{layout.tokens_per_second:,.0f}"] if estimated else []),
         )
     for refused in proposal.refused:

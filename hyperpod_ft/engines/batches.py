@@ -83,13 +83,13 @@ class PackedSplit:
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of preferences: how many pairs of documents each row has, int64 [rows].
 
-        Padding at the end of a row begins at position 0 too, but is no second document.
+        Padding at the end of a row begins at position 0 too, but is not a second document.
         """
         assert not isinstance(self._split, PairedSplit)
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 
-class Ahead(Generic[Key, Value]):
+class Prefetch(Generic[Key, Value]):
     """Values made one ahead of their use, in the time that an accelerator still computes with the one before."""
 
     def __init__(self, make: Callable[[Key], Value]) -> None:
@@ -111,13 +111,9 @@ class DataOrder:
 
     rows: int
     seed: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
+    rows_per_step: int
+    micro_batches_per_step: int  # of a data-parallel rank
     data_parallel: int
-
-    @property
-    def rows_per_step(self) -> int:
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel
 
     def step(self, step: int) -> NDArray[np.int64]:
         """Row numbers of optimizer step `step` (from 1), int64 [rows_per_step]."""
@@ -137,8 +133,8 @@ class DataOrder:
         return np.unique(np.concatenate([self.step(step) for step in range(1, steps + 1)]))
 
     def micro_batches(self, step: int, data_parallel_rank: int) -> NDArray[np.int64]:
-        """This rank's part of a step, int64 [gradient_accumulation_steps, micro_batch_size]."""
-        shape = (self.gradient_accumulation_steps, self.data_parallel, self.micro_batch_size)
+        """This rank's part of a step, int64 [micro_batches_per_step, rows]."""
+        shape = (self.micro_batches_per_step, self.data_parallel, -1)
         return self.step(step).reshape(shape)[:, data_parallel_rank]
 
 

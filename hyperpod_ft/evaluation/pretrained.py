@@ -1,12 +1,12 @@
 """Load a model directory with transformers, completely or not at all."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats.auto_class import auto_class
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.errors import UserError
 
@@ -14,21 +14,18 @@ _REMEDY = "make or download the model again"
 
 
 def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None) -> PreTrainedModel:
-    """The language model in `directory`, causal or an encoder-decoder, on the CPU; `dtype` "auto" is that of
-    config.json.
+    """The language model in `directory`, causal or an encoder-decoder, on the CPU.
 
-    `attention` is transformers' name of an implementation; without, SDPA if the family has it, otherwise its own.
-    Neither the model's own code nor a pickle is run. Raises UserError when a file is damaged or a weight is missing,
-    for which transformers would draw random numbers.
+    `dtype` "auto" is that of config.json. `attention` is transformers' name of an implementation; None: SDPA if the
+    family has it, otherwise its own. Neither the model's own code nor a pickle is run. Raises UserError when a file is
+    damaged, or a weight is missing, for which transformers would draw random numbers.
     """
     # it warns, on every rank, that a directory named model@revision is not a Python module; 5.x draws a progress bar
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    paired = is_encoder_decoder(read_config(directory))
-    loader = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
+    loader = auto_class(is_encoder_decoder=is_encoder_decoder(read_config(directory)))
     try:
-        # annotated as the model alone
-        loaded: Any = loader.from_pretrained(
+        loaded = loader.from_pretrained(
             directory,
             local_files_only=True,
             trust_remote_code=False,

@@ -33,7 +33,7 @@ class SlurmAwayError(UserError):
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _ListedJob:
     """A job as squeue, sacct or scontrol lists it. sacct keeps no comment on most clusters."""
 
     job_id: str
@@ -82,6 +82,10 @@ class SlurmLauncher:
             if left := self.active(run, list(jobs.values())):
                 self.cancel(run, left)
             raise
+
+    def submit_beside(self, run: Run, name: str) -> Job:
+        """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
+        return self._job(name, self._sbatch(run, name, []))
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
@@ -186,7 +190,7 @@ class SlurmLauncher:
             )
         return ids[-1].split(";")[0]
 
-    def _queue(self, selection: list[str]) -> list[_Listed]:
+    def _queue(self, selection: list[str]) -> list[_ListedJob]:
         """The selected jobs; without `--states`, those that have not ended."""
         # the comment comes last: it may hold anything, the separator included
         done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%k", *selection])
@@ -194,11 +198,11 @@ class SlurmLauncher:
             raise _failure("squeue", done.stderr, _START_CONTROLLER)
         rows = (line.split("|", 6) for line in done.stdout.splitlines())
         return [
-            _Listed(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
+            _ListedJob(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
             for job, state, reason, elapsed, nodes, name, comment in (row for row in rows if len(row) == 7)
         ]
 
-    def _accounting(self, job_ids: Sequence[str]) -> list[_Listed]:
+    def _accounting(self, job_ids: Sequence[str]) -> list[_ListedJob]:
         if not job_ids or shutil.which("sacct") is None:
             return []
         columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
@@ -206,11 +210,11 @@ class SlurmLauncher:
         # accounting is off on many clusters: then sacct says so and exits 1
         rows = [line.split("|", 4) for line in done.stdout.splitlines()] if done.returncode == 0 else []
         return [
-            _Listed(job, JobState(state.split(" ")[0], "", elapsed, nodes), name)
+            _ListedJob(job, JobState(state.split(" ")[0], "", elapsed, nodes), name)
             for job, state, elapsed, nodes, name in (row for row in rows if len(row) == 5)
         ]
 
-    def _show(self, job_id: str) -> _Listed | None:
+    def _show(self, job_id: str) -> _ListedJob | None:
         done = self._run(["scontrol", "show", "job", "-o", job_id])
         if done.returncode:
             return None
@@ -218,7 +222,7 @@ class SlurmLauncher:
         state, reason, elapsed, nodes, name, comment = (
             fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
         )
-        return _Listed(job_id, JobState(state, reason, elapsed, nodes), name, comment)
+        return _ListedJob(job_id, JobState(state, reason, elapsed, nodes), name, comment)
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         try:

@@ -41,13 +41,18 @@ class Degrees:
         return f"dp {self.data_parallel}{context}{pipeline} x tp {self.tensor_parallel}"
 
 
-def divisors(number: int) -> str:
+def divisors(number: int) -> list[int]:
+    """Every divisor, in ascending order."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def listed_divisors(number: int) -> str:
     """Every divisor, for the remedy of an error.
 
-    >>> divisors(12)
+    >>> listed_divisors(12)
     '1, 2, 3, 4, 6 or 12'
     """
-    *others, last = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
+    *others, last = map(str, divisors(number))
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -56,12 +61,15 @@ def check_divides(degrees: Degrees, what: str, size: int) -> None:
     if size % degrees.tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} does not divide the model's {what} {size}",
-            f"set it to {divisors(math.gcd(size, degrees.ranks_per_node))}",
+            f"set it to {listed_divisors(math.gcd(size, degrees.ranks_per_node))}",
         )
 
 
 def copies_over_tensor(kv_heads: int, ranks: int) -> int:
-    """How many ranks of a tensor-parallel group hold each key/value head."""
+    """How many ranks of a tensor-parallel group hold each key/value head.
+
+    Engine neuron's is the same: optimum-neuron's `TrainingNeuronConfig.auto_kv_size_multiplier`.
+    """
     return max(1, ranks // kv_heads)
 
 

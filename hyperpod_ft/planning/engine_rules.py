@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import EngineName, RunConfig
-from hyperpod_ft.planning import neuron_rules, torch_rules
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import rules as neuron_rules
+from hyperpod_ft.planning.torch import rules as torch_rules
 
 
 class EngineRules(Protocol):
@@ -34,7 +35,7 @@ class EngineRules(Protocol):
         """Environment variables of the jobs that compile and train, where stage precompile fills `cache`."""
 
     def graph_settings(self, config: RunConfig) -> dict[str, str]:
-        """Those of them that change the compiled graphs, and other settings of this engine alone that do."""
+        """The variables that change the compiled graphs, and the settings of this engine alone that do."""
 
     def environment_name(self, config: RunConfig) -> str:
         """Name of the file in pins/ with the packages of its Python environment."""
@@ -67,10 +68,10 @@ class EngineRules(Protocol):
         """Refuse a model whose parts, other than attention heads and MLP, cannot be divided or trained."""
 
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-        """What data-parallel ranks divide, for people to read; `shape` None: unknown."""
+        """What data-parallel ranks divide, in words. `shape` None: the size of the model is unknown."""
 
     def explain_pipeline(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-        """How a pipeline is cut and what it loses, for people to read; None without one, or where others decide."""
+        """How the pipeline is cut and what it loses, in words; None without one, or where another library cuts it."""
 
     def step_memory(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterable[Memory]:
         """Memory of a training step on a rank of each pipeline stage."""

@@ -6,7 +6,7 @@ Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass k
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `_layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
-between engines is in torch_memory.py and neuron_memory.py, but for the rows of a micro batch (`tokens`).
+between engines is in torch/memory.py and neuron/memory.py, except for the rows of a micro batch (`tokens`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 GIB = 2**30
@@ -54,7 +55,7 @@ class StageShare:
     end_parameters: int  # embedding, last norm and output matrix, if on this stage
     quantized: int  # of the layers' parameters, those in 4 bits
     trainable: int
-    in_flight: int  # micro batches whose activations are in memory at the same time
+    in_flight: float  # micro batches whose activations are in memory at the same time
     last: bool
 
     @property
@@ -67,12 +68,12 @@ class StageShare:
 class KeptTensors:
     """What a forward pass keeps for the backward pass, where engines differ."""
 
-    outside_share: float  # of the tensors between attention and MLP, what a rank has: 1 without sequence parallelism
-    input_share: float  # of those that attention, MLP and the loss take in
-    attention: float  # bytes per token of attention, before tensor parallelism divides them
+    outside_share: float  # of the tensors between attention and MLP that a rank has: 1 without sequence parallelism
+    input_share: float  # of the inputs of attention, MLP and loss that a rank has
+    attention: float  # bytes per token of attention on all tensor-parallel ranks together
     activated: bool = True  # the MLP keeps its activated gate
     normalized: bool = True  # norms keep their normalized input, as they do when their weight is trained
-    exchanged: float = 0.0  # bytes per token that ranks which share a row exchange for attention, before that too
+    exchanged: float = 0.0  # likewise, what ranks that share a row exchange for attention
     norm_input: int = FP32  # bytes of an element of a norm's input
     adapter_input: int = 0  # bytes of an element of an adapter's own copy of its input; 0: it has none
 
@@ -87,23 +88,25 @@ def stage_shares(
     degrees: Degrees,
     shape: ModelShape,
     layers_of: Sequence[int],
-    in_flight: Sequence[int],
+    in_flight: Sequence[float],
 ) -> Iterator[StageShare]:
-    """One for each rank of a pipeline; `layers_of` and `in_flight` (micro batches): of each.
+    """The share of each rank of a pipeline, which has `layers_of` layers and `in_flight` micro batches in memory.
 
     Tensor parallelism divides the vocabulary too.
     """
     tensor, stages = degrees.tensor_parallel, degrees.pipeline_parallel
-    words = -(-shape.vocabulary // tensor)
-    matrix = words * shape.hidden
+    vocabulary = shape.vocabulary_on_rank(tensor)
+    matrix = vocabulary * shape.hidden
     linears = sum(linear.inputs * linear.outputs * _copies(linear, shape, tensor) for linear in shape.linears)
     layer = (linears + shape.column_biases) // tensor + shape.layer_vectors
     for stage in range(stages):
         first, last = stage == 0, stage == stages - 1
         layers = layers_of[stage]
         ends = matrix * (first + (last and not (shape.tied and first)))
-        ends += first * shape.positions * shape.hidden + last * (shape.end_vectors + ("head" in shape.biases) * words)
-        adapters = layers * _layer_adapters(config, shape, tensor) + _end_adapters(config, shape, words, first, last)
+        ends += first * shape.positions * shape.hidden
+        ends += last * (shape.end_vectors + ("head" in shape.biases) * vocabulary)
+        adapters = layers * _layer_adapters(config, shape, tensor)
+        adapters += _end_adapters(config, shape, vocabulary, first, last)
         yield StageShare(
             layers=layers,
             layer_parameters=layer,
@@ -123,7 +126,8 @@ def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
-    return [linear for linear in shape.linears if linear.name in config.lora.target_names]
+    names = target_names(config.lora, shape.family)
+    return [linear for linear in shape.linears if linear.name in names]
 
 
 def _copies(linear: Linear, shape: ModelShape, tensor: int) -> int:
@@ -145,11 +149,11 @@ def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
     return total
 
 
-def _end_adapters(config: RunConfig, shape: ModelShape, words: int, first: bool, last: bool) -> int:
-    """An embedding's factors are whole on each rank; of the head's, one is divided by words."""
-    targets, lora = config.lora.target_names, config.lora
+def _end_adapters(config: RunConfig, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
+    """An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries."""
+    targets, lora = target_names(config.lora, shape.family), config.lora
     embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
-    head = lora.r * (words + shape.hidden) + lora.dora * words
+    head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
     is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.built.embedding, shape.built.head))
     return (is_embedding and first) * embedding + (is_head and last) * head
 
@@ -157,6 +161,12 @@ def _end_adapters(config: RunConfig, shape: ModelShape, words: int, first: bool,
 def element_bytes(config: RunConfig) -> int:
     """Bytes of an element of the activations."""
     return 2 if config.training.precision == "bf16" else FP32
+
+
+def in_fp32_too(config: RunConfig) -> int:
+    """Bytes of an element of what is computed in fp32 and used in the dtype of the activations."""
+    element = element_bytes(config)
+    return FP32 + (element if element < FP32 else 0)
 
 
 def tokens(config: RunConfig, degrees: Degrees) -> int:
@@ -184,22 +194,33 @@ def activations(
     config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, kept: KeptTensors, logits: float
 ) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
-    training, count = config.training, tokens(config, degrees)
+    count, checkpointing = tokens(config, degrees), config.training.activation_checkpointing
     whole = count * _layer(config, degrees, shape, kept)
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
-    if training.activation_checkpointing == "none":
-        return share.in_flight * resident(config, share.layers, whole)
-    selective = training.activation_checkpointing == "selective"
-    products = count * _products(config, degrees, shape, kept) if selective else 0.0
-    recomputed = -(-share.layers // training.activation_checkpointing_every)
-    layers = resident(config, recomputed, given) + recomputed * products
-    layers += resident(config, share.layers - recomputed, whole)
+    products = count * _products(config, degrees, shape, kept)
+    layers = share.in_flight * kept_by_layers(config, share.layers, whole, given, products)
+    if checkpointing == "none":
+        return layers
     # one layer is recomputed, after the loss has freed its memory
-    return share.in_flight * layers + max(0.0, whole - products - logits)
+    return layers + max(0.0, whole - (products if checkpointing == "selective" else 0.0) - logits)
 
 
-def resident(config: RunConfig, layers: int, each: float) -> float:
-    """Bytes on the device of what layers keep: with offload, that of a layer and of one whose copy is on its way."""
+def kept_by_layers(config: RunConfig, layers: int, whole: float, given: float, products: float) -> float:
+    """Bytes on the device that alike layers keep for the backward pass.
+
+    A layer keeps `whole` bytes, or, if it is recomputed, only `given`, its input, and with `selective` its `products`
+    too, of matrices and attention.
+    """
+    training = config.training
+    if training.activation_checkpointing == "none":
+        return _resident(config, layers, whole)
+    recomputed = -(-layers // training.activation_checkpointing_every)
+    of_products = recomputed * products if training.activation_checkpointing == "selective" else 0.0
+    return _resident(config, recomputed, given) + of_products + _resident(config, layers - recomputed, whole)
+
+
+def _resident(config: RunConfig, layers: int, each: float) -> float:
+    """Bytes on the device of what layers keep: with offload, of a layer and of one whose copy is on its way."""
     moves = config.training.activation_offload and each >= OFFLOADED_BYTES
     return (min(layers, 2) if moves else layers) * each
 

@@ -12,7 +12,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -30,9 +30,9 @@ _FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 class Fit:
     """How a run fits its accelerators."""
 
-    sharding: str  # what data-parallel ranks divide, for people to read
+    sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
-    pipeline: str | None = None  # how it is cut, for people to read; None without a pipeline
+    pipeline: str | None = None  # how it is cut, in words; None without one
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:
@@ -128,9 +128,8 @@ def _on_these_nodes(config: RunConfig) -> Iterator[Change]:
     yield {"training.activation_offload": True}
     yield from ({key: value} for key, value in rules_of(config.engine).MEMORY_SETTINGS)
     yield from _smaller_micro_batches(training)
-    for degree in range(degrees.tensor_parallel + 1, degrees.ranks_per_node + 1):
-        if degrees.ranks_per_node % degree == 0:
-            yield {"parallelism.tensor_parallel": degree}
+    larger = (degree for degree in divisors(degrees.ranks_per_node) if degree > degrees.tensor_parallel)
+    yield from ({"parallelism.tensor_parallel": degree} for degree in larger)
     yield from ({"parallelism.context_parallel": degrees.context_parallel * more} for more in _FACTORS)
     yield from ({"parallelism.pipeline_parallel": degrees.pipeline_parallel * more} for more in _FACTORS)
     if training.method == "full":

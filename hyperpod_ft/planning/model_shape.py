@@ -84,6 +84,16 @@ class ModelShape:
         return (*columns, *rows)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of all linear modules and embeddings."""
+        built = self.built
+        ends = (built.embedding, built.positions, built.head)
+        layers = (
+            f"{built.layers}.{layer}.{path}" for layer in range(self.layers) for path in (*built.columns, *built.rows)
+        )
+        return (*(path for path in ends if path), *layers)
+
+    @property
     def column_biases(self) -> int:
         """Biases of a layer that tensor parallelism divides, as it does the outputs."""
         units = (2 if self.gated else 1) * self.intermediate
@@ -101,6 +111,10 @@ class ModelShape:
             + ("mlp" in self.biases) * self.hidden
         )
 
+    def vocabulary_on_rank(self, tensor_parallel: int) -> int:
+        """Entries of the vocabulary on the fullest of the ranks that divide it."""
+        return -(-self.vocabulary // tensor_parallel)
+
     @property
     def end_vectors(self) -> int:
         """Parameters of the last norm."""
@@ -111,8 +125,8 @@ class ModelShape:
         """All parameters; a tied matrix counts once."""
         layer = sum(linear.inputs * linear.outputs for linear in self.linears)
         layer += self.column_biases + self.layer_vectors
-        words = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
-        return self.layers * layer + self.vocabulary * words + self.positions * self.hidden + self.end_vectors
+        entry = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
+        return self.layers * layer + self.vocabulary * entry + self.positions * self.hidden + self.end_vectors
 
 
 class _ConfigJson(BaseModel):
@@ -162,14 +176,14 @@ def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _biases(family: Family, values: _ConfigJson) -> frozenset[Biased]:
-    said: dict[Literal["attention_bias", "mlp_bias"], set[Biased]] = {
+    named_by: dict[Literal["attention_bias", "mlp_bias"], set[Biased]] = {
         "attention_bias": {"columns", "output"},
         "mlp_bias": {"mlp"},
     }
     biases = set(family.biases)
-    for key, of in said.items():
+    for key, named in named_by.items():
         value = getattr(values, key)
-        # Qwen2 has biases whatever is said
+        # Qwen2 has its biases even if config.json says otherwise
         if value is not None and not (family.biases == {"columns"} and not value):
-            biases = biases | of if value else biases - of
+            biases = biases | named if value else biases - named
     return frozenset(biases)

@@ -1,10 +1,12 @@
 """The families of models whose attention engine torch computes itself, so that packed documents stay apart.
 
-transformers lets a program replace the attention of most families (AttentionInterface). Those listed hand to it all
-that their attention depends on, as the size of a sliding window; GPT-J's is replaced in its class (model/gptj.py). Of
-the others, some have part of it in a mask alone, some mix tokens in convolutions or recurrences too, some cannot be
-replaced: they keep transformers' own attention. tests/unit/planning/test_packing_rules.py compares losses and gradients
-of packed documents with those of the same ones alone, for every family here.
+transformers lets a program replace the attention of most families (AttentionInterface). The families listed here pass
+it everything that their attention depends on, such as the size of a sliding window; GPT-J's is replaced in its class
+(model/gptj.py). Other families keep transformers' own attention: some express part of theirs in the mask alone, some
+also mix tokens in convolutions or recurrences, and the attention of some cannot be replaced.
+
+tests/unit/planning/test_packing_rules.py compares losses and gradients of packed documents with those of the same
+documents alone, for every family here.
 """
 
 from hyperpod_ft.config.run_config import RunConfig

@@ -6,16 +6,16 @@ Errors show the arithmetic of what does not divide.
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides, divisors
+from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.lora_targets import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-def degrees_of(config: RunConfig) -> Degrees:
-    """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
+def ranks_per_node(config: RunConfig) -> int:
+    """The ranks of a node. Raises UserError when the run file lacks the number, or has one that is too large."""
     instance = CATALOGUE[config.cluster.instance_type]
-    given, rules = config.parallelism, rules_of(config.engine)
-    ranks = given.ranks_per_node or instance.ranks
+    ranks = config.parallelism.ranks_per_node or instance.ranks
     if ranks is None:
         raise UserError(
             f"parallelism.ranks_per_node: required with instance type {instance.name}",
@@ -26,6 +26,13 @@ def degrees_of(config: RunConfig) -> Degrees:
             f"parallelism.ranks_per_node: {ranks} is more than the {instance.ranks} ranks of {instance.name}",
             f"set it to {instance.ranks} or leave it out",
         )
+    return ranks
+
+
+def degrees_of(config: RunConfig) -> Degrees:
+    """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
+    given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
+    instance = CATALOGUE[config.cluster.instance_type]
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
     result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel, given.context_parallel)
     if result.world_size % result.model_ranks:
@@ -34,13 +41,13 @@ def degrees_of(config: RunConfig) -> Degrees:
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
             f"{context} = {result.model_ranks} does not divide {_count(result.nodes, 'node')} x"
             f" {_count(ranks, 'rank')} = {result.world_size}",
-            f"choose degrees whose product is {divisors(result.world_size)}",
+            f"choose degrees whose product is {listed_divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {result.tensor_parallel} does not divide the {ranks} ranks of a node,"
             " so a tensor-parallel group would span nodes",
-            f"set it to {divisors(ranks)}",
+            f"set it to {listed_divisors(ranks)}",
         )
     rules.check_degrees(config, result)
     return result
@@ -51,7 +58,7 @@ def _count(number: int, what: str) -> str:
 
 
 def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    """Raise UserError for degrees that do not divide the model, and settings that its heads do not allow."""
+    """Raise UserError for degrees that do not divide the model, and settings that its heads or modules do not allow."""
     rules = rules_of(config.engine)
     check_heads(config.engine, degrees.tensor_parallel, shape.heads, shape.kv_heads)
     check_divides(degrees, "intermediate size", shape.intermediate)
@@ -61,6 +68,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"set it to at most {shape.layers}",
         )
     rules.check_family(config, shape.family, degrees)
+    check_targets(config, shape)
     rules.check_shape(config, degrees, shape)
 
 
@@ -69,6 +77,6 @@ def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: 
     if heads % tensor_parallel:
         raise UserError(
             f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {heads} attention heads",
-            f"set it to {divisors(heads)}",
+            f"set it to {listed_divisors(heads)}",
         )
     rules_of(engine).check_kv_heads(tensor_parallel, kv_heads)

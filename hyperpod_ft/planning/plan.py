@@ -7,7 +7,7 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig, Stage
+from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -40,8 +40,8 @@ class Resources:
 class StagePlan:
     """One stage. The outputs of `shared` stages are used by other runs too."""
 
-    name: Stage
-    needs: tuple[Stage, ...]
+    name: StageName
+    needs: tuple[StageName, ...]
     fingerprint: str
     shared: bool
     starts_ranks: bool
@@ -86,7 +86,7 @@ class _Definition:
     """The fixed properties of a stage. Raise `version` when the same inputs now give different outputs."""
 
     version: int
-    needs: tuple[Stage, ...]
+    needs: tuple[StageName, ...]
     depends_on: Callable[[RunConfig, Degrees], Any]
     shared: bool = False
     starts_ranks: bool = False
@@ -145,7 +145,7 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     }
 
 
-_STAGES: dict[Stage, _Definition] = {
+_STAGES: dict[StageName, _Definition] = {
     "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1),
     "download": _Definition(
         1,
@@ -169,7 +169,7 @@ _STAGES: dict[Stage, _Definition] = {
     "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, starts_ranks=True),
     # with method full, it writes the final model
     "consolidate": _Definition(
-        1,
+        2,
         ("env", "download", "train"),
         lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
         cpus=2,
@@ -214,7 +214,7 @@ def plan(config: RunConfig) -> Plan:
     return Plan(tuple(stages), degrees)
 
 
-def _applies(name: Stage, config: RunConfig) -> bool:
+def _applies(name: StageName, config: RunConfig) -> bool:
     if name == "precompile":
         return rules_of(config.engine).precompiles(config)
     # with method full, consolidate writes the final model: there is no adapter to merge
@@ -226,7 +226,7 @@ def _fingerprint(*parts: Any) -> str:
     return text_sha256(text)[:16]
 
 
-def _resources(config: RunConfig, name: Stage, definition: _Definition, degrees: Degrees) -> Resources:
+def _resources(config: RunConfig, name: StageName, definition: _Definition, degrees: Degrees) -> Resources:
     cluster = config.cluster
     instance = CATALOGUE[cluster.instance_type]
     if definition.starts_ranks:

@@ -1,7 +1,7 @@
 """How long the training of a run has held its nodes: one small file per attempt, kept up to date by a thread.
 
-Progress counts the steps that a checkpoint has saved; a bill counts every minute, those lost in a kill too. An attempt
-begins when its stage begins to work, some seconds after its job; the end of one that is killed is known to within
+Unlike the progress in checkpoints, it includes the time whose steps were lost, since that is billed too. An attempt
+begins when its stage starts to work, some seconds after its job; the end of one that was killed is known to within
 `_EVERY_SECONDS`.
 """
 

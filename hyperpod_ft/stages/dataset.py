@@ -18,8 +18,7 @@ if __name__ == "__main__":
     gc.set_threshold(50_000)  # a row makes many objects, none of them in a cycle
 
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +43,9 @@ from hyperpod_ft.stages.stage import Result, main
 _PROGRESS_SECONDS = 5.0
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
 
+Fill = Callable[[int, int], PackedRows | PairedRows]
+"""The arrays of rows `first` to `stop`."""
+
 
 def work(run: Run) -> Result:
     dataset = run.config.dataset
@@ -57,14 +59,12 @@ def work(run: Run) -> Result:
     examples = stream.tokens()
     drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset_path) as directory:
-        write = _write if start is None else partial(_write_pairs, decoder_start=start)
-        layouts = {
-            "train": write(directory, "train", examples, drawn.train, dataset, run.config.seed, encoder.pad),
-            "validation": write(
-                directory, "validation", examples, drawn.validation, dataset, run.config.seed, encoder.pad
-            ),
-        }
-        report = _report(counts, examples, drawn, layouts, dataset)
+        layouts: dict[str, Layout | PairedLayout] = {}
+        splits: dict[SplitName, NDArray[np.int64]] = {"train": drawn.train, "validation": drawn.validation}
+        for name, chosen in splits.items():
+            layouts[name], fill = _pack(run, examples, chosen, encoder.pad, start)
+            _write(directory, name, layouts[name].row_count, dataset, fill)
+        report = _report(counts, examples, drawn, layouts, dataset, encoder.unknown)
         samples = SampleReader(run.raw_dataset, chunks, ordinals, dataset, encoder)
         prepared.write_samples(directory, samples.samples(drawn))
         prepared.write_report(directory, report.as_dict())
@@ -94,49 +94,28 @@ def _tokenize(
     return counts, ordinals
 
 
-def _write(
-    directory: Path,
-    name: SplitName,
-    examples: Tokens,
-    chosen: NDArray[np.int64],
-    dataset: Dataset,
-    seed: int,
-    pad: int,
-) -> Layout:
-    length = dataset.max_length
-    layout = packing.pack(
-        dataset.packing, examples.starts, examples.lengths, chosen, length, seed, dataset.documents_per_example
-    )
+def _pack(
+    run: Run, examples: Tokens, chosen: NDArray[np.int64], pad: int, decoder_start: int | None
+) -> tuple[Layout | PairedLayout, Fill]:
+    """Where the `chosen` examples lie in rows, and what makes the arrays of these rows.
 
-    def blocks() -> Iterator[PackedRows]:
-        for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // length)):
-            yield packing.fill(layout, examples.ids, examples.trained, first, stop, length, pad)
-
-    prepared.write_split(directory, name, blocks(), layout.row_count)
-    return layout
-
-
-def _write_pairs(
-    directory: Path,
-    name: SplitName,
-    examples: Tokens,
-    chosen: NDArray[np.int64],
-    dataset: Dataset,
-    seed: int,
-    pad: int,
-    decoder_start: int,
-) -> PairedLayout:
-    """As `_write`, for an encoder-decoder."""
+    `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
+    """
+    dataset, seed, length = run.config.dataset, run.config.seed, run.config.dataset.max_length
+    starts, lengths, ids = examples.starts, examples.lengths, examples.ids
+    if decoder_start is None:
+        layout = packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
+        return layout, lambda first, stop: packing.fill(layout, ids, examples.trained, first, stop, length, pad)
     assert dataset.max_target_length is not None and dataset.packing != "wrapped"
-    widths = dataset.max_length, dataset.max_target_length
-    layout = pack_pairs(dataset.packing, examples.starts, examples.lengths, examples.label_tokens, chosen, widths, seed)
+    widths = length, dataset.max_target_length
+    pairs = pack_pairs(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
+    return pairs, lambda first, stop: fill_pairs(pairs, ids, first, stop, widths, pad, decoder_start)
 
-    def blocks() -> Iterator[PairedRows]:
-        for first, stop in prepared.blocks_of(layout.row_count, max(1, _TOKENS_PER_BLOCK // sum(widths))):
-            yield fill_pairs(layout, examples.ids, first, stop, widths, pad, decoder_start)
 
-    prepared.write_split(directory, name, blocks(), layout.row_count)
-    return layout
+def _write(directory: Path, name: SplitName, row_count: int, dataset: Dataset, fill: Fill) -> None:
+    rows = max(1, _TOKENS_PER_BLOCK // (dataset.max_length + (dataset.max_target_length or 0)))
+    blocks = (fill(first, stop) for first, stop in prepared.blocks_of(row_count, rows))
+    prepared.write_split(directory, name, blocks, row_count)
 
 
 def _decoder_start(run: Run) -> int | None:
@@ -150,8 +129,15 @@ def _decoder_start(run: Run) -> int | None:
 
 
 def _report(
-    counts: RowCount, examples: Tokens, drawn: Draw, layouts: Mapping[str, Layout | PairedLayout], dataset: Dataset
+    counts: RowCount,
+    examples: Tokens,
+    drawn: Draw,
+    layouts: Mapping[str, Layout | PairedLayout],
+    dataset: Dataset,
+    unknown: int | None,
 ) -> DatasetReport:
+    unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
+    documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
     tokens, labels = len(examples.ids), int(examples.trained.sum())
     rows = {name: layout.row_count for name, layout in layouts.items()}
     width, target_width = dataset.max_length, dataset.max_target_length
@@ -167,6 +153,8 @@ def _report(
         validation_rows=rows["validation"],
         padding_share=round(1 - in_rows / (sum(rows.values()) * width), 6),
         target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
+        unknown_tokens=len(unspelled),
+        unknown_in=len(np.unique(documents // dataset.documents_per_example)),
         truncated=counts.truncated,
         dropped=counts.bad[TOO_LONG] + counts.emptied,
         bad_rows=counts.bad.total(),

@@ -70,7 +70,7 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     for need in planned.needs:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
-    # a job does not hold accelerators while another does the same work, unless both share the result
+    # a job must not hold accelerators while another does the same work, unless both use the result
     patience = _TRAINING_PATIENCE_SECONDS if planned.starts_ranks and not planned.shared else None
     with publish.lock(run.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience):
         if run.is_done(name):

@@ -27,7 +27,13 @@ from tests.training.forking import Forked, ForkServer
 from tests.unit import tiny_t5
 
 VOCABULARY = 128
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
+    "PYTHONFAULTHANDLER": "1",
+}
 
 
 def tiny_llama(**changes: Any) -> LlamaConfig:
@@ -100,7 +106,15 @@ class Launched:
         return self.output.read_text(errors="replace")
 
     def wait(self, timeout: float = 120) -> int:
-        return self.process.wait(timeout)
+        """The exit status. A job that takes longer fails with its output, and where each process was."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in descendants(self.process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # prints the stacks of all threads: PYTHONFAULTHANDLER
+            self.process.wait(30)
+            raise AssertionError(f"not done after {timeout} s:\n{self.text()}") from None
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
         """Wait until the condition holds; the job must not end before."""
@@ -120,6 +134,23 @@ class Launched:
             except ProcessLookupError:
                 continue
         self.process.wait(30)
+
+
+def kit(*arguments: str, cwd: Path) -> str:
+    """The output of a command of the kit, in a process of its own; if it fails, also the logs of the jobs below cwd."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", *arguments],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + "".join(path.read_text() for path in cwd.rglob("logs/*.out"))
+    return done.stdout
 
 
 def descendants(pid: int) -> list[int]:

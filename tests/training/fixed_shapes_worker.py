@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import devices, loop
+from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.runs.run import Run
 
 # The shape of their result depends on values, or a value decides what the program does next.
@@ -167,7 +168,7 @@ def on_host(function: Callable[..., Any]) -> Any:
 
 def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) -> None:
     """Train as on the device: under the examiner, of which the first step is the last that may show something new."""
-    step, validation_loss, compile_with = loop.TrainingLoop.step, loop.Evaluation.means, torch.compile
+    step, validation_loss, compile_with = loop.TrainingLoop.step, Evaluation.means, torch.compile
 
     def compile_examined(function: Any, **options: Any) -> Any:
         assert options == {"backend": "inductor", "dynamic": False, "fullgraph": True}
@@ -188,7 +189,7 @@ def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) ->
             (torch, "compile", compile_examined),
             (loop.TrainingLoop, "step", examined(step, seals=True)),
             # it is measured before the first step too
-            (loop.Evaluation, "means", examined(validation_loss, seals=False)),
+            (Evaluation, "means", examined(validation_loss, seals=False)),
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))

@@ -52,15 +52,15 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         attempt = TrainingLoop(run, processes, device, meshes, sharding)
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
-        attempt.data_parallel.check_replicas(steps)
+        attempt.trained_weights.check_replicas(steps)
         means, _ = attempt.forward_backward(steps + 1)
         loss = means[0] / run.plan.degrees.tensor_parallel
         dist.all_reduce(loss)
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
-        for names in attempt.data_parallel.groups:
-            for name, gradient in zip(names, attempt.data_parallel.take_gradients(names), strict=True):
-                tensors[f"gradient.{name}"] = whole(attempt.data_parallel.parts[name].wrap(gradient))
-        for name, master in attempt.data_parallel.state().items():
+        for names in attempt.trained_weights.buckets:
+            for name, gradient in zip(names, attempt.trained_weights.take_gradients(names), strict=True):
+                tensors[f"gradient.{name}"] = whole(attempt.trained_weights.parts[name].wrap(gradient))
+        for name, master in attempt.trained_weights.state().items():
             tensors[f"parameter.{name}"] = whole(master)
         if processes.leads:
             save_file(tensors, out / f"{run.config.name}.safetensors")

@@ -24,7 +24,7 @@ from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
 SAVED, STEPS = 2, 4
@@ -51,7 +51,7 @@ class Worker:
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last steps, from the checkpoint on disk."""
         with self.attempt(run, sharding) as loop:
-            assert loop.resume().step == SAVED
+            assert loop.state.resume(loop.steps).step == SAVED
             return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
 
     def case(self, run: Run, sharding: Sharding) -> Tensors:
@@ -62,9 +62,9 @@ class Worker:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.processes.leads:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
-            loop.save(Progress(step=SAVED), last=False, wanted=True)
+            loop.state.save(Progress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
-            loop.data_parallel.check_replicas(STEPS)
+            loop.trained_weights.check_replicas(STEPS)
             straight = result(loop, losses)
         again = self.resumed(run, sharding)
         again["loss"] = torch.cat([straight["loss"][:SAVED], again["loss"]])
@@ -75,7 +75,7 @@ class Worker:
 
 def result(loop: TrainingLoop, losses: list[float]) -> Tensors:
     loss = torch.tensor(losses, dtype=torch.float64)
-    masters = {f"parameter.{name}": whole(master) for name, master in loop.data_parallel.state().items()}
+    masters = {f"parameter.{name}": whole(master) for name, master in loop.trained_weights.state().items()}
     return {"loss": loss} | masters
 
 

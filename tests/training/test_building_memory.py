@@ -1,45 +1,29 @@
 """Building a model for bf16 training needs no more memory than training, and masters keep the files' values."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from memory_worker import live_bytes, peak_during
+from memory import live_bytes, meshes_of, peak_during
 from safetensors.torch import load_file
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaForCausalLM
 
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
-from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.planning import torch_memory
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import MakeRun, tiny_llama
+from tests.unit import tiny_t5
 
 pytestmark = pytest.mark.training
 
 FULL_BF16 = {"training.method": "full", "training.precision": "bf16"}
-
-
-@contextmanager
-def meshes_of(rank: int, sharding: Sharding, tensor_parallel: int = 1) -> Iterator[Meshes]:
-    """The meshes of this process as one of several, which need not exist: building communicates nothing."""
-    _clear_sharding_prop_cache()
-    world_size = sharding.shard_ranks * tensor_parallel
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield make_meshes("cpu", Degrees(1, world_size, tensor_parallel, 1), sharding.shard_ranks)
-    finally:
-        dist.destroy_process_group()
 
 
 # with fewer shard ranks, the state of training is larger than any copy that loading could make
@@ -52,26 +36,47 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     degrees, shape = run.plan.degrees, model_shape(model.to_dict())
     assert shape is not None
     (share,) = torch_memory.shares(run.config, degrees, shape)
-    memory = torch_memory.on_rank(run.config, degrees, shape, share, sharding)
+    memory = torch_memory.memory_on_rank(run.config, degrees, shape, share, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
-    with meshes_of(1 % sharding.shard_ranks, sharding) as meshes:
+    with meshes_of(1 % sharding.shard_ranks, sharding, sharding.shard_ranks) as meshes:
 
         def work() -> None:
             module = build(run, meshes, sharding)
-            built.append((module, AdamW(module.data_parallel, run.config.training, lambda _: 1.0)))
+            built.append((module, AdamW(module.trained_weights, run.config.training, lambda _: 1.0)))
 
         gc.collect()  # what earlier tests left must not go away in between
         before = live_bytes()
         peak = peak_during(work) - before
         on_host = 0
         if sharding.offload == "optimizer":
-            data_parallel = built[0][0].data_parallel
+            trained_weights = built[0][0].trained_weights
             # masters, gradients and both moments
-            on_host = 4 * sum(data_parallel.master(name).nbytes for name in data_parallel.parameters)
+            on_host = 4 * sum(trained_weights.master(name).nbytes for name in trained_weights.parameters)
         expected = memory.weights + memory.optimizer
         print(f"{sharding}: {(peak - on_host) / 1e6:.1f} MB, {(peak - on_host) / expected:.3f} of the estimate")
         # beside them, the buffer that files are read through
         assert 0.95 * expected < peak - on_host < 1.01 * expected + BLOCK_BYTES
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: int) -> None:
+    """On one of some tensor-parallel ranks, which divide the vocabulary too: of this model, most of it."""
+    model = tiny_t5.config(d_model=256, d_ff=512, d_kv=32, num_heads=8, vocab_size=8001)
+    ranks = {"ranks_per_node": degree, "tensor_parallel": degree}
+    settings = FULL_BF16 | {"dataset.max_target_length": 32, "dataset.format": "prompt-completion"}
+    run = make_run("run", settings | {"parallelism": ranks}, model=model)
+    shape = t5_shape(json.loads((run.base_model / "config.json").read_text()))
+    sharding = Sharding("replicated", 1, "none")
+    assert shape is not None
+    (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
+    with meshes_of(0, sharding, degree) as meshes:
+        before = live_bytes()
+        module = build(run, meshes, sharding)
+        optimizer = AdamW(module.trained_weights, run.config.training, lambda _: 1.0)
+        found = live_bytes() - before
+        assert module.trainable_parameters > 0 and optimizer.steps == 0
+    assert found == pytest.approx(memory.weights + memory.optimizer, rel=0.01)
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
@@ -79,17 +84,18 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
 def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tensor_parallel: int, offload: str) -> None:
     """The base model is fp32: bf16 weights have lost half of its digits."""
     sharding = Sharding("zero1" if shard_ranks > 1 else "replicated", shard_ranks, offload)
-    ranks = {"ranks_per_node": shard_ranks * tensor_parallel, "tensor_parallel": tensor_parallel}
+    world_size = shard_ranks * tensor_parallel
+    ranks = {"ranks_per_node": world_size, "tensor_parallel": tensor_parallel}
     run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
     files = load_file(Path(run.base_model) / "model.safetensors")
-    with meshes_of(shard_ranks * tensor_parallel - 1, sharding, tensor_parallel) as meshes:
-        data_parallel = build(run, meshes, sharding).data_parallel
-        for name, master in data_parallel.state().items():
+    with meshes_of(world_size - 1, sharding, world_size, tensor_parallel) as meshes:
+        trained_weights = build(run, meshes, sharding).trained_weights
+        for name, master in trained_weights.state().items():
             for start, values in master.boxes if isinstance(master, Pieces) else [((0,) * master.ndim, master)]:
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
-            weight = data_parallel.parameters[name].detach()
-            for start, values in data_parallel.parts[name].unsharded.boxes(weight):
+            weight = trained_weights.parameters[name].detach()
+            for start, values in trained_weights.parts[name].unsharded.boxes(weight):
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert torch.equal(values, expected.bfloat16()), name
 
@@ -101,9 +107,9 @@ def test_what_a_class_keeps_in_fp32_is_not_rounded(
     monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"norm"})
     sharding = Sharding("zero1", 2, offload)
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
-    with meshes_of(1, sharding) as meshes:
-        data_parallel = build(run, meshes, sharding).data_parallel
-    dtypes = {name: parameter.dtype for name, parameter in data_parallel.parameters.items()}
+    with meshes_of(1, sharding, 2) as meshes:
+        trained_weights = build(run, meshes, sharding).trained_weights
+    dtypes = {name: parameter.dtype for name, parameter in trained_weights.parameters.items()}
     assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}
     # what a group of parameters gathers is of one dtype
-    assert all(len({dtypes[name] for name in names}) == 1 for names in data_parallel.groups)
+    assert all(len({dtypes[name] for name in names}) == 1 for names in trained_weights.buckets)

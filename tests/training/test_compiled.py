@@ -11,8 +11,12 @@ pytestmark = pytest.mark.training
 
 @pytest.mark.parametrize(
     ("parallelism", "method"),
-    [({"sharding": "zero3", "context_parallel": 2}, "full"), ({"tensor_parallel": 2}, "lora")],
-    ids=["zero3-cp", "tp"],
+    [
+        ({"sharding": "zero3", "context_parallel": 2}, "full"),
+        ({"tensor_parallel": 2}, "lora"),
+        ({"pipeline_parallel": 2}, "full"),
+    ],
+    ids=["zero3-cp", "tp", "pp"],
 )
 def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: dict[str, Any], method: str) -> None:
     runs = [

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.training
 
 
 def order(micro: int = 2, accumulation: int = 3, data_parallel: int = 2, rows: int = 29, seed: int = 5) -> DataOrder:
-    return DataOrder(rows, seed, micro, accumulation, data_parallel)
+    return DataOrder(rows, seed, micro * accumulation * data_parallel, accumulation, data_parallel)
 
 
 def test_every_epoch_holds_every_row_once_in_its_own_order() -> None:

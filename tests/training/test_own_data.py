@@ -1,15 +1,14 @@
 """docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands, on plain processes."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.training.conftest import kit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md"
 STEPS = 3
@@ -25,28 +24,12 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
-    def kit(arguments: list[str]) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "hyperpod_ft", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        logs = "".join(path.read_text() for path in tmp_path.glob(".quickstart/runs/*/*/logs/*.out"))
-        assert done.returncode == 0, done.stdout + logs
-        return done.stdout
-
     (rows,) = blocks("json")
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
     first, *rest = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    kit(first)
+    kit(*first, cwd=tmp_path)
     run_file = tmp_path / first[first.index("-o") + 1]
     (sections,) = map(yaml.safe_load, blocks("yaml"))
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
@@ -55,14 +38,14 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
     changes = [f"training.max_steps={STEPS}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
     changes.append("parallelism.ranks_per_node=1")
     shorter = ["--launcher", "process", *(word for change in changes for word in ("--set", change))]
-    output = {command[0]: kit(command + shorter * (command[0] == "submit")) for command in rest}
+    output = {command[0]: kit(*command, *shorter * (command[0] == "submit"), cwd=tmp_path) for command in rest}
     assert "tuned model" in output["submit"] and "merged" in output["submit"]
     (run,) = tmp_path.glob(".quickstart/runs/*/*")
     trained = json.loads((run / "records" / "train.json").read_text(encoding="utf-8"))["facts"]
     assert trained["steps"] == STEPS and trained["final_loss"] < trained["first_loss"]
     samples = json.loads((run / "samples.json").read_text(encoding="utf-8"))
     assert sections["generate"]["prompts"][0]["question"] in samples["prompts"][0]["prompt"]
-    assert json.loads(kit(["status", "--json"]))["state"] == "done"
+    assert json.loads(kit("status", "--json", cwd=tmp_path))["state"] == "done"
     (submit,) = (command for command in rest if command[0] == "submit")
-    assert "Nothing to submit" in kit(submit + shorter)
+    assert "Nothing to submit" in kit(*submit, *shorter, cwd=tmp_path)
     assert str(len(own) + len(rows.splitlines())) in output["logs"], "the rows that the dataset stage read"

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +56,12 @@ def make_pipeline(make_run: MakeRun) -> MakeRun:
 
 
 def results(
-    jobs: Jobs, tmp_path: Path, runs: dict[str, tuple[Run, list[Case]]]
+    jobs: Jobs, tmp_path: Path, runs: dict[str, tuple[Run, list[Case]]], ranks: int = 4
 ) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
     """What all ranks found together, by run and sharding."""
     for run, cases in runs.values():
         (run.directory / "shardings.json").write_text(json.dumps(cases))
-    started = jobs.start(4, ["pipeline_worker", str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
+    started = jobs.start(ranks, ["pipeline_worker", str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
     assert started.wait(280) == 0, started.text()
     return {
         (name, case): load_file(tmp_path / f"{run.config.name}-{case[0]}-{case[2]}.safetensors")
@@ -79,13 +81,17 @@ def check(found: dict[tuple[str, Case], dict[str, torch.Tensor]], like: dict[str
             values |= {key: tensor for key, tensor in end.items() if key.startswith("parameter")}
             others = {key: tensors[key] for key in ("validation", "norm")}
             expected[run.config.name] = values | others | {"loss": end["loss"][:STEPS]}
-        for kind, limit in LIMITS.items():
-            off = differences(tensors, expected[run.config.name], kind)
-            if kind == "parameter":  # a bias begins at zero: its largest value is that of a step
-                off = {key: value / 100 if key.endswith(".bias") else value for key, value in off.items()}
-            where = max(off, key=off.__getitem__)
-            print(f"{name} {case}: {kind}: {len(off)} tensors, {off[where]:.1e}")
-            assert off[where] <= limit, (name, case, where)
+        assert_near(tensors, expected[run.config.name], (name, case))
+
+
+def assert_near(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], of: tuple[str, Case]) -> None:
+    for kind, limit in LIMITS.items():
+        off = differences(tensors, expected, kind)
+        if kind == "parameter":  # a bias begins at zero: its largest value is that of a step
+            off = {key: value / 100 if key.endswith(".bias") else value for key, value in off.items()}
+        where = max(off, key=off.__getitem__)
+        print(f"{of}: {kind}: {len(off)} tensors, {off[where]:.1e}")
+        assert off[where] <= limit, (of, where)
 
 
 def modes(*chosen: str) -> list[Case]:
@@ -136,6 +142,38 @@ def test_full_with_tied_embeddings(make_pipeline: MakeRun, jobs: Jobs, tmp_path:
     check(results(jobs, tmp_path, runs), dict.fromkeys(runs, runs["whole"][0]))
 
 
+def test_hybrid_sharding(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Two stages, each of two groups of two ranks that share one copy."""
+    tied = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
+    settings = FULL | {"training.gradient_accumulation_steps": 2, "training.micro_batch_size": 1}
+    runs = {
+        name: (make_pipeline(name, {"ranks_per_node": 8, "pipeline_parallel": 2} | more, model=tied, **settings), cases)
+        for name, more, cases in (
+            ("hybrid", {}, modes("zero1", "zero2", "zero3")),
+            ("interleaved", INTERLEAVED, modes("zero2", "zero3")),
+        )
+    }
+    check(results(jobs, tmp_path, runs, ranks=8), dict.fromkeys(runs, runs["hybrid"][0]))
+
+
+def test_bf16(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """What a model in one piece computes in bf16, but for the order of sums, which are in fp32."""
+    bf16 = {"training.precision": "bf16"}
+    runs = {
+        f"{method}-{name}": (make_pipeline(f"{method}-{name}", parallelism, **bf16, **changes), cases)
+        for method, changes, cases in (("lora", {}, [REPLICATED]), ("full", FULL, modes("replicated", "zero3")))
+        for name, parallelism in (
+            ("whole", {"pipeline_parallel": 1}),
+            ("pp2", {"pipeline_parallel": 2}),
+            ("interleaved", {"pipeline_parallel": 2} | INTERLEAVED),
+        )
+    }
+    found = results(jobs, tmp_path, runs)
+    for (name, case), tensors in found.items():
+        expected = found[f"{name.partition('-')[0]}-whole", case]
+        assert_near(tensors, expected, (name, case))
+
+
 def test_families(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     """What transformers' forward pass does before and after the layers is done once, for each family of the table."""
     layers = {"num_hidden_layers": 3}
@@ -161,21 +199,21 @@ def curves(run: Run) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "parallelism"),
+    ("method", "parallelism", "killed"),
     [
-        ("full", {"pipeline_parallel": 2, "tensor_parallel": 2}),
-        ("lora", {"pipeline_parallel": 2, "sharding": "zero3"} | INTERLEAVED),
+        ("full", {"pipeline_parallel": 2, "tensor_parallel": 2}, True),
+        ("lora", {"pipeline_parallel": 2, "sharding": "zero3"} | INTERLEAVED, False),
     ],
-    ids=["full", "lora"],
+    ids=["full-killed", "lora-stopped"],
 )
 def test_restart_best_weights_and_export(
-    make_pipeline: MakeRun, jobs: Jobs, method: str, parallelism: dict[str, Any]
+    make_pipeline: MakeRun, jobs: Jobs, method: str, parallelism: dict[str, Any], killed: bool
 ) -> None:
-    """Killed half way, training ends with the bits of one that was not; what is exported has the validation loss."""
+    """Killed or stopped half way, training ends with the same bits; what is exported has the validation loss."""
     model = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
     changes = {
         "training.method": method,
-        "training.max_steps": 8,
+        "training.max_steps": 8 if killed else 12,
         "training.save_every_steps": 2,
         "training.evaluate_every_steps": 2,
         "training.keep_best": True,
@@ -183,19 +221,25 @@ def test_restart_best_weights_and_export(
         "training.learning_rate": 1e-3,
         "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
     }
-    undisturbed, killed = (
-        make_pipeline(name, parallelism, model=model, **changes) for name in ("undisturbed", "killed")
+    undisturbed, disturbed = (
+        make_pipeline(name, parallelism, model=model, **changes) for name in ("undisturbed", "disturbed")
     )
     jobs.train(undisturbed)
-    job = jobs.start_train(killed)
-    job.wait_for(lambda: killed.metrics_path.exists() and len(metrics(killed)) >= 5)
-    job.kill()
-    said = jobs.train(killed)
+    job = jobs.start_train(disturbed)
+    job.wait_for(lambda: disturbed.metrics_path.exists() and len(metrics(disturbed)) >= 5)
+    if killed:
+        job.kill()
+    else:
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.wait(60) != 0
+        stopped = metrics(disturbed)[-1]["step"]
+        assert disturbed.checkpoint(stopped).exists() and "SIGTERM" in job.text()
+    said = jobs.train(disturbed)
     assert "resuming from step" in said
-    assert curves(killed) == curves(undisturbed)
-    facts = killed.record("train").facts  # type: ignore[union-attr]
-    consolidate.work(killed)
+    assert curves(disturbed) == curves(undisturbed)
+    facts = disturbed.record("train").facts  # type: ignore[union-attr]
+    consolidate.work(disturbed)
     if method == "lora":
-        merge.work(killed)
-    exported = mean_loss(killed.tuned_model, killed.dataset_path / "validation")
+        merge.work(disturbed)
+    exported = mean_loss(disturbed.tuned_model, disturbed.dataset_path / "validation")
     assert exported == pytest.approx(facts["best_validation_loss"], rel=1e-5)

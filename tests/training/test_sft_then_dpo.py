@@ -1,20 +1,17 @@
 """docs/preferences.md: supervised fine-tuning, then preferences on its model; all stages, on plain processes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hyperpod_ft.config import run_file
-from hyperpod_ft.config.run_config import Stage
-from hyperpod_ft.engines.torch.reference import PreferenceSplit
+from hyperpod_ft.config.run_config import StageName
+from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, dataset, download, merge, stage
-from tests.training.conftest import metrics, train_here
+from tests.training.conftest import kit, metrics, train_here
 from tests.unit.stage_runs import finish
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
@@ -32,7 +29,7 @@ def fine_tuned(root: Path) -> Path:
     run = recipe("quickstart", root, *ONE_RANK)
     run.freeze()
     finish(run, "env")
-    works: dict[Stage, Any] = {"download": download.work, "dataset": dataset.work}
+    works: dict[StageName, Any] = {"download": download.work, "dataset": dataset.work}
     for name, work in works.items():
         stage.perform(run, name, work)
     train_here(run)
@@ -47,26 +44,10 @@ def test_preferences_on_a_fine_tuned_model(tmp_path: Path) -> None:
     run = recipe("quickstart-dpo", root, *changes)
     assert {"quickstart", "quickstart-dpo"} <= set(run_file.recipes())
 
-    def kit(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "hyperpod_ft", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        logs = "".join(path.read_text() for path in run.directory.glob("logs/*.out"))
-        assert done.returncode == 0, done.stdout + logs
-        return done.stdout
-
     settings = [
         word for change in (f"cluster.root={root}", "training.max_steps=3", *changes) for word in ("--set", change)
     ]
-    submitted = kit("submit", "quickstart-dpo", "--launcher", "process", "--watch", *settings)
+    submitted = kit("submit", "quickstart-dpo", "--launcher", "process", "--watch", *settings, cwd=tmp_path)
     assert "tuned model" in submitted and "validation loss" not in submitted
     facts = run.record("train").facts  # type: ignore[union-attr]
     assert facts["data_parallel"] == 2 and facts["final_loss"] < facts["first_loss"] == pytest.approx(0.6931, abs=1e-4)
@@ -76,5 +57,5 @@ def test_preferences_on_a_fine_tuned_model(tmp_path: Path) -> None:
     assert split.documents == 2 * json.loads((run.dataset_path / "report.json").read_text())["train_examples"]
     card = (run.tuned_model / "README.md").read_text(encoding="utf-8")
     assert "- dpo\n" in card and "direct preference optimization, beta 0.1" in card
-    compared = kit("compare", str(run.directory))
+    compared = kit("compare", str(run.directory), cwd=tmp_path)
     assert "validation rewards/accuracies" in compared and "100.0%" in compared

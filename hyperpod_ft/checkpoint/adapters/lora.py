@@ -115,10 +115,14 @@ def _is_second_copy(name: str) -> bool:
     return ".modules_to_save." in name or ".original_module." in name
 
 
+def _not_in_base(where: Path, name: str) -> UserError:
+    return UserError(f"{where}: the adapter does not fit the base model, which has no {name}", _WRONG_BASE)
+
+
 def _check_replaced(where: Path, replaced: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor]) -> None:
     for name, tensor in replaced.items():
         if name not in base:
-            raise UserError(f"{where}: the adapter does not fit the base model, which has no {name}", _WRONG_BASE)
+            raise _not_in_base(where, name)
         # a resized vocabulary changes the number of rows
         if tensor.shape[1:] != base[name].shape[1:] or (len(tensor.shape) == 1 and tensor.shape != base[name].shape):
             raise UserError(
@@ -143,7 +147,7 @@ def _updates(
         raise UserError(f"{where}: {module} has no lora_{'B' if b is None else 'A'}", _INCOMPLETE)
     name, rank = f"{module}.weight", config.rank(module)
     if name not in base:
-        raise UserError(f"{where}: the adapter does not fit the base model, which has no {name}", _WRONG_BASE)
+        raise _not_in_base(where, name)
     weight = base[name]
     if weight.dtype not in ARITHMETIC:
         raise UserError(

@@ -21,7 +21,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.card import merge_card
-from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_copies
+from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
@@ -64,8 +64,8 @@ def merge(
 
     Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
     DoRA rescales; tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
-    `dtype` (torch's name, or `base`) selects another dtype. `card` becomes README.md; None: a card naming base and
-    adapters.
+    `dtype` (torch's name, or `base`) selects another dtype. The adapters' chat template, if they have one, replaces the
+    base's. `card` becomes README.md; None: a card naming base and adapters.
 
     A killed merge resumes when it is called again with the same files.
 
@@ -86,7 +86,8 @@ def merge(
             Outgoing(name, dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
             for name, tensor in plan.tensors.items()
         ]
-        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
+        template = _chat_template(files)
+        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes, "template": template}
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
@@ -97,6 +98,8 @@ def merge(
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
                 )
             _copy_other_files(directory, model, files, plan, dtype)
+            if template is not None:
+                model_directory.set_chat_template(directory, template)
             text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card
             publish.write_text(directory / "README.md", text)
     return Merged(
@@ -113,7 +116,7 @@ def merge(
 def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
     adapter = classify_tensors(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
-    adapter = without_copies(adapter, model)
+    adapter = without_unchanged(adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
         for update in adapter.updates.values()
@@ -138,6 +141,12 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
         for one, weight in zip(files, weights, strict=True)
     ]
     return {"kit": __version__, "inputs": text_sha256(json.dumps([states, adapters]))}
+
+
+def _chat_template(files: Sequence[AdapterFiles]) -> str | None:
+    """That of the adapters, which were trained with it, where all have the same; else the base's stays."""
+    found = {model_directory.chat_template(one.directory) for one in files}
+    return found.pop() if len(found) == 1 else None
 
 
 def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:

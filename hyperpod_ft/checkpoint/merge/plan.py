@@ -75,7 +75,7 @@ def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]
     return ""
 
 
-def without_copies(adapter: AdapterEffect, base: Base) -> AdapterEffect:
+def without_unchanged(adapter: AdapterEffect, base: Base) -> AdapterEffect:
     """The adapter without whole tensors that equal the base's: PEFT saves some untrained ones."""
     tensors = base.tensors
     replaced = {name: tensor for name, tensor in adapter.replaced.items() if not same_values(tensor, tensors[name])}

@@ -10,6 +10,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.formats.safe_pickle import Inert, inert
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
+from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED, DAMAGED_FILE, INCOMPLETE
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
 from hyperpod_ft.errors import UserError
 
@@ -102,14 +103,14 @@ def _file(directory: Path, name: str) -> Path:
             "do not use the checkpoint unless you trust its source",
         )
     if not (directory / name).is_file():
-        raise UserError(f"{directory / name}: is missing", "the checkpoint is incomplete: use an earlier one")
+        raise UserError(f"{directory / name}: is missing", INCOMPLETE)
     return directory / name
 
 
 def _damaged(directory: Path, error: Exception) -> UserError:
     return UserError(
         f"{directory / INDEX}: does not describe a checkpoint: {error!r}",
-        "the file is damaged: use an earlier checkpoint",
+        DAMAGED_FILE,
     )
 
 
@@ -157,5 +158,5 @@ def _piece(directory: Path, key: str, dtype: str, chunk: Any, stored: Any) -> Pi
     file = _file(directory, name)
     found = torch_file.describe(file, stored.offset, stored.length)
     if not isinstance(found, torch_file.StoredTensor) or found.dtype != dtype or found.shape != chunk.sizes:
-        raise UserError(f"{file}: {where}: differs from the index", "the checkpoint is damaged: use an earlier one")
+        raise UserError(f"{file}: {where}: differs from the index", DAMAGED)
     return Piece(file, found.offset, chunk.offsets, found.shape, found.strides)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats.auto_class import auto_class
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
@@ -33,8 +33,9 @@ Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
-    """The language model that config.json describes, causal or an encoder-decoder; its parameters are on the meta
-    device, buffers are real.
+    """The language model that config.json describes, causal or an encoder-decoder.
+
+    Its parameters are on the meta device, its buffers are real.
 
     Raises UserError when transformers cannot build it, or its weights are quantized.
     """
@@ -43,7 +44,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
             raise UserError(f"{directory}: its weights are quantized", "compare logits of unquantized models")
-        loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = loader.from_config(
                 config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"

@@ -22,7 +22,7 @@ def is_replicated(parameter: nn.Parameter) -> bool:
     return not getattr(parameter, "tensor_model_parallel", False)
 
 
-def copies(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
+def replicas(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int:
     """How many ranks of a tensor-parallel group hold each element of the parameter."""
     if is_replicated(parameter):
         return int(parallel_state.get_tensor_model_parallel_size())
@@ -100,10 +100,10 @@ def disable_upstream_sum() -> None:
     accelerated_optimizer.allreduce_sequence_parallel_gradients = lambda optimizer: None
 
 
-def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> None:
+def count_each_element_once(optimizer: Any, replicas_of: Mapping[int, int]) -> None:
     """Patch the optimizer to clip by the norm of the whole model's gradient.
 
-    Upstream counts repeated key and value heads once per copy. `copies_of`: the result of `copies`, by parameter id.
+    Upstream counts repeated key and value heads once per copy. `replicas_of`: results of `replicas`, by parameter id.
     """
     inner = optimizer.optimizer
     if isinstance(inner, NeuronZero1Optimizer):
@@ -115,7 +115,7 @@ def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> Non
                 for parameter, part in zip(wholes["params"], parts["params"], strict=True)
                 if part.grad is not None
             ]
-            norm = _norm(((part.grad, copies_of[id(parameter)]) for parameter, part in pairs), inner._sharding_groups)
+            norm = _norm(((part.grad, replicas_of[id(parameter)]) for parameter, part in pairs), inner._sharding_groups)
             return [part for _, part in pairs], norm
 
         inner._get_params_and_grad_norm = parts_and_norm
@@ -123,7 +123,7 @@ def count_each_element_once(optimizer: Any, copies_of: Mapping[int, int]) -> Non
 
     def clip(parameters: list[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-        norm = _norm((parameter.grad, copies_of[id(parameter)]) for parameter in with_gradient)
+        norm = _norm((parameter.grad, replicas_of[id(parameter)]) for parameter in with_gradient)
         grads.clip_grads_with_norm(with_gradient, norm, max_norm)
         return norm
 
@@ -134,7 +134,7 @@ def _norm(
     gradients: Iterable[tuple[torch.Tensor, int]], sharding_groups: list[list[int]] | None = None
 ) -> torch.Tensor:
     """The 2-norm over all ranks of one model, fp32 [1]; the graph is the same on every rank."""
-    squares = [gradient.detach().float().pow(2).sum() / copies for gradient, copies in gradients]
+    squares = [gradient.detach().float().pow(2).sum() / count for gradient, count in gradients]
     total = torch.stack(squares).sum().reshape(1)
     for group in (
         parallel_state.get_tensor_model_parallel_group(),

@@ -73,13 +73,12 @@ class TrainingLoop:
         self.steps = total_steps(self.config, len(self.rows), of_step)
         self.trainer = trainer.build(run, self.steps)
         self.pipeline = degrees.pipeline_parallel > 1
-        # a pipeline takes all rows of a step at once and divides them itself
-        accumulated = 1 if self.pipeline else self.config.gradient_accumulation_steps
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
-            micro_batch_size=of_step // degrees.data_parallel // accumulated,
-            gradient_accumulation_steps=accumulated,
+            rows_per_step=of_step,
+            # a pipeline takes all rows of a step at once and divides them itself
+            micro_batches_per_step=1 if self.pipeline else self.config.gradient_accumulation_steps,
             data_parallel=degrees.data_parallel,
         )
         stage = parallel_state.get_pipeline_model_parallel_rank()

@@ -15,12 +15,11 @@ from peft import LoraConfig
 from torch import nn
 
 from hyperpod_ft import digests
-from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.data import tokenizer
-from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
-from hyperpod_ft.planning.neuron_rules import kv_size_multiplier
+from hyperpod_ft.planning.degrees import copies_over_tensor
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import Run
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
@@ -62,13 +61,11 @@ def build(run: Run, steps: int) -> Trainer:
         torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
         attn_implementation=neuron_arguments.attention(config),
     )
-    if config.training.method == "lora":
-        _check_targets(model, config.lora)
     trainer = Trainer(
         model=model,
         args=settings,
         processing_class=tokenizer.load(run.base_model),
-        peft_config=_adapters(run) if config.training.method == "lora" else None,
+        peft_config=_adapters(run, model.config.model_type) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
@@ -78,31 +75,24 @@ def build(run: Run, steps: int) -> Trainer:
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
     parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
-    trainer.kv_size_multiplier = kv_size_multiplier(heads[1], degree)
-    copies = {name: gradients.copies(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
-    trainer.trainable_here = sum(p.numel() * degree // copies[name] for name, p in parameters.items())
-    gradients.count_each_element_once(trainer.optimizer, {id(p): copies[name] for name, p in parameters.items()})
+    trainer.kv_size_multiplier = copies_over_tensor(heads[1], degree)
+    replicas = {name: gradients.replicas(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
+    trainer.trainable_here = sum(p.numel() * degree // replicas[name] for name, p in parameters.items())
+    gradients.count_each_element_once(trainer.optimizer, {id(p): replicas[name] for name, p in parameters.items()})
     sequence_parallel = settings.trn_config.sequence_parallel_enabled
     trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
     gradients.disable_upstream_sum()
     return trainer
 
 
-def _check_targets(model: nn.Module, lora: Lora) -> None:
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
-    # by their names in the model's files: upstream fuses some of them
-    names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-    if unknown := lora.target_names - names:
-        raise no_such_module(min(unknown), names)
-
-
-def _adapters(run: Run) -> LoraConfig:
+def _adapters(run: Run, family: str) -> LoraConfig:
+    """`family`: config.json's model_type. Targets are named as in the model's files; upstream fuses some."""
     lora = run.config.lora
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
+        target_modules=list(targets(lora, family)),
         use_rslora=lora.rslora,
         bias="none",
         task_type="CAUSAL_LM",
@@ -128,7 +118,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         generator = torch.Generator().manual_seed(int(digests.text_sha256(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        repeated = kv_size_multiplier(heads[1], parts)
+        repeated = copies_over_tensor(heads[1], parts)
         if ".o_proj." in name and repeated > 1:
             # when key and value heads are repeated, upstream assigns the query heads in a different order
             local = _heads_of_rank(whole, *heads, repeated, "output")

@@ -196,19 +196,3 @@ class _HashingStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stream.close()
-
-
-def random_state(rank: int, device: torch.device) -> dict[str, Any]:
-    """This rank's generator states, for the checkpoint."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state()
-    return {str(rank): states}
-
-
-def restore_random_state(state: dict[str, Any], rank: int, device: torch.device) -> None:
-    """Restore the generator states that `random_state` returned."""
-    states = state[str(rank)]
-    torch.set_rng_state(states["cpu"])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states["device"])

@@ -10,7 +10,10 @@ from torch import nn
 
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.objectives import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
 
 
 class Evaluation:
@@ -37,10 +40,25 @@ class Evaluation:
             sums(batch).tolist()
             for _, batch in forward_only(module, self.split, chosen, self._micro_batch_size, self._meshes)
         ]
-        # over all ranks, tp too: on accelerators its ranks may differ in the last bit, and they must decide alike
+        # also over tp ranks: on accelerators these may differ in the last bit, but all ranks must decide alike
         total = torch.tensor([sum(each) for each in zip(*parts, strict=True)], dtype=torch.float32).to(self._device)
         dist.all_reduce(total)
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
+
+
+def evaluation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Evaluation | None:
+    """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
+    directory = run.dataset_path / "validation"
+    if directory.is_dir():
+        split = objective.open(directory)
+        count = objective.count(split, np.arange(len(split)), str(directory))
+        return Evaluation(split, count, run.config.training.micro_batch_size, device, meshes)
+    if run.config.training.evaluate_every_steps:
+        raise UserError(
+            f"training.evaluate_every_steps: {run.dataset_path} holds out no validation rows",
+            "raise dataset.validation_share, or add data",
+        )
+    return None
 
 
 def forward_only(
@@ -48,8 +66,8 @@ def forward_only(
 ) -> Iterator[tuple[NDArray[np.int64], Batch | PairedBatch]]:
     """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
 
-    Nothing is dropped out in between, so that generators stay as they are. Every rank gets as many micro batches, since
-    ranks gather weights together: -1 is a row without labels.
+    There is no dropout, so the state of random generators does not change. All ranks get the same number of micro
+    batches, since they gather weights together; they are filled up with -1, a row without labels.
     """
     ranks = meshes.tokens["dp"].size()
     passes = -(-len(rows) // (micro_batch_size * ranks))

@@ -6,40 +6,41 @@ never change, so a compiler sees one graph.
 """
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Ahead, Batch, DataOrder, PairedBatch
+from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import Trained
-from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
+from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import checkpoints, reference
-from hyperpod_ft.engines.torch.evaluation import Evaluation
+from hyperpod_ft.engines.torch import devices, reference
+from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, context_parallel, language_model
+from hyperpod_ft.engines.torch.model import compiling, context_parallel
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline.pipeline import Pipeline
+from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
+from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.sharding import Sharding
-from hyperpod_ft.planning.training_steps import learning_rate, total_steps
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.runs.run import Run
 
 
@@ -71,19 +72,7 @@ def _training_loop(run: Run, processes: Processes) -> Iterator["TrainingLoop"]:
 def sharding_of(run: Run) -> Sharding:
     """The sharding of a run whose base model is on disk."""
     config = read_config(run.base_model)
-    return torch_memory.choose(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
-
-
-@dataclass(frozen=True)
-class Step:
-    """The outcome of an optimizer step, equal on all ranks."""
-
-    number: int
-    loss: float  # mean over the step's label tokens, or pairs
-    grad_norm: float  # global, before clipping
-    learning_rate: float
-    stop_signal: int  # 0: no rank received one
-    metrics: dict[str, float]  # the objective's
+    return sharding_choice.choose_sharding(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
 
 
 class TrainingLoop:
@@ -99,29 +88,36 @@ class TrainingLoop:
         self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
         self.objective = objective_of(run.config, self.chunk)
         self.rows = self.objective.open(run.dataset_path / "train")
+        data_parallel = meshes.tokens["dp"].size()
         self.order = DataOrder(
             rows=len(self.rows),
             seed=run.config.seed,
-            micro_batch_size=self.config.micro_batch_size,
-            gradient_accumulation_steps=self.config.gradient_accumulation_steps,
-            data_parallel=meshes.tokens["dp"].size(),
+            rows_per_step=rows_per_step(self.config, data_parallel),
+            micro_batches_per_step=self.config.gradient_accumulation_steps,
+            data_parallel=data_parallel,
         )
-        self.batches = Ahead(self._micro_batch)
+        self.batches = Prefetch(self._micro_batch)
         self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, meshes, sharding)
-        self.data_parallel = self.model.data_parallel
-        self.pipeline = self._pipeline()
+        self.trained_weights = self.model.trained_weights
+        self.pipeline = pipeline_of(run, meshes, device, self.model, self.rows.max_length // self.chunk.count)
         self.throughput = throughput(
             run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
-        self.optimizer = AdamW(self.data_parallel, self.config, rate_factor)
-        self.evaluation = self._evaluation()
+        self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
+        self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
+        self.evaluation = evaluation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
-            self._add_reference()
-        self.checkpoints = checkpoints.Checkpoints(run, processes, device)
-        # tp ranks must draw the same dropout masks, since they hold the same activations; dp, cp and pp ranks others
+            wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
+            if self.evaluation:
+                wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
+            # the model is still the one that training begins with
+            reference.add(run, processes, meshes, device, self.model.module, wanted)
+        self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
+        # tp ranks hold the same activations and must draw the same dropout masks (or parts of one: divided_dropout.py);
+        # dp, cp and pp ranks draw their own
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
@@ -136,11 +132,11 @@ class TrainingLoop:
             return self._run_to_end()
         except UserError:
             with contextlib.suppress(UserError):  # the first error counts
-                self.checkpoints.finish()
+                self.state.finish()
             raise
 
     def _run_to_end(self) -> Trained:
-        progress = self.resume()
+        progress = self.state.resume(self.steps)
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
@@ -154,13 +150,16 @@ class TrainingLoop:
         with collect_signals() as signals:
             if evaluate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validate(log)[0])
+            launched: deque[LaunchedStep] = deque()
+            stopping = False
             while progress.step < self.steps and not progress.stopped_early:
-                step = self.step(progress.step + 1, signals)
+                while self._may_launch(launched, stopping):
+                    launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
+                step = launched.popleft().read(self.objective.metrics)
+                stopping = stopping or bool(step.stop_signal)
                 progress = log.advance(progress, step.loss, step.metrics)
                 validation_loss, row_metrics = None, step.metrics
-                if self.evaluation and (
-                    step.number == self.steps or (evaluate_every and step.number % evaluate_every == 0)
-                ):
+                if self.evaluation and self._evaluates_after(step.number):
                     validation_loss, validation_metrics = self._validate(log)
                     progress = progress.evaluated(
                         validation_loss, self.config.early_stopping_patience, validation_metrics
@@ -170,11 +169,12 @@ class TrainingLoop:
                     log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
                 sanity.check(self.config, progress, self.steps, self.vocabulary)
                 last = step.number == self.steps or progress.stopped_early
-                self.save(progress, last, wanted=last or bool(step.stop_signal))
-                if step.stop_signal and not last:
-                    self.checkpoints.finish()
+                leaving = stopping and not launched
+                self.state.save(progress, last, wanted=last or leaving)
+                if leaving and not last:
+                    self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
-        self.checkpoints.finish()
+        self.state.finish()
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
@@ -183,66 +183,15 @@ class TrainingLoop:
             )
         best = self.config.keep_best
         if best and self.processes.leads:
-            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.checkpoints.volume.shared)
+            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return Trained(trained, self._facts(progress))
-
-    def _pipeline(self) -> Pipeline | None:
-        """None when the model is in one piece."""
-        if self.meshes.weights["pp"].size() == 1:
-            return None
-        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float32
-        size = (
-            self.config.micro_batch_size,
-            self.rows.max_length // self.chunk.count,
-            self.model.module.config.hidden_size,
-        )
-        return Pipeline(
-            self.model.module,
-            self.model.stages,
-            self.meshes.weights["pp"],
-            self.run.config.parallelism,
-            self.config.gradient_accumulation_steps,
-            torch.empty(size, dtype=dtype, device=self.device),
-            self.data_parallel.before_backward,
-        )
-
-    def _evaluation(self) -> Evaluation | None:
-        """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-        directory = self.run.dataset_path / "validation"
-        if directory.is_dir():
-            split = self.objective.open(directory)
-            count = self.objective.count(split, np.arange(len(split)), str(directory))
-            return Evaluation(split, count, self.config.micro_batch_size, self.device, self.meshes)
-        if self.config.evaluate_every_steps:
-            raise UserError(
-                f"training.evaluate_every_steps: {self.run.dataset_path} holds out no validation rows",
-                "raise dataset.validation_share, or add data",
-            )
-        return None
 
     def trial(self) -> None:
         """The operations of training, once."""
         if self.evaluation:
             self._means(rows=1)
         self.step(1, [])
-
-    def _add_reference(self) -> None:
-        """Give preferences their reference log-probabilities; the model is still the one that training begins with."""
-        wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
-        if self.evaluation:
-            wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
-        reference.add(
-            self.run, self.processes, self.meshes, self.device, self.model.module, wanted, self._log_probabilities
-        )
-
-    def _log_probabilities(self, batch: Batch) -> torch.Tensor:
-        """By the model as it is, of each document of a batch, fp32 [documents]."""
-        compiled = compiling.compiles(self.config, self.device)
-        found: torch.Tensor = -self.model.module(
-            **language_model.inputs(batch, self.device, compiled, by_document=True)
-        )
-        return found
 
     def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
         """The validation loss, and the objective's other metrics by name."""
@@ -258,26 +207,39 @@ class TrainingLoop:
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
         return self.evaluation.means(module, lambda batch: sums(self.inputs(batch)), rows)
 
+    def _may_launch(self, launched: Sequence[LaunchedStep], stopping: bool) -> bool:
+        """Whether the next step begins, of `launched` ones whose outcomes were not read.
+
+        An accelerator has a step to compute while the outcome of the one before is read; but not before that has been
+        saved or evaluated, if it will be.
+        """
+        if not launched:
+            return True
+        newest = launched[-1].number
+        return not (
+            stopping
+            or len(launched) > self.steps_ahead
+            or newest == self.steps
+            or self.state.saves_after(newest)
+            or self._evaluates_after(newest)
+        )
+
+    def _evaluates_after(self, number: int) -> bool:
+        every = self.config.evaluate_every_steps
+        return number == self.steps or bool(every and number % every == 0)
+
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
+        return self.launch(number, signals).read(self.objective.metrics)
+
+    def launch(self, number: int, signals: list[int]) -> LaunchedStep:
+        """One optimizer step, whose outcome an accelerator may still be computing."""
         means, share_of_norm = self.forward_backward(number)
-        summary = torch.cat(
-            [
-                # equal on the ranks of a tp group, so each contributes its share
-                means / self.tensor_parallel,
-                share_of_norm[None],
-                torch.tensor(flags(signals), device=self.device),
-            ]
-        )
-        dist.all_reduce(summary)
-        mean_loss, *others = summary[: len(means)].tolist()
-        squared_norm, *asked = summary[len(means) :].tolist()
-        norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
-        sanity.check_finite(number, mean_loss, norm)
         rate = learning_rate(self.config, number, self.steps)
-        self.optimizer.step(rate, norm)
-        named = dict(zip(self.objective.metrics, others, strict=True))
-        return Step(number, mean_loss, norm, rate, stop_signal(asked), named)
+        # the means are equal on the ranks of a tp group, so each contributes its share
+        launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals)
+        self.optimizer.step(rate, launched.grad_norm)
+        return launched
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the gradients of step `number`'s mean loss.
@@ -290,17 +252,17 @@ class TrainingLoop:
         if self.pipeline:
             micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
             total = self.pipeline.forward_backward(micro_batches, count)
-            return total, self.data_parallel.after_backward()
+            return total, self.trained_weights.after_backward()
         total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
         for index in range(last + 1):
-            self.data_parallel.before_backward(last=index == last)
+            self.trained_weights.before_backward(last=index == last)
             # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
             means = self.objective.sums(self.model.module, self.batches.take((number, index))) / count
             means[0].backward()
             total += means.detach()
             if index < last or number < self.steps:
                 self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
-        return total, self.data_parallel.after_backward()
+        return total, self.trained_weights.after_backward()
 
     def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
         step, index = step_and_index
@@ -310,54 +272,6 @@ class TrainingLoop:
     def inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
-
-    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
-        """Save what is due after this step; `wanted`: a checkpoint for a restart is, whatever its number."""
-        config = self.config
-        best = config.keep_best and progress.best_step == progress.step
-        if config.save_only_model:
-            due = last
-        else:
-            due = wanted or progress.step % config.save_every_steps == 0
-        if best or due:
-            self.data_parallel.check_replicas(progress.step)
-        if best:
-            self.checkpoints.save_best(self._weights(), progress)
-        if due:
-            self.checkpoints.save(self._weights() if config.save_only_model else self._state(), progress)
-
-    def _weights(self) -> dict[str, Any]:
-        """The trained weights in `weights_dtype`."""
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.config.weights_dtype]
-        return {"model": self.data_parallel.state(dtype)}
-
-    def _state(self) -> dict[str, Any]:
-        """What a restart needs: the tensors of a checkpoint, sharing memory with model and optimizer."""
-        return {
-            "model": self.data_parallel.state(),
-            "optimizer": self.optimizer.state(),
-            "random": checkpoints.random_state(self.processes.rank, self.device),
-        }
-
-    def resume(self) -> Progress:
-        """Load the newest complete checkpoint; without one, start at step 0."""
-        if self.checkpoints.volume.leads:
-            checkpoint_directory.remove_leftovers(self.run)
-        progress = checkpoint_directory.newest(self.run, self.processes)
-        if self.checkpoints.volume.leads:
-            checkpoint_directory.discard_later_best(self.run, progress.step if progress else 0)
-        if progress is None:
-            return Progress()
-        if progress.step == self.steps or progress.stopped_early:
-            # nothing is left to train; it may hold the weights alone
-            return progress
-        state = self._state()
-        self.checkpoints.load(self.run.checkpoint(progress.step), state)
-        for names in self.data_parallel.groups:
-            self.data_parallel.use_masters(names)
-        self.optimizer.steps = progress.step
-        checkpoints.restore_random_state(state["random"], self.processes.rank, self.device)
-        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
         trained = self.model.trainable_parameters

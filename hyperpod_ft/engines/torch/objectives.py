@@ -14,7 +14,7 @@ from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.t5 import paired_model
-from hyperpod_ft.engines.torch.reference import PreferenceSplit
+from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
 
@@ -86,7 +86,7 @@ class DirectPreference:
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
         pairs = int(split.pairs(rows).sum())
         if not pairs:
-            raise UserError(f"{where}: its rows have no pair", "check dataset.source")
+            raise UserError(f"{where}: its rows hold no pair of completions", "check dataset.source")
         return pairs
 
     def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ class Stager:
     def __init__(self, *, pinned: bool) -> None:
         """`pinned`: the tensors are on an accelerator, which copies into pinned memory without a copy in between."""
         self._pinned = pinned
-        self._copies: dict[tuple[tuple[str, ...], torch.dtype], torch.Tensor] = {}
+        self._buffers: dict[tuple[tuple[str, ...], torch.dtype], torch.Tensor] = {}
 
     def stage(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state of nested dictionaries of tensors, copied to the CPU. The next call overwrites it."""
@@ -38,6 +38,6 @@ class Stager:
 
     def _copy(self, tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
         key = path, tensor.dtype
-        if key not in self._copies:
-            self._copies[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned)
-        return self._copies[key].copy_(tensor, non_blocking=self._pinned)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned)
+        return self._buffers[key].copy_(tensor, non_blocking=self._pinned)

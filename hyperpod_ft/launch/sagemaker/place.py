@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.groups import section_of
-from hyperpod_ft.launch.sagemaker.store import RunStore
 from hyperpod_ft.runs.run import Run
+
+if TYPE_CHECKING:
+    from hyperpod_ft.launch.sagemaker.store import RunStore
 
 
 class Place(Protocol):
@@ -52,14 +54,14 @@ class InStore:
 
     def prepare(self) -> None:
         """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too."""
-        store = RunStore(self.run, self.client)
+        store = self._store()
         store.push_run()
         for stage in self.run.plan.stages:
             if self.run.is_done(stage.name) and not self._in_store(stage.name):
                 store.push_stage(stage.name)
 
     def refresh(self) -> None:
-        RunStore(self.run, self.client).pull_records()
+        self._store().pull_records()
         records = [record for stage in self.run.plan.stages if (record := self.run.record(stage.name))]
         outputs = {output.path for record in records for output in record.outputs}
         sizes = {entry.name: entry.size for entry in trees.listed(self.client, self.url, outputs)}
@@ -79,6 +81,11 @@ class InStore:
                 f"move that away first, and remove {directory}/records/train.json (aws s3 mv --recursive, rm)",
             )
         small_objects.remove(self.client, self.url, there)
+
+    def _store(self) -> "RunStore":
+        from hyperpod_ft.launch.sagemaker.store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
+
+        return RunStore(self.run, self.client)
 
     def _in_store(self, stage: str) -> bool:
         """Whether the store has all that a stage recorded, as of the last `refresh`."""

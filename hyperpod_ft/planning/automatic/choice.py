@@ -1,27 +1,27 @@
-"""Which degrees of parallelism a run gets: all that divide its ranks are tried, by the checks that given ones pass.
+"""Which degrees of parallelism a run gets: all that divide its ranks are tried, with the checks of given ones.
 
-Those that the engine, the model or the memory does not allow are refused, with the reason that a user would read; of
-the others, those that train most tokens a second by the estimate are chosen.
+Those that the engine, the model or the memory does not allow are refused, with the reason as a user would read it. Of
+the others, the kit takes those with the highest estimated tokens per second.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import Parallelism, RunConfig
 from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.parallelism import check_model, degrees_of, ranks_per_node
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # layouts that a proposal shows
@@ -39,13 +39,13 @@ class DegreesLayout:
     time: StepTime
 
     @property
-    def rows(self) -> int:
+    def rows_per_step(self) -> int:
         """Training rows in one step."""
         return rows_per_step(self.config.training, self.degrees.data_parallel)
 
     @property
     def tokens_per_second(self) -> float:
-        return self.rows * self.config.dataset.max_length / self.time.total
+        return self.rows_per_step * self.config.dataset.max_length / self.time.total
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class Proposal:
 
     chosen: DegreesLayout
     slower: tuple[DegreesLayout, ...]  # the fastest first
-    refused: tuple[Refused, ...]  # the fastest of those that do not fit, then one for each key that others contradict
+    refused: tuple[
+        Refused, ...
+    ]  # the fastest that do not fit, then one for each key of the run file that refuses others
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -71,7 +73,7 @@ class Proposal:
                     "degrees": str(layout.degrees),
                     "sharding": str(layout.sharding),
                     "bytes": layout.needed,
-                    "rows_per_step": layout.rows,
+                    "rows_per_step": layout.rows_per_step,
                     "seconds_per_step": layout.time.total,
                     "tokens_per_second": layout.tokens_per_second,
                 }
@@ -98,13 +100,13 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     too_large: list[DegreesLayout] = []
     impossible: dict[str, Refused] = {}  # by key of the run file
     first_error: Exception | None = None
-    for candidate in _candidates(config):
+    for candidate, degrees in _candidates(config):
         try:
             found = _layout(candidate, model_config, shape)
         except (UserError, ValueError) as error:
             first_error = first_error or error
             problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
-            impossible.setdefault(problem.partition(":")[0], Refused(_degrees(candidate), problem))
+            impossible.setdefault(problem.partition(":")[0], Refused(degrees, problem))
             continue
         (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
@@ -121,57 +123,45 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     return Proposal(chosen, tuple(slower), tuple(refused))
 
 
-def _candidates(config: RunConfig) -> Iterator[RunConfig]:
-    """The run file with each product of degrees that divides its ranks."""
-    instance = CATALOGUE[config.cluster.instance_type]
-    # missing ranks_per_node is refused with the first candidate
-    on_node = config.parallelism.ranks_per_node or instance.ranks or 1
-    ranks = config.cluster.nodes * on_node
-    for tensor in _divisors(on_node):
-        for stages in _divisors(ranks // tensor):
-            for context in _divisors(ranks // tensor // stages):
+def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
+    """The run file with all degrees whose product divides its ranks; none is checked yet."""
+    nodes, on_node, default = config.cluster.nodes, ranks_per_node(config), Parallelism()
+    ranks = nodes * on_node
+    for tensor in divisors(on_node):
+        for stages in divisors(ranks // tensor):
+            for context in divisors(ranks // tensor // stages):
                 given = {
                     "degrees": "manual",
                     "tensor_parallel": tensor,
                     "pipeline_parallel": stages,
                     "context_parallel": context,
                 }
+                if stages == 1:  # the run file's are for layouts with a pipeline
+                    given |= {key: getattr(default, key) for key in ("pipeline_schedule", "virtual_pipeline_parallel")}
                 parallelism = config.parallelism.model_copy(update=given)
-                yield config.model_copy(update={"parallelism": parallelism})
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+                candidate = config.model_copy(update={"parallelism": parallelism})
+                yield candidate, Degrees(nodes, on_node, tensor, stages, context)
 
 
 def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> DegreesLayout:
-    """Raises UserError or ValueError as submitting a run file with these degrees would, but for its memory."""
+    """Raises UserError or ValueError as submitting a run file with these degrees would, except for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
     check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
-    parts = list(torch_memory.shares(config, degrees, shape))
+    shares = list(torch_memory.shares(config, degrees, shape))
     needed: float | None = None
     if available(config):
-        sharding, needed = torch_memory.fit(config, degrees, shape, parts)
+        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, shares)
     else:
-        sharding = torch_memory.choose(config, degrees, shape)
+        sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return DegreesLayout(
         config=config,
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, parts),
-    )
-
-
-def _degrees(config: RunConfig) -> Degrees:
-    """Those of a candidate, unchecked."""
-    given = config.parallelism
-    on_node = given.ranks_per_node or CATALOGUE[config.cluster.instance_type].ranks or 1
-    return Degrees(
-        config.cluster.nodes, on_node, given.tensor_parallel or 1, given.pipeline_parallel, given.context_parallel
+        time=step_time(config, degrees, shape, sharding, shares),
     )
 
 
@@ -185,7 +175,8 @@ def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserErro
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:
-        possible = f"the {len(too_large)} possible layouts" if len(too_large) > 1 else "the only possible layout"
-        tried = f"none of {possible} fits; with {closest.degrees}, which needs least"
-        return UserError(f"parallelism.degrees: {tried}, {error.problem}", error.remedy)
+        tried = "the only possible layout does not fit: "
+        if len(too_large) > 1:
+            tried = f"none of the {len(too_large)} possible layouts fits; the one that needs least is "
+        return UserError(f"parallelism.degrees: {tried}{closest.degrees}, {error.problem}", error.remedy)
     raise AssertionError("does not fit, but is not refused")

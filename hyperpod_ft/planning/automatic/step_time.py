@@ -18,8 +18,8 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.pipeline import schedule
-from hyperpod_ft.planning.sharding import Sharding
-from hyperpod_ft.planning.torch_memory import key_value_copies
+from hyperpod_ft.planning.torch.memory import key_value_copies
+from hyperpod_ft.planning.torch.sharding import Sharding
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
@@ -47,21 +47,21 @@ class StepTime:
 def step_time(
     config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, parts: Sequence[StageShare]
 ) -> StepTime:
-    """The estimate for degrees that the model allows; `parts`: of the model, on each rank of a pipeline."""
+    """The estimate for degrees that the model allows. `parts`: the part of the model on each rank of a pipeline."""
     links = _Links(config, degrees)
     tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
     micro_batches = config.training.gradient_accumulation_steps
     tokens = micro_batches * config.training.micro_batch_size * config.dataset.max_length / context  # of a rank
     layers = -(-shape.layers // stages)
     activation = tokens * shape.hidden * element_bytes(config)
-    again = config.training.activation_checkpointing
+    checkpointing = config.training.activation_checkpointing
 
     compute = tokens * _flops_per_token(config, shape) / (tensor * stages) / links.flops
     # each block sums its output in the forward pass, and its input's gradient in the backward pass
-    sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[again])
+    sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[checkpointing])
     in_tensor = 2 * sums * links.exchange(activation, tensor, stride=1)
     heads = 2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape)
-    passes = layers * (2 + (again == "full"))
+    passes = layers * (2 + (checkpointing == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
     idle = schedule.idle_share(config, degrees)
@@ -73,7 +73,7 @@ def step_time(
 
 
 def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
-    """With what is computed again. Adapters, below one percent of a model, are not counted."""
+    """Operations on a token, recomputed ones included. Adapters, less than one percent of a model, are not counted."""
     training = config.training
     multiplied = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
     attention = shape.layers * shape.queries * config.dataset.max_length
@@ -108,7 +108,7 @@ class _Links:
         on_accelerators = instance.has_accelerators
         self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
         self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
-        # those of a node share its network
+        # the ranks of a node share its network
         self._network = instance.rank_network_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
         self._ranks_per_node = degrees.ranks_per_node
 

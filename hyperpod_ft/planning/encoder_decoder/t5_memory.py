@@ -1,29 +1,32 @@
-"""Memory of a training step of a T5 on a rank: what differs from the Llama family (memory.py, torch_memory.py).
+"""Memory of a training step of a T5 on a rank: what differs from decoders.
 
-Not compared with measurements. Layers are counted as if all had the same size, since they differ by an attention.
+Those are in planning/memory.py and planning/torch/memory.py. Layers are counted as if all had the same size, though
+those of the decoder have one more attention.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
-from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, resident
+from hyperpod_ft.planning.lora_targets import target_names
+from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, kept_by_layers
 
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
-    lora, tensor = config.lora, degrees.tensor_parallel
+    lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.family)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
+    ends = shape.end_parameters(tensor)
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
-    adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
-        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in lora.target_names
+    adapters = sum(shape.adapters(targets, lora.r)) + lora.dora * sum(
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
     )
-    quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
+    quantized = sum(linears[name] for name in linears if name in targets and lora.quantization != "none")
     return StageShare(
         layers=shape.layers,
         layer_parameters=parameters // shape.layers,
-        end_parameters=shape.end_parameters,
+        end_parameters=ends,
         quantized=quantized,
-        trainable=adapters if config.training.method == "lora" else parameters + shape.end_parameters,
+        trainable=adapters if config.training.method == "lora" else parameters + ends,
         in_flight=1,
         last=True,
     )
@@ -38,9 +41,9 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     rows, source = training.micro_batch_size, training.micro_batch_size * dataset.max_length
     target = rows * (dataset.max_target_length or 0)
     heads = shape.heads // degrees.tensor_parallel
-    # and its gradient, where it is trained
-    copies = 2 if training.method == "full" else 1
-    biases = copies * element * rows * heads * (dataset.max_length**2 + (dataset.max_target_length or 0) ** 2)
+    scores = rows * heads * (dataset.max_length**2 + (dataset.max_target_length or 0) ** 2)
+    # and their gradients, where they are trained
+    biases = (2 if training.method == "full" else 1) * element * scores
     norm = shape.hidden * (FP32 + (1 + (training.method == "full")) * element)
     dropped = shape.hidden  # a mask of the output of attention and of MLP, one byte each
     queries, tensor = element * shape.queries / degrees.tensor_parallel, degrees.tensor_parallel
@@ -50,19 +53,19 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     whole = {"encoder": source * own, "decoder": target * (own + cross) + source * 2 * queries}
     given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
     counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
-
+    # the second attention: query, output and what `o` makes of it; keys and values
+    cross_products = element * shape.hidden + 2 * queries
+    products = {
+        "encoder": source * _products(shape, element, tensor),
+        "decoder": target * (_products(shape, element, tensor) + cross_products) + source * 2 * queries,
+    }
+    kept = biases + sum(
+        kept_by_layers(config, count, whole[stack], given[stack], products[stack]) for stack, count in counts.items()
+    )
     if training.activation_checkpointing == "none":
-        return biases + sum(resident(config, counts[stack], whole[stack]) for stack in counts)
-    every = training.activation_checkpointing_every
-    products = {"encoder": source * _products(shape, element, tensor), "decoder": 0.0}
-    products["decoder"] = target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries
-    kept = 0.0
-    for stack, count in counts.items():
-        recomputed = -(-count // every)
-        selected = products[stack] if training.activation_checkpointing == "selective" else 0.0
-        kept += resident(config, recomputed, given[stack]) + recomputed * selected
-        kept += resident(config, count - recomputed, whole[stack])
-    return biases + kept + max(0.0, max(whole.values()) - logits)
+        return kept
+    # one layer is recomputed, after the loss has freed its memory
+    return kept + max(0.0, max(whole.values()) - logits)
 
 
 def _products(shape: T5Shape, element: int, tensor: int) -> float:

@@ -50,11 +50,11 @@ def check_micro_batches(config: RunConfig, degrees: Degrees) -> None:
         )
 
 
-def in_flight(config: RunConfig, degrees: Degrees) -> list[int]:
+def in_flight(config: RunConfig, degrees: Degrees) -> list[float]:
     """How many micro batches have activations in memory at the same time, on each rank of the pipeline.
 
     1F1B begins with p - k forward passes on rank k of p, GPipe with all. `interleaved` begins with (v - 1) r + 2 (p - 1
-    - k) + 1 passes through one of the rank's v stages, in rounds of r micro batches.
+    - k) + 1 passes through one of the rank's v stages, in rounds of r micro batches: each is 1/v of a micro batch.
     """
     ranks, count = degrees.pipeline_parallel, config.training.gradient_accumulation_steps
     schedule, stages = config.parallelism.pipeline_schedule, stages_per_rank(config)
@@ -64,4 +64,4 @@ def in_flight(config: RunConfig, degrees: Degrees) -> list[int]:
         return [min(ranks - rank, count) for rank in range(ranks)]
     a_round = count // (count // ranks)
     passes = [(stages - 1) * a_round + 2 * (ranks - 1 - rank) + 1 for rank in range(ranks)]
-    return [min(-(-each // stages), count) for each in passes]
+    return [min(each / stages, count) for each in passes]

@@ -425,6 +425,14 @@ def test_no_refusal_shows_a_password(tmp_path: Path, given: Any) -> None:
     assert "package_repositories" in str(refused.value)
 
 
+def test_a_schedule_without_a_pipeline_is_refused(tmp_path: Path) -> None:
+    for schedule in ("interleaved", "gpipe"):
+        given = {"parallelism": {"pipeline_schedule": schedule}}
+        assert "parallelism.pipeline_schedule: has no effect without a pipeline" in refused(tmp_path, **given)
+    given = {"parallelism": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 4}}
+    assert "virtual_pipeline_parallel: only pipeline_schedule interleaved" in refused(tmp_path, **given)
+
+
 def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:
     every = {"training__activation_checkpointing_every": 2}
     assert "activation_checkpointing_every: has no effect" in refused(tmp_path, **every)

@@ -13,10 +13,10 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import neuron_memory
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.neuron import memory as neuron_memory
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shipped
@@ -212,8 +212,8 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
     for sharding, *expected in (
         ("replicated", 2, 4 + bucket / parameters, 12),
         ("zero1", 2, 4 / 8 + 2 * bucket / parameters, 12 / 8),
-        # a layer as received, and its gradients, which are replaced by those of others in the backward pass
-        ("zero2", 4 / 8 + 2 + 2 * layer / parameters, 6 * layer / parameters, 8 / 8),
+        # a layer's gradients, which are replaced by those of others in the backward pass
+        ("zero2", 4 / 8 + 2, 6 * layer / parameters, 8 / 8),
         # embedding, output matrix and three of 32 layers are gathered at once
         ("zero3", 4 / 8 + 2 * (ends + 3 * layer) / parameters, 4 / 8 + reduced, 8 / 8),
     ):
@@ -225,8 +225,11 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         "until the last micro batch"
     )
     assert on_p5("zero2", **accumulated).gradients == pytest.approx(parameters * 4 / 8 + 6 * layer, rel=1e-3)
+    # before the gradients, two layers as received
+    lora = on_p5("zero2", training__method="lora").gradients
+    assert lora == pytest.approx(2 * 2 * layer, rel=0.02)
     halved = {"parallelism": {"sharding": "zero3", "shard_ranks": 4}}
-    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + 4 / 4 + reduced))
+    assert on_p5("", **halved, **accumulated).gradients == pytest.approx(parameters * (4 / 4 + reduced))
     assert on_p5("zero1", training__optimizer_state="bf16").optimizer == pytest.approx(parameters * 8 / 8)
     assert on_p5("zero1", training__optimizer_state="int8").optimizer == pytest.approx(parameters * 6.03125 / 8)
     offloaded = on_p5("", parallelism={"sharding": "zero1", "offload": "optimizer"})

@@ -17,22 +17,10 @@ from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.run import Run
+from tests.unit.tiny_families import SIZES
 
 MakeRun = Callable[..., Run]
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # shorter than the documents, in one layer where a family has both kinds
 WINDOW = {"sliding_window": 4}

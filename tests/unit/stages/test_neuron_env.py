@@ -21,8 +21,9 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import installation, interpreters, neuron_devices
-from hyperpod_ft.planning import neuron_rules, torch_rules
+from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins, requirements
+from hyperpod_ft.planning.torch import rules as torch_rules
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.env import _neuron_devices, build, check_torch_neuron, probe
 from tests.unit.wheels import wheel

@@ -6,6 +6,7 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig, parse_config
 from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED, INCOMPLETE
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
@@ -76,16 +77,14 @@ def _ranks(where: Path, tensors: Iterable[LogicalTensor]) -> dict[str, int]:
         module = name.removesuffix(suffix)
         partner = shapes.get(module + _FACTORS[suffix])
         if partner is None:
-            raise UserError(
-                f"{where}: {name} has no {module}{_FACTORS[suffix]}", "the checkpoint is incomplete: use an earlier one"
-            )
+            raise UserError(f"{where}: {name} has no {module}{_FACTORS[suffix]}", INCOMPLETE)
         first, second = (shape, partner) if suffix.endswith(("A", "A.weight")) else (partner, shape)
         if len(first) != 2 or len(second) != 2 or first[0] != second[1]:
             raise UserError(
                 f"{where}: the factors of {module} have shapes {list(first)} and {list(second)}, which do not match",
-                "the checkpoint is damaged: use an earlier one",
+                DAMAGED,
             )
         ranks[module] = first[0]
     if not ranks:
-        raise UserError(f"{where}: the adapter has no LoRA factors", "the checkpoint is incomplete: use an earlier one")
+        raise UserError(f"{where}: the adapter has no LoRA factors", INCOMPLETE)
     return ranks

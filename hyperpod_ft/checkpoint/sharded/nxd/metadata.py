@@ -16,10 +16,9 @@ from pydantic import BaseModel, Field
 
 from hyperpod_ft.checkpoint.formats.json_file import read, validate
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Heads
+from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED_FILE, INCOMPLETE, MIXED
 from hyperpod_ft.errors import UserError
 
-_DAMAGED = "the file is damaged: use an earlier checkpoint"
-_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
 _Positive = Annotated[int, Field(ge=1)]
 
 
@@ -100,7 +99,7 @@ class _FusedLinearsSpec(_Spec):
             raise UserError(
                 f"{file}: {module}: original_dims {list(sizes)} do not fit linears {list(self.linear_names)} and tensor"
                 f" parallel {self.tp_size}",
-                _DAMAGED,
+                DAMAGED_FILE,
             )
         linears = tuple(f"{module}.{name}" for name in self.linear_names)
         return {f"{module}.{self.fused_linear_name}": FusedLinears(linears, sizes)}
@@ -125,7 +124,7 @@ class _GroupedQueriesSpec(_Spec):
             raise UserError(
                 f"{file}: {module}: {heads.queries} query heads and {heads.keys} key heads x {heads.multiplier} do not"
                 f" divide over tensor parallel {heads.tensor_parallel} with {rows[0]} and {rows[1]} rows per rank",
-                _DAMAGED,
+                DAMAGED_FILE,
             )
         projections = (self.query_projection_name, self.key_projection_name, self.value_projection_name)
         query, key, value = (f"{module}.{name}" for name in projections)
@@ -156,7 +155,7 @@ def read_stages(directory: Path) -> tuple[list[PipelineStage], int]:
     found = {_rank(path): path for path in directory.glob("mp_metadata_pp_rank_*.json")}
     for rank in range(max(found, default=0) + 1):
         if rank not in found:
-            raise UserError(f"{directory}: mp_metadata_pp_rank_{rank}.json is missing", _INCOMPLETE)
+            raise UserError(f"{directory}: mp_metadata_pp_rank_{rank}.json is missing", INCOMPLETE)
     stages = [_read(found[rank]) for rank in sorted(found)]
     # the last stage may have no sharded parameter, and then states no degree
     degrees = {degree: stage.file.name for stage in stages for degree in stage.degrees}
@@ -164,7 +163,7 @@ def read_stages(directory: Path) -> tuple[list[PipelineStage], int]:
         says = ", ".join(f"{name} says {degree}" for degree, name in sorted(degrees.items()))
         raise UserError(
             f"{directory}: tensor parallel size: {says or 'the metadata does not state it'}",
-            "files of different checkpoints are mixed: use an earlier checkpoint",
+            MIXED,
         )
     return stages, next(iter(degrees))
 
@@ -177,13 +176,13 @@ def _rank(file: Path) -> int:
 
 
 def _read(file: Path) -> PipelineStage:
-    metadata = read(file, _Metadata, _DAMAGED)
+    metadata = read(file, _Metadata, DAMAGED_FILE)
     parameters: dict[str, int | None] = {}
     degrees: set[int] = set()
     for name, values in metadata.parameters.items():
         parameters[name] = None
-        if validate(file, values, _Parameter, _DAMAGED).tensor_model_parallel:
-            sharded = validate(file, values, _ShardedParameter, _DAMAGED)
+        if validate(file, values, _Parameter, DAMAGED_FILE).tensor_model_parallel:
+            sharded = validate(file, values, _ShardedParameter, DAMAGED_FILE)
             parameters[name] = sharded.partition_dim
             degrees.add(sharded.num_partitions)
     transformations: dict[str, Transformation] = {}
@@ -194,7 +193,7 @@ def _read(file: Path) -> PipelineStage:
                     f"{file}: {module.module_fully_qualified_name}: transformation {kind} is not supported",
                     "use a newer version of hyperpod-ft",
                 )
-            spec = validate(file, values, _SPECS[kind], _DAMAGED)
+            spec = validate(file, values, _SPECS[kind], DAMAGED_FILE)
             transformations |= spec.transformations(file, module.module_fully_qualified_name)
             degrees.add(spec.tp_size)
     return PipelineStage(file, parameters, transformations, frozenset(degrees))

@@ -17,12 +17,10 @@ from typing import Any
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.formats.safe_pickle import Inert
 from hyperpod_ft.checkpoint.formats.torch_file import StoredTensor
+from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED_FILE, INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.errors import UserError
 
-_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
-_DAMAGED = "the file is damaged: use an earlier checkpoint"
-_MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
 # At least two digits: rank 100 has three, so names do not sort like numbers.
 _RANK_FILE = re.compile(r"dp_rank_00_tp_rank_(\d{2,})_pp_rank_(\d{2,})\.pt")
 _TENSOR_FILE = re.compile(r"tensor_\d+\.pt")
@@ -65,13 +63,13 @@ class RankFile:
         file = tensors_directory(self.file) / f"tensor_{found}.pt"
         tensor = torch_file.describe(file)
         if not isinstance(tensor, StoredTensor):
-            raise UserError(f"{file}: does not hold a tensor", _DAMAGED)
+            raise UserError(f"{file}: does not hold a tensor", DAMAGED_FILE)
         if (tensor.dtype, tensor.shape) != self.info[found]:
             dtype, shape = self.info[found]
             raise UserError(
                 f"{file}: holds {tensor.dtype} {list(tensor.shape)}, {info_file(self.file).name} says {dtype}"
                 f" {list(shape)} for {name}",
-                _MIXED,
+                MIXED,
             )
         return Shard(file, tensor)
 
@@ -102,11 +100,11 @@ def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list
     if missing := sorted(expected - found.keys()):
         stage, rank = missing[0]
         name = f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
-        raise UserError(f"{model / name}: is missing: the metadata says {degrees}", _INCOMPLETE)
+        raise UserError(f"{model / name}: is missing: the metadata says {degrees}", INCOMPLETE)
     if extra := sorted(found.keys() - expected):
         raise UserError(
             f"{found[extra[0]]}: does not belong to the checkpoint: the metadata says {degrees}",
-            _MIXED,
+            MIXED,
         )
     return [[found[stage, rank] for rank in range(tensor_parallel)] for stage in range(pipeline_parallel)]
 
@@ -115,24 +113,24 @@ def read(file: Path) -> RankFile:
     """One rank's file. Raises UserError when it is damaged, or its tensor files are not exactly those that it names."""
     contents = torch_file.describe(file, names=_NAMES)
     if not isinstance(contents, dict) or not all(isinstance(name, str) for name in contents):
-        raise UserError(f"{file}: does not hold a state dict", _DAMAGED)
+        raise UserError(f"{file}: does not hold a state dict", DAMAGED_FILE)
     numbers = {name: value.state["tid"] for name, value in contents.items() if _is_reference(value)}
     if not numbers:
         if other := [name for name, value in contents.items() if not isinstance(value, StoredTensor)]:
-            raise UserError(f"{file}: {other[0]} is not a tensor", _DAMAGED)
+            raise UserError(f"{file}: {other[0]} is not a tensor", DAMAGED_FILE)
         if tensors_directory(file).is_dir():
             raise UserError(
                 f"{tensors_directory(file)}: {file.name} refers to no tensor file",
-                _MIXED,
+                MIXED,
             )
         return RankFile(file, contents, {})
     if len(numbers) != len(contents):
-        raise UserError(f"{file}: {min(contents.keys() - numbers.keys())} is not a tensor", _DAMAGED)
+        raise UserError(f"{file}: {min(contents.keys() - numbers.keys())} is not a tensor", DAMAGED_FILE)
     info = _info(info_file(file))
     if set(numbers.values()) != info.keys():
         raise UserError(
             f"{info_file(file)}: describes {len(info)} tensors, {file.name} refers to {len(set(numbers.values()))}",
-            _MIXED,
+            MIXED,
         )
     _check_tensor_files(tensors_directory(file), set(info))
     return RankFile(file, numbers, info)
@@ -155,7 +153,7 @@ def shards(ranks: Sequence[RankFile], names: Iterable[str]) -> dict[str, tuple[S
                 raise UserError(
                     f"{other.file}: {name} is {other.tensor.dtype} {list(other.tensor.shape)}, rank 0 has"
                     f" {first.tensor.dtype} {list(first.tensor.shape)}",
-                    _MIXED,
+                    MIXED,
                 )
     return parts
 
@@ -169,16 +167,16 @@ def _info(file: Path) -> dict[int, tuple[str, tuple[int, ...]]]:
     try:
         return {int(number): (str(entry["dtype"]), tuple(entry["shape"])) for number, entry in found.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file}: does not describe tensors: {error!r}", _DAMAGED) from error
+        raise UserError(f"{file}: does not describe tensors: {error!r}", DAMAGED_FILE) from error
 
 
 def _check_tensor_files(directory: Path, numbers: set[int]) -> None:
     expected = {f"tensor_{number}.pt" for number in numbers}
     found = {path.name for path in directory.glob("tensor_*.pt") if _TENSOR_FILE.fullmatch(path.name)}
     if missing := sorted(expected - found):
-        raise UserError(f"{directory / missing[0]}: is missing", _INCOMPLETE)
+        raise UserError(f"{directory / missing[0]}: is missing", INCOMPLETE)
     if extra := sorted(found - expected):
         raise UserError(
             f"{directory / extra[0]}: no rank refers to it: an earlier checkpoint left it",
-            _MIXED,
+            MIXED,
         )

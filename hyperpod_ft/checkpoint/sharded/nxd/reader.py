@@ -32,6 +32,7 @@ from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_fi
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, PipelineStage
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import RankFile
 from hyperpod_ft.checkpoint.sharded.nxd.transformations import logical
+from hyperpod_ft.checkpoint.sharded.remedies import INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, check
 from hyperpod_ft.errors import UserError
 
@@ -39,8 +40,6 @@ SHARDS = "shards"
 ADAPTER_SHARDS = "adapter_shards"
 _ADAPTER = "adapter_"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
-_MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -71,7 +70,7 @@ def adapter_directories(path: Path) -> list[Path]:
             f"{odd[0]}: is not a valid adapter name", "rename it: use letters, digits, dashes, dots and underscores"
         )
     if bare := [child for child in found if not (child / ADAPTER_SHARDS).is_dir()]:
-        raise UserError(f"{bare[0]}: {ADAPTER_SHARDS} is missing", _INCOMPLETE)
+        raise UserError(f"{bare[0]}: {ADAPTER_SHARDS} is missing", INCOMPLETE)
     return sorted(found, key=lambda child: adapter_name(child) != "default")
 
 
@@ -118,7 +117,7 @@ def check_step(directory: Path) -> None:
         return
     step = read_object(file, "use an earlier checkpoint").get("global_step")
     if step != int(match[1]):
-        raise UserError(f"{file}: global_step is {step}, but the directory is named for step {match[1]}", _MIXED)
+        raise UserError(f"{file}: global_step is {step}, but the directory is named for step {match[1]}", MIXED)
 
 
 def _stages(shards: Path) -> tuple[list[PipelineStage], int]:
@@ -135,7 +134,7 @@ def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> 
     found = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
     for key, degree in found.items():
         if values.get(key, degree) != degree:
-            raise UserError(f"{file}: {key} is {values[key]}, the shards have {degree}", _INCOMPLETE)
+            raise UserError(f"{file}: {key} is {values[key]}, the shards have {degree}", INCOMPLETE)
 
 
 def _read(
@@ -150,7 +149,7 @@ def _read(
         ranks = rank_files.read_all(row)
         names = [name for name in _names(ranks) if adapter is None or not peft_names.is_frozen_base(name)]
         if missing := [name for name in _needed(stage, adapter) if name not in names]:
-            raise UserError(f"{row[0]}: {missing[0]} is missing", _INCOMPLETE)
+            raise UserError(f"{row[0]}: {missing[0]} is missing", INCOMPLETE)
         described = {name: name for name in names if name in parameters}
         for name in names:
             # files also have tensors of other stages, and of other adapters, whose values are meaningless here
@@ -197,7 +196,7 @@ def _names(ranks: Sequence[RankFile]) -> list[str]:
             has, lacks = (first, other) if different[0] in first.contents else (other, first)
             raise UserError(
                 f"{lacks.file}: {different[0]} is missing, {has.file.name} has it",
-                _MIXED,
+                MIXED,
             )
     return list(first.contents)
 
@@ -211,7 +210,7 @@ def _tied_to(file: Path, name: str, described: Collection[str]) -> str:
     if not name.endswith(_OUTPUT) or embedding not in described:
         raise UserError(
             f"{file}: no metadata describes {name}",
-            f"a pipeline stage's metadata is missing, or {_MIXED}",
+            f"a pipeline stage's metadata is missing, or {MIXED}",
         )
     return embedding
 
@@ -221,7 +220,7 @@ def _with_copy(file: Path, tensor: LogicalTensor, copy: LogicalTensor) -> Logica
     if (tensor.dtype, tensor.shape) != (copy.dtype, copy.shape):
         raise UserError(
             f"{file}: {tensor.name} is {copy.dtype} {list(copy.shape)}, elsewhere {tensor.dtype} {list(tensor.shape)}",
-            _MIXED,
+            MIXED,
         )
     return LogicalTensor(
         tensor.name, tensor.dtype, tensor.shape, tensor.pieces, (*tensor.replicas, *copy.pieces, *copy.replicas)

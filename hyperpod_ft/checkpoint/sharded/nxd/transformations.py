@@ -14,10 +14,10 @@ from hyperpod_ft.checkpoint.sharded.nxd import cuts
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, replicated
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
+from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-_DAMAGED = "the checkpoint is damaged: use an earlier one"
 _NAME = re.compile(r"(?P<module>.+?)(?P<part>\.base_layer|\.lora_A|\.lora_B)?\.(?P<parameter>[^.]+)")
 _GROUPED = re.compile(r"(?P<parameter>weight|bias)_(?P<kind>q|k|v|qkv)")
 
@@ -32,7 +32,7 @@ def logical(
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UserError(f"{where}: {name} is not the name of a parameter", _DAMAGED)
+        raise UserError(f"{where}: {name} is not the name of a parameter", DAMAGED)
     module, part, parameter = match["module"], match["part"] or "", match["parameter"]
     transformation = transformations.get(module)
     if isinstance(transformation, FusedLinears | GroupedQueries) and part == ".lora_A":
@@ -55,7 +55,7 @@ def logical(
     if dim is None:
         return [replicated(name, shards)]
     if len(shards[0].tensor.shape) <= dim:
-        raise UserError(f"{where}: {name} has no dimension {dim} to shard", _DAMAGED)
+        raise UserError(f"{where}: {name} has no dimension {dim} to shard", DAMAGED)
     return [assemble(name, shards, dim, cuts.even(len(shards), shards[0].tensor.shape[dim]))]
 
 
@@ -64,7 +64,7 @@ def _grouped(
 ) -> list[LogicalTensor]:
     match = _GROUPED.fullmatch(parameter)
     if match is None:
-        raise UserError(f"{where}: {name} is not part of fused queries, keys and values", _DAMAGED)
+        raise UserError(f"{where}: {name} is not part of fused queries, keys and values", DAMAGED)
     query_rows, key_rows = grouped.query_rows, grouped.key_rows
     queries: tuple[list[Span], list[Span]] = (cuts.query_spans(grouped.heads, query_rows), [])
     keys = cuts.key_spans(grouped.heads, key_rows)

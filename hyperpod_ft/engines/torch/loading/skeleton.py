@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
+from transformers import AutoConfig, PreTrainedModel, initialization
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats.auto_class import auto_class
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
@@ -26,11 +27,11 @@ _REMEDY = "make or download the model again"
 
 
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """The language model of `directory`, causal or an encoder-decoder, its parameters
-    on the meta device; buffers not in files are real.
+    """The language model of `directory`, causal or an encoder-decoder, with its parameters on the meta device.
 
-    Parameters have `dtype`, except those that the model's class keeps in fp32. The model's own code is not run.
-    Raises UserError when config.json describes no model that can be built, or a quantized one.
+    Buffers that no file holds are real. Parameters have `dtype`, except those that the model's class keeps in fp32. The
+    model's own code is not run. Raises UserError when config.json describes no model that can be built, or a quantized
+    one.
     """
     # it warns, on every rank, that a directory named model@revision is not a Python module
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -38,7 +39,7 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
-            loader: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+            loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
             with torch.device("meta"), initialization.meta_device_safe_creation_ops():
                 model: Any = loader.from_config(
                     config, trust_remote_code=False, attn_implementation=attention, dtype=dtype

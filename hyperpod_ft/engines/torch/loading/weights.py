@@ -49,12 +49,12 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
         raise UserError(f"{directory}: {len(missing)} of the model's tensors are missing: {missing[0]}", _REMEDY)
     located = {}
     for names in names_of.values():
-        first, *copies = (stored[name] for name in names if name in stored)
-        for tensor in (first, *copies):
+        first, *others = (stored[name] for name in names if name in stored)
+        for tensor in (first, *others):
             _check(tensor, expected[names[0]], directory)
-        if any(copy.dtype != first.dtype for copy in copies):
+        if any(other.dtype != first.dtype for other in others):
             raise UserError(f"{directory}: tensor {first.name} is tied to one of another dtype", _REMEDY)
-        whole = replace(first, replicas=tuple(piece for copy in copies for piece in copy.pieces))
+        whole = replace(first, replicas=tuple(piece for other in others for piece in other.pieces))
         located |= dict.fromkeys(names, whole)
     return located
 

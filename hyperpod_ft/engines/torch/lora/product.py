@@ -9,7 +9,7 @@ from torch import nn
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import nf4
 
-# An x86 processor without them converts bf16 inside the product, at a quarter of the speed of fp32.
+# x86 processors without bf16 instructions convert bf16 inside each product, at a quarter of the speed of fp32.
 _WIDENS = platform.machine() == "x86_64" and not (
     torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 )
@@ -44,7 +44,7 @@ def product(
     x [..., in], A [r, in], B [out, r] -> [..., out]. Both products of the output's size accumulate in one tensor. What
     is kept for the backward pass, beside the parameters: d, and d A^T of [..., r]. Gradients have their input's dtype.
 
-    A W in NF4 is given as codes and scales, and decoded in each pass.
+    If W is in NF4, `weight` and `scales` are its codes and scales, decoded in each pass.
 
     Where shapes are fixed, it is written in torch's own operations, which the device's compiler knows.
     """

@@ -85,12 +85,12 @@ class _Offloaded:
     """A layer's forward pass whose kept tensors move to host memory."""
 
     def __init__(self, layer: nn.Module, forward: Callable[..., Any], host: "_ActivationStore", at_least: int) -> None:
-        self._layer, self._forward, self._host, self._at_least = layer, forward, host, at_least
+        self._layer, self._forward, self._store, self._at_least = layer, forward, host, at_least
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        call = _Call(self._host, self._staying(args[1:], kwargs), self._at_least)
+        call = _Call(self._store, self._staying(args[1:], kwargs), self._at_least)
         with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
             result = self._forward(*args, **kwargs)
         call.finish()
@@ -103,7 +103,7 @@ class _Offloaded:
         return {local(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
-class _Storage:
+class _OffloadedStorage:
     """The memory of one or several kept tensors: a copy on the host, and the bytes on the device while they are there.
 
     Both uint8 [bytes].
@@ -118,20 +118,21 @@ class _Call:
     """What autograd keeps of one call of a layer."""
 
     def __init__(self, host: "_ActivationStore", staying: set[int], at_least: int) -> None:
-        self._host, self._staying, self._at_least = host, staying, at_least
-        self._storages: dict[int, _Storage] = {}
+        self._store, self._staying, self._at_least = host, staying, at_least
+        self._storages: dict[int, _OffloadedStorage] = {}
         # weak: autograd frees each as soon as it has used it, and all of them if there is no backward pass
-        self._moved: list[weakref.ref[_Storage]] = []
+        self._moved: list[weakref.ref[_OffloadedStorage]] = []
+        self.before: weakref.ref[_Call] | None = None  # the call before this one, as long as autograd needs it
         self.returning = False
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if type(tensor) is not torch.Tensor or tensor.device.type != self._host.device.type:
+        if type(tensor) is not torch.Tensor or tensor.device.type != self._store.device.type:
             return tensor
         storage = tensor.untyped_storage()
         if storage.nbytes() < self._at_least or storage.data_ptr() in self._staying:
             return tensor
         if storage.data_ptr() not in self._storages:
-            self._storages[storage.data_ptr()] = self._host.take(_bytes(storage))
+            self._storages[storage.data_ptr()] = self._store.take(_bytes(storage))
         kept = self._storages[storage.data_ptr()]
         return self, kept, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
@@ -139,16 +140,16 @@ class _Call:
         if isinstance(packed, torch.Tensor):
             return packed
         call, kept, dtype, *where = packed
-        self._host.bring_back(call)
+        self._store.bring_back(call)
         assert kept.device is not None
         return torch.empty(0, dtype=dtype, device=kept.device.device).set_(kept.device.untyped_storage(), *where)
 
     def finish(self) -> None:
         self._moved = [weakref.ref(storage) for storage in self._storages.values()]
-        self._host.leave(self, list(self._storages.values()))
+        self._store.leave(self, list(self._storages.values()))
         self._storages = {}
 
-    def moved(self) -> list[_Storage]:
+    def moved(self) -> list[_OffloadedStorage]:
         """What autograd still needs."""
         return [storage for reference in self._moved if (storage := reference()) is not None]
 
@@ -159,17 +160,17 @@ class _ActivationStore:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._calls: list[_Call] = []  # those whose backward pass has not begun
-        self._leaving: list[_Storage] = []  # of the newest call
+        self._newest: weakref.ref[_Call] | None = None
+        self._leaving: list[_OffloadedStorage] = []  # of the newest call
         self._left: torch.Event | None = None  # recorded when `_leaving` has been copied
 
-    def take(self, source: torch.Tensor) -> _Storage:
+    def take(self, source: torch.Tensor) -> _OffloadedStorage:
         """Start to copy these bytes."""
         host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=devices.pins(self.device))
         self._copy(host, source)
-        return _Storage(host, source)
+        return _OffloadedStorage(host, source)
 
-    def leave(self, call: _Call, storages: list[_Storage]) -> None:
+    def leave(self, call: _Call, storages: list[_OffloadedStorage]) -> None:
         """After a layer's forward pass: let go on the device what the layer before it kept."""
         if self._left:
             # memory that the computing stream frees is used again by that stream
@@ -180,24 +181,23 @@ class _ActivationStore:
         if self._stream:
             self._left = torch.Event(self.device)
             self._left.record(self._stream)
-        while self._calls and not self._calls[0].moved():
-            del self._calls[0]
-        self._calls.append(call)
+        call.before, self._newest = self._newest, weakref.ref(call)
 
     def bring_back(self, call: _Call) -> None:
-        """Before a layer's backward pass: its own tensors, and those of the layer whose turn is next."""
+        """Before a layer's backward pass: its own tensors, and those of the layer whose turn is next.
+
+        That is the layer called before it, also when other micro batches of a pipeline were called since.
+        """
         if call.returning:
             return
         call.returning = True
         # the last layer's are still on the device
         self._leaving = []
-        while self._calls and self._calls.pop() is not call:
-            pass
         self._fetch(call)
         if self._stream:
             torch.accelerator.current_stream(self.device).wait_stream(self._stream)
-        if self._calls:
-            self._fetch(self._calls[-1])
+        if call.before and (before := call.before()):
+            self._fetch(before)
 
     def _fetch(self, call: _Call) -> None:
         for storage in call.moved():

@@ -101,7 +101,7 @@ def _refuse(module: torch.nn.Module, attention_mask: torch.Tensor | None, others
     if unknown := [name for name, present in found.items() if present]:
         raise UserError(
             f"model.source: {type(module).__name__} has {unknown[0]}, which engine torch does not compute",
-            "choose a model without",
+            "choose a model without it",
         )
 
 

@@ -13,6 +13,7 @@ from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.loading.weights import locate
@@ -31,15 +32,17 @@ from hyperpod_ft.engines.torch.model import (
 from hyperpod_ft.engines.torch.model.t5 import paired_model
 from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
 from hyperpod_ft.engines.torch.pipeline import stages
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
-from hyperpod_ft.planning import parallelism, torch_memory, torch_rules
+from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
+from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.pipeline import cut as pipeline_cut
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.planning.torch import rules as torch_rules
+from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
+from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
 
@@ -48,7 +51,7 @@ class ShardedModel:
     """A model on this rank, and what the training loop needs about it."""
 
     module: nn.Module
-    data_parallel: DataParallel
+    trained_weights: TrainedWeights
     stages: tuple[stages.Stage, ...]  # of a pipeline that are on this rank; one that has all layers without
     trainable_parameters: int  # of the whole model
     total_parameters: int
@@ -63,7 +66,7 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     matches no module.
     """
     config, mesh = run.config, meshes.weights
-    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+    dtype = devices.DTYPES[config.training.precision]
     # FSDP2 computes in bf16 with the fp32 weights that it updates; the other modes keep both
     trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
     model = _skeleton(run, trained)
@@ -103,16 +106,16 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     skeleton.fill(model, weights, held)
     if config.training.method == "lora":
         _initialize_adapters(model, weights, held, config.seed)
-    data_parallel: DataParallel
+    trained_weights: TrainedWeights
     if sharding.by_layer:
-        data_parallel = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
+        trained_weights = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
-        data_parallel = ReplicatedWeights(model, parts, mesh, offload=sharding.offload == "optimizer")
-        rounded = {name for name, parameter in data_parallel.parameters.items() if parameter.dtype != torch.float32}
-        masters = {name: parts[name].boxes(data_parallel.master(name)) for name in rounded}
+        trained_weights = ReplicatedWeights(model, parts, mesh, offload=sharding.offload == "optimizer")
+        rounded = {name for name, parameter in trained_weights.parameters.items() if parameter.dtype != torch.float32}
+        masters = {name: parts[name].boxes(trained_weights.master(name)) for name in rounded}
         # from the files, which may hold more digits than the weights that compute
         skeleton.fill_boxes(masters, weights)
-    return ShardedModel(model.train(), data_parallel, own_stages, trainable_parameters, total_parameters)
+    return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
 
 
 def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
@@ -141,14 +144,14 @@ def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[st
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
     family = torch_rules.divisible_family(model.config.model_type)
-    sequence_parallel = torch_memory.sequence_parallel(run.config, run.plan.degrees)
+    sequence_parallel = has_sequence_parallel(run.config, run.plan.degrees)
     return tensor_parallel.parallelize(
         model, family, mesh, sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
     )
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
-    """What is recomputed is compiled too, and host memory takes what is left."""
+    """In this order: what is recomputed is compiled too, and what both still keep goes to host memory."""
     training = run.config.training
     activations.checkpoint_layers(layers, training)
     compiling.compile_layers(layers, training, device, run.compile_cache)
@@ -164,8 +167,9 @@ def _initialize_adapters(
     with SliceReader() as reader:
         for name, module in model.named_modules():
             if isinstance(module, adapters.LoraLinear) and module.codes is not None:
-                weight = torch.empty(module.out_features, module.in_features, device=module.codes.device)
-                reader.copy(weights[f"{name}.weight"], (0, 0), weight)
+                stored = weights[f"{name}.weight"]
+                weight = torch.empty(stored.shape, device=module.codes.device)
+                reader.copy(stored, (0, 0), weight)
                 module.quantize(weight)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -187,7 +191,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     config = read_config(run.base_model)
-    # other families keep their own attention, one document a row
+    # other families keep their own attention, with one document per row
     separates = config.get("model_type") in SEPARATING_FAMILIES
     model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
     if model.config.is_encoder_decoder:

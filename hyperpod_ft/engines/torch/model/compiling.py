@@ -13,12 +13,11 @@ from torch import nn
 
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.planning import torch_memory
 
 
 def compiles(training: Training, device: torch.device) -> bool:
     """Whether layers are compiled on this device."""
-    return torch_memory.compiles(training, on_accelerator=device.type != "cpu")
+    return training.compiles(on_accelerator=device.type != "cpu")
 
 
 def compile_layers(layers: Sequence[nn.Module], training: Training, device: torch.device, caches: Path) -> None:

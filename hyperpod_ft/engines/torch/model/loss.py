@@ -4,10 +4,10 @@ The gradient of a sum of cross entropies is known as soon as the logits are, sof
 blocks computes the loss and the gradients of hidden states, output matrix and bias; the backward pass only scales them.
 Logits are multiplied by `scale`, then bent by `softcap` c to c tanh(x / c) (Gemma Team, arXiv:2408.00118, section 2).
 
-Where the head is divided over tensor-parallel ranks by words (vocabulary_parallel.py), each computes the logits of its
-own. The largest logit of a position, the sum of exponentials and the target's logit, one number each, are all that the
-ranks exchange; the gradients of hidden states add up over them. A block then has as many more positions as there are
-ranks: its logits take the same memory on each, and there are fewer exchanges.
+Where the head is divided over tensor-parallel ranks by rows (vocabulary_parallel.py), each computes the logits of its
+own entries of the vocabulary. The largest logit of a position, the sum of exponentials and the target's logit, one
+number each, are all that the ranks exchange; the gradients of hidden states add up over them. A block then has as many
+more positions as there are ranks: its logits take the same memory on each, and there are fewer exchanges.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
 from hyperpod_ft.engines.torch.model.tensor_collectives import Copy
-from hyperpod_ft.engines.torch.model.vocabulary_parallel import Words, words_of
-from hyperpod_ft.planning.torch_memory import LOSS_BLOCK
+from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
+from hyperpod_ft.planning.torch.memory import LOSS_BLOCK
 
 # Of the logits of a block, so many rows at a time stay in a CPU's cache from one operation to the next.
 _CACHED_ROWS = 16
@@ -50,8 +50,8 @@ def summed_cross_entropy(
     Shapes do not depend on how many count. The result has one backward pass. Collective where the head is divided.
     """
     if type(head) is nn.Linear and torch.is_grad_enabled() and head.weight.requires_grad:
-        words, block, hidden = _words_and_block(head, hidden)
-        loss: torch.Tensor = _LossSum.apply(hidden, head.weight, head.bias, targets, rule, words, block)
+        own_rows, block, hidden = _rows_and_block(head, hidden)
+        loss: torch.Tensor = _LossSum.apply(hidden, head.weight, head.bias, targets, rule, own_rows, block)
         return loss
     return cross_entropies(hidden, head, targets, rule).sum()
 
@@ -62,13 +62,13 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     A head that is trained takes one more product than for the sum: its gradient needs the weights, which are known in
     the backward pass only.
     """
-    words, block, hidden = _words_and_block(head, hidden)
+    own_rows, block, hidden = _rows_and_block(head, hidden)
     if type(head) is nn.Linear:
         weight, bias = head.weight, head.bias
         if not torch.is_grad_enabled():
             # autograd.Function asks for gradients of whatever requires them, also under no_grad
             hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-        losses: torch.Tensor = _LossPerPosition.apply(hidden, weight, bias, targets, rule, words, block)
+        losses: torch.Tensor = _LossPerPosition.apply(hidden, weight, bias, targets, rule, own_rows, block)
         return losses
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(block), targets.split(block), strict=True)
@@ -76,7 +76,7 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     has_dora = isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None
     shared = (head.ratio(head.base_weight(hidden.dtype)),) if has_dora else ()
     parts = [
-        checkpoint(_block_losses, x, head, target, rule, words, *shared, use_reentrant=False) for x, target in blocks
+        checkpoint(_block_losses, x, head, target, rule, own_rows, *shared, use_reentrant=False) for x, target in blocks
     ]
     return torch.cat(parts)
 
@@ -89,12 +89,12 @@ def document_cross_entropies(
     return torch.stack([part.sum() for part in losses.split(counts)]) if counts else losses.new_zeros(0)
 
 
-def _words_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[Words | None, int, torch.Tensor]:
-    """The words of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
-    words = words_of(head)
-    if words is None:
+def _rows_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[VocabularyRows | None, int, torch.Tensor]:
+    """The rows of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
+    own_rows = vocabulary_rows_of(head)
+    if own_rows is None:
         return None, LOSS_BLOCK, hidden
-    return words, LOSS_BLOCK * words.group.size(), Copy.apply(hidden, words.group)
+    return own_rows, LOSS_BLOCK * own_rows.group.size(), Copy.apply(hidden, own_rows.group)
 
 
 def _block_losses(
@@ -102,22 +102,22 @@ def _block_losses(
     head: nn.Module,
     targets: torch.Tensor,
     rule: LogitsRule,
-    words: Words | None,
+    own_rows: VocabularyRows | None,
     *shared: torch.Tensor,
 ) -> torch.Tensor:
-    losses: torch.Tensor = _LossesOfLogits.apply(head(hidden, *shared), targets, rule, words)
+    losses: torch.Tensor = _LossesOfLogits.apply(head(hidden, *shared), targets, rule, own_rows)
     return losses
 
 
 class _LossesOfLogits(torch.autograd.Function):
-    """Losses [positions] from the output of a head [positions, words]."""
+    """Losses [positions] from the output of a head [positions, vocabulary]."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rule: LogitsRule, words: Words | None
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rule: LogitsRule, own_rows: VocabularyRows | None
     ) -> torch.Tensor:
         gradient = logits.to(torch.float32, copy=True)
-        losses, factor = _softmax_less_one_hot(gradient, targets[:, None], rule, words)
+        losses, factor = _softmax_less_one_hot(gradient, targets[:, None], rule, own_rows)
         ctx.save_for_backward(gradient.mul_(factor))
         ctx.dtype = logits.dtype
         return losses
@@ -183,7 +183,7 @@ def _in_blocks(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     rule: LogitsRule,
-    words: Words | None,
+    own_rows: VocabularyRows | None,
     block: int,
     *,
     wanted: Sequence[bool],
@@ -212,9 +212,9 @@ def _in_blocks(
         if exact is not computed:
             logits.copy_(gradient)
         # ranks that share the vocabulary exchange once for a block
-        few = _CACHED_ROWS if logits.device.type == "cpu" and words is None else max(1, len(logits))
+        few = _CACHED_ROWS if logits.device.type == "cpu" and own_rows is None else max(1, len(logits))
         rows = zip(logits.split(few), target.split(few), strict=True)
-        found, factors = zip(*(_softmax_less_one_hot(some, of, rule, words) for some, of in rows), strict=True)
+        found, factors = zip(*(_softmax_less_one_hot(some, of, rule, own_rows) for some, of in rows), strict=True)
         losses[part] = torch.cat(found)
         factor = torch.cat(factors) if scales is None else torch.cat(factors) * scales[part, None]
         if exact is not computed:
@@ -247,19 +247,19 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *
 
 
 def _softmax_less_one_hot(
-    logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule, words: Words | None
+    logits: torch.Tensor, target: torch.Tensor, rule: LogitsRule, own_rows: VocabularyRows | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Overwrite the output of the head with the loss's gradient by it, but for a factor of each row.
 
-    logits fp32 [rows, words]; target int64 [rows, 1], of the whole vocabulary. Returns the losses [rows] and the
+    logits fp32 [rows, vocabulary]; target int64 [rows, 1], of the whole vocabulary. Returns the losses [rows] and the
     factors [rows, 1].
     """
     counted = target != IGNORED
     target = target.clamp(min=0)
     is_own = None
-    if words:
-        is_own = (target >= words.own.start) & (target < words.own.stop)
-        target = torch.where(is_own, target - words.own.start, 0)
+    if own_rows:
+        is_own = (target >= own_rows.own.start) & (target < own_rows.own.stop)
+        target = torch.where(is_own, target - own_rows.own.start, 0)
     slope = None
     if rule.scale != 1:
         logits.mul_(rule.scale)
@@ -269,13 +269,13 @@ def _softmax_less_one_hot(
         logits.mul_(rule.softcap)
     chosen = logits.gather(1, target)
     largest = logits.amax(1, keepdim=True)
-    if words:
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=words.group)
+    if own_rows:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=own_rows.group)
     exponentials = logits.sub_(largest).exp_()
     total = exponentials.sum(1, keepdim=True)
-    if words and is_own is not None:
+    if own_rows and is_own is not None:
         both = torch.stack([total, chosen * is_own])
-        dist.all_reduce(both, group=words.group)
+        dist.all_reduce(both, group=own_rows.group)
         total, chosen = both
     losses = torch.where(counted, total.log() + largest - chosen, 0).flatten()
     gradient = exponentials.scatter_add_(1, target, -total if is_own is None else -total * is_own)

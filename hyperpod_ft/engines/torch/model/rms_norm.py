@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich, arXiv:1910.07467) as one function that keeps its input as it came, and one number a row.
+"""RMSNorm (Zhang & Sennrich, arXiv:1910.07467) as one function, which keeps its input as it is and a number per row.
 
 Operation by operation, autograd would keep an fp32 copy of the input and the normalized tensor, and make two passes
 over memory where one does. A compiler finds this out by itself.

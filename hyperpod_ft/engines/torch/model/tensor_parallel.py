@@ -17,7 +17,7 @@ block's one sum, since lora_B is linear: sum_i B(A_i x_i) = B(sum_i A_i x_i). Do
 linear need an all-reduce of one number per row.
 
 The modules hold and compute with plain tensors, this rank's parts. Replicated parameters that see only their rank's
-heads, units or positions get partial gradients, which DataParallel sums over the ranks once a step.
+heads, units or positions get partial gradients, which TrainedWeights sums over the ranks once a step.
 """
 
 import copy
@@ -30,9 +30,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
-from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import (
     Copy,
     DivideSequence,
@@ -92,8 +94,8 @@ class Splitting:
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
         # of widths, where a linear has several parts
         self._proportions = {"queries": self._heads, "keys": self._kv_heads, "triples": 3 * self._heads, "units": 1}
-        self._copies = copies_over_tensor(self._kv_heads, self.group.size())
-        self._copying = groups_of_neighbors(mesh, self._copies) if self._copies > 1 else None
+        self._copies_of_keys = copies_over_tensor(self._kv_heads, self.group.size())
+        self._key_group = groups_of_neighbors(mesh, self._copies_of_keys) if self._copies_of_keys > 1 else None
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
         family, group = self.family, self.group
@@ -109,23 +111,28 @@ class Splitting:
             self.row(linear)
             linear.register_forward_hook(leave_block(leave, group))
         self._attention(layer.get_submodule(family.attention))
-        # the others, norms between blocks and biases of rows, see a part of the positions
-        for parameter in layer.parameters() if sequence_parallel else ():
+        # the others, norms and dropout between blocks and biases of rows, see a part of the positions
+        if not sequence_parallel:
+            return
+        for parameter in layer.parameters():
             if parameter not in self.divisions:
                 self._sum(parameter)
+        for module in layer.modules():
+            if isinstance(module, nn.Dropout):
+                divided_dropout.divide(module, group)
 
     def column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
-        if _is_adapted(linear):
+        if adapters.is_adapted(linear):
             self._sum(linear.lora_A.weight)
             self.divide(linear.lora_B, outputs, {"weight": 0})
         self.divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
-        if self.family.transposed:
+        if isinstance(linear, Conv1D):
             linear.nf = linear.weight.shape[1]
 
     def row(self, linear: Any) -> None:
         dim = int(not self.family.transposed)
         self.divide(linear, ("units",), {"weight": dim})
-        if _is_adapted(linear):
+        if adapters.is_adapted(linear):
             self.divide(linear.lora_A, ("units",), {"weight": 1})
             self._sum(linear.lora_B.weight)
             if linear.lora_magnitude_vector is not None:
@@ -152,7 +159,7 @@ class Splitting:
         elif self.family.head_norms == "all":
             for norm, outputs, copies in (
                 (attention.q_norm, "queries", 1),
-                (attention.k_norm, "keys", self._copies),
+                (attention.k_norm, "keys", self._copies_of_keys),
             ):
                 vars(norm).pop("forward", None)  # that of rms_norm.py
                 norm.__class__ = _norm_class(type(norm))
@@ -171,14 +178,14 @@ class Splitting:
             split = self._split(parameter.shape[dim], dim, outputs)
             own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
-            self.divisions[own] = Division(parameter.shape, split, sums=self._copying if "keys" in outputs else None)
+            self.divisions[own] = Division(parameter.shape, split, sums=self._key_group if "keys" in outputs else None)
 
     def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
             width = size * proportion // sum(proportions)
-            copies = self._copies if kind == "keys" else 1
+            copies = self._copies_of_keys if kind == "keys" else 1
             own, rest = divmod(width * copies, self.group.size())
             if rest:
                 raise UserError(
@@ -191,7 +198,7 @@ class Splitting:
         return TensorSplit(dim, tuple(ranges), self.group.rank(), self.group.size())
 
 
-# Classes, since a compiler gives layers whose modules have forward passes of their own a graph each.
+# Classes, not forward passes replaced on modules: for those a compiler would make a graph for each layer.
 
 
 @functools.cache
@@ -208,7 +215,7 @@ def _row_class(base: type[nn.Module]) -> type[nn.Module]:
 def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
     """OLMo 2's norm of all heads together, of which this rank has some: x [..., heads x size].
 
-    `repeated_width` of all heads counts each as often as there are ranks that have it.
+    `repeated_width`: of all heads, where a head counts once for each rank that has it.
     """
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -253,8 +260,3 @@ def _on_output(function: Any, group: dist.ProcessGroup) -> Any:
         return function.apply(output, group)
 
     return hook
-
-
-def _is_adapted(linear: nn.Module) -> bool:
-    """Whether it is a LoraLinear (lora/adapters.py), which computes with its parts itself."""
-    return hasattr(linear, "lora_A")

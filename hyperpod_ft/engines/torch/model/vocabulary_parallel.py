@@ -1,7 +1,7 @@
-"""Embedding and output matrix divided over tensor-parallel ranks by rows, the words of the vocabulary.
+"""Embedding and output matrix divided over tensor-parallel ranks by rows, the entries of the vocabulary.
 
-A rank looks up the words it has and zeros for others; the sum over the ranks is the embedding. It computes the logits
-of its words alone (loss.py). Rows are divided as evenly as whole rows allow, so any vocabulary can be divided.
+A rank looks up the entries it has and zeros for others; the sum over the ranks is the embedding. It computes the logits
+of its entries alone (loss.py). Rows are divided as evenly as whole rows allow, so any vocabulary can be divided.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
 
 
 @dataclass(frozen=True)
-class Words:
-    """The words of a rank, and the ranks that have the others."""
+class VocabularyRows:
+    """The rows of a rank, and the ranks that have the others."""
 
     own: range
     group: dist.ProcessGroup
 
 
-def words_of(head: nn.Module) -> Words | None:
-    """The words whose logits a head computes; None for all of them."""
-    return getattr(head, "words", None)
+def vocabulary_rows_of(head: nn.Module) -> VocabularyRows | None:
+    """The rows whose logits a head computes; None for all of them."""
+    return getattr(head, "vocabulary_rows", None)
 
 
 def divide(
@@ -40,12 +40,12 @@ def divide(
     dividing = _Dividing(vocabulary, group)
     for embedding in embeddings:
         dividing.rows(embedding, "weight")
-        embedding.forward = _OwnWords(embedding, dividing.words)  # type: ignore[method-assign]
-        if hasattr(embedding, "lora_embedding_A"):
-            adapters.divide_embedding(embedding, dividing.words.own, group)
+        embedding.forward = _OwnRows(embedding, dividing.vocabulary_rows)  # type: ignore[method-assign]
+        if adapters.is_adapted(embedding):
+            adapters.divide_embedding(embedding, dividing.vocabulary_rows.own, group)
     dividing.rows(head, "weight", "bias", "lora_magnitude_vector")
-    head.words = dividing.words
-    if hasattr(head, "lora_A"):
+    head.vocabulary_rows = dividing.vocabulary_rows
+    if adapters.is_adapted(head):
         dividing.divisions[head.lora_A.weight] = Division(head.lora_A.weight.shape, sums=group)
         dividing.rows(head.lora_B, "weight")
     return dividing.divisions
@@ -55,7 +55,7 @@ class _Dividing:
     """`divisions` by parameter; a tied matrix is divided once."""
 
     def __init__(self, vocabulary: int, group: dist.ProcessGroup) -> None:
-        self.words = Words(_even(vocabulary, group), group)
+        self.vocabulary_rows = VocabularyRows(_even(vocabulary, group), group)
         self.divisions: dict[nn.Parameter, Division] = {}
         self._own: dict[nn.Parameter, nn.Parameter] = {}  # by the whole one
 
@@ -65,8 +65,8 @@ class _Dividing:
             if whole is None:
                 continue
             if whole not in self._own:
-                group = self.words.group
-                split = TensorSplit(0, (self.words.own,), group.rank(), group.size())
+                group = self.vocabulary_rows.group
+                split = TensorSplit(0, (self.vocabulary_rows.own,), group.rank(), group.size())
                 self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
                 self.divisions[self._own[whole]] = Division(whole.shape, split)
             setattr(module, key, self._own[whole])
@@ -79,18 +79,18 @@ def _even(size: int, group: dist.ProcessGroup) -> range:
     return range(begin, begin + each + (group.rank() < more))
 
 
-class _OwnWords:
+class _OwnRows:
     """The forward pass of an embedding divided by rows, around its class's own: ids [...] -> [..., width]."""
 
-    def __init__(self, embedding: Any, words: Words) -> None:
-        self._forward, self._words = embedding.forward, words
+    def __init__(self, embedding: Any, vocabulary_rows: VocabularyRows) -> None:
+        self._forward, self._rows = embedding.forward, vocabulary_rows
         padding = embedding.padding_idx
         # its row has no gradient
-        embedding.padding_idx = words.own.index(padding) if padding in words.own else None
+        embedding.padding_idx = vocabulary_rows.own.index(padding) if padding in vocabulary_rows.own else None
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        own = self._words.own
+        own = self._rows.own
         is_own = (ids >= own.start) & (ids < own.stop)
         found = self._forward(torch.where(is_own, ids - own.start, 0)) * is_own[..., None]
-        result: torch.Tensor = Sum.apply(found, self._words.group)
+        result: torch.Tensor = Sum.apply(found, self._rows.group)
         return result

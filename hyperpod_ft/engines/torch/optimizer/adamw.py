@@ -9,7 +9,7 @@ from torch.optim.adamw import adamw
 from hyperpod_ft.config.run_config import Training
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.optimizer.moments import moments
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel
+from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 
 _EPSILON = 1e-8
 
@@ -22,44 +22,53 @@ class AdamW:
     while the next is computed.
     """
 
-    def __init__(self, data_parallel: DataParallel, training: Training, rate_factor: Callable[[str], float]) -> None:
+    def __init__(
+        self, trained_weights: TrainedWeights, training: Training, rate_factor: Callable[[str], float]
+    ) -> None:
         """`rate_factor`: what the learning rate of the parameter with a given name is multiplied by."""
-        self._data_parallel, self._training = data_parallel, training
+        self._trained_weights, self._training = trained_weights, training
         self._rate_factor = rate_factor
         self._moments = {
-            name: moments(training.optimizer_state, name, data_parallel.master(name))
-            for name in data_parallel.parameters
+            name: moments(training.optimizer_state, name, trained_weights.master(name))
+            for name in trained_weights.parameters
         }
         self.steps = 0  # updates that the moments include; the bias correction needs it
 
     @torch.no_grad()
-    def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients."""
+    def step(self, learning_rate: float, gradient_norm: torch.Tensor) -> None:
+        """Update the parameters with the gradients of the step, clipped by their global norm; drop the gradients.
+
+        `gradient_norm`: fp32 []. It stays on its device, so that the program need not wait for the gradients.
+        """
         self.steps += 1
-        scale = clipping(gradient_norm, self._training.max_grad_norm)
-        for names in self._data_parallel.groups:
-            gradients = dict(zip(names, self._data_parallel.take_gradients(names), strict=True))
+        divisor = clipping_divisor(gradient_norm, self._training.max_grad_norm)
+        for names in self._trained_weights.buckets:
+            gradients = dict(zip(names, self._trained_weights.take_gradients(names), strict=True))
             for (factor, decay), alike in self._alike(names).items():
-                self._update(alike, [gradients[name] for name in alike], scale, learning_rate * factor, decay)
-            self._data_parallel.use_masters(names)
+                self._update(alike, [gradients[name] for name in alike], divisor, learning_rate * factor, decay)
+            self._trained_weights.use_masters(names)
 
     def _alike(self, names: list[str]) -> dict[tuple[float, float], list[str]]:
         """Parameters by their factor of the learning rate and their weight decay."""
         found: dict[tuple[float, float], list[str]] = {}
         for name in names:
-            decay = self._training.weight_decay if len(self._data_parallel.parts[name].shape) > 1 else 0.0
+            decay = self._training.weight_decay if len(self._trained_weights.parts[name].shape) > 1 else 0.0
             found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
-    def _update(self, names: list[str], gradients: list[torch.Tensor], scale: float, rate: float, decay: float) -> None:
-        masters = [self._data_parallel.master(name) for name in names]
+    def _update(
+        self,
+        names: list[str],
+        gradients: list[torch.Tensor],
+        divisor: torch.Tensor | None,
+        rate: float,
+        decay: float,
+    ) -> None:
+        masters = [self._trained_weights.master(name) for name in names]
         device = masters[0].device
         loaded = [self._moments[name].load() for name in names]
-        # fused adamw divides the gradients by grad_scale while it reads them
-        divisor = torch.full((), 1 / scale, device=device) if scale < 1 else None
-        if devices.fixed_shapes(device):
-            # torch-neuronx's adamw ignores grad_scale; by 1 too, so that the first step to clip runs no new operation
-            torch._foreach_mul_(gradients, scale)
+        if divisor is not None and devices.fixed_shapes(device):
+            torch._foreach_div_(gradients, divisor)  # torch-neuronx's adamw ignores grad_scale
             divisor = None
         adamw(
             masters,
@@ -70,7 +79,8 @@ class AdamW:
             # adamw adds 1 to each
             list(torch.full((len(names),), self.steps - 1.0, device=device).unbind()),
             fused=True,
-            grad_scale=divisor,
+            # what it divides the gradients by, while it reads them
+            grad_scale=None if divisor is None else divisor.to(device),
             amsgrad=False,
             beta1=self._training.adam_beta1,
             beta2=self._training.adam_beta2,
@@ -88,11 +98,14 @@ class AdamW:
         Pieces (sharding/pieces.py) where ranks hold different parts. They share memory with the optimizer.
         """
         return {
-            name: {key: self._data_parallel.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
+            name: {key: self._trained_weights.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
             for name, stored in self._moments.items()
         }
 
 
-def clipping(norm: float, max_norm: float) -> float:
-    """What gradients of this global norm are multiplied by, so that it becomes at most `max_norm`; 0 clips nothing."""
-    return min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0  # torch.nn.utils.clip_grad_norm_'s formula
+def clipping_divisor(norm: torch.Tensor, max_norm: float) -> torch.Tensor | None:
+    """What gradients of this global norm are divided by, so that it becomes at most `max_norm`: fp32 [], at least 1.
+
+    None for a `max_norm` of 0, which clips nothing.
+    """
+    return ((norm + 1e-6) / max_norm).clamp_min(1.0) if max_norm else None  # torch.nn.utils.clip_grad_norm_'s formula

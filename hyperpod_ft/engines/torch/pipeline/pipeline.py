@@ -15,8 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from hyperpod_ft.config.run_config import Parallelism
+from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.mesh import Meshes
+from hyperpod_ft.engines.torch.model.build import ShardedModel
 from hyperpod_ft.engines.torch.pipeline.stages import Stage
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
 
 Inputs = Mapping[str, torch.Tensor]
 """Of one micro batch, as `language_model.inputs` makes them."""
@@ -41,7 +45,7 @@ class Pipeline:
         before each backward pass, with whether it is the last of the step on this rank.
         """
         self._module, self._stages, self._group = module, stages, ranks.get_group()
-        self._before, self._after = ((ranks.get_local_rank() + step) % ranks.size() for step in (-1, 1))
+        self._previous_rank, self._next_rank = ((ranks.get_local_rank() + step) % ranks.size() for step in (-1, 1))
         self._hidden, self._before_backward = hidden, before_backward
         self._micro_batches = micro_batches
         self._inputs: Sequence[Inputs] = ()
@@ -49,7 +53,7 @@ class Pipeline:
         self._backward_passes = 0
         # NCCL makes the group's communicator in the first collective, in which all its ranks must take part
         dist.all_reduce(torch.zeros(1, device=hidden.device), group=self._group)
-        parts = [self._part(place) for place in range(len(stages))]
+        parts = [self._scheduled_stage(place) for place in range(len(stages))]
         options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
         if settings.pipeline_schedule == "interleaved":
             self._schedule: Any = ScheduleInterleaved1F1B(parts, micro_batches, **options)
@@ -81,17 +85,17 @@ class Pipeline:
             received = None
             if not stage.first:
                 received = torch.empty_like(self._hidden)
-                dist.recv(received, group=self._group, group_src=self._before)
+                dist.recv(received, group=self._group, group_src=self._previous_rank)
             result: torch.Tensor = self._module(stage=place, hidden=received, **inputs)
             if stage.last:
                 return result[None]
-            dist.send(result.contiguous(), group=self._group, group_dst=self._after)
+            dist.send(result.contiguous(), group=self._group, group_dst=self._next_rank)
         return self._no_loss()[None]
 
     def _no_loss(self) -> torch.Tensor:
         return torch.zeros((), device=self._hidden.device)
 
-    def _part(self, place: int) -> PipelineStage:
+    def _scheduled_stage(self, place: int) -> PipelineStage:
         stage = self._stages[place]
         hidden = self._hidden.detach().requires_grad_()
         return ScheduledStage(
@@ -139,3 +143,23 @@ class ScheduledStage(PipelineStage):
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         self._before_backward()
         super().backward_one_chunk(*args, **kwargs)
+
+
+def pipeline_of(run: Run, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int) -> Pipeline | None:
+    """None when the model is in one piece. `tokens`: of a row on this rank."""
+    if meshes.weights["pp"].size() == 1:
+        return None
+    training = run.config.training
+    return Pipeline(
+        model.module,
+        model.stages,
+        meshes.weights["pp"],
+        run.config.parallelism,
+        training.gradient_accumulation_steps,
+        torch.empty(
+            (training.micro_batch_size, tokens, model.module.config.hidden_size),
+            dtype=devices.DTYPES[training.precision],
+            device=device,
+        ),
+        model.trained_weights.before_backward,
+    )

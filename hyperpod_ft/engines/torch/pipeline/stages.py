@@ -104,7 +104,7 @@ def check_trained(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
 
 
 def _view(decoder: nn.Module, stage: Stage, family: Family) -> nn.Module:
-    """A decoder with this stage's layers, which are those of `decoder`, and with what else the stage computes."""
+    """A decoder that computes this stage alone: its layers, which it shares with `decoder`, and what else it has."""
     layers, norm = (path.rpartition(".")[2] for path in (family.layers, family.last_norm))
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)

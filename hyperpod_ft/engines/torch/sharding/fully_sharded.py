@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
 from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
-from hyperpod_ft.planning.sharding import Sharding
+from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
+from hyperpod_ft.planning.torch.sharding import Sharding
 
 
 def shard_by_layer(
@@ -40,7 +40,7 @@ def shard_by_layer(
     }
     # for small layers a collective costs nothing but latency
     for layers in stages:
-        for bucket in grouped(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
+        for bucket in in_buckets(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
             fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
     for part in module.modules():
@@ -57,7 +57,7 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
-class ShardedWeights(DataParallel):
+class ShardedWeights(TrainedWeights):
     """The trained parameters of a module that `shard_by_layer` has sharded; they are fp32."""
 
     def __init__(
@@ -79,7 +79,7 @@ class ShardedWeights(DataParallel):
             if part.division.sums:
                 self._summed.setdefault(part.division.sums, []).append(name)
         # 0 bytes on a rank without rows of it
-        self.groups = grouped(self.parameters, lambda name: local(self.parameters[name]).nbytes)
+        self.buckets = in_buckets(self.parameters, lambda name: local(self.parameters[name]).nbytes)
         if sharding.offload == "optimizer":
             self._host = HostMemory({name: self._shard(name) for name in self.parameters})
 
@@ -105,7 +105,7 @@ class ShardedWeights(DataParallel):
             parameter.grad = None
         for group, names in self._summed.items():
             _sum_over([gradients[name] for name in names], group)
-        for names in self.groups:
+        for names in self.buckets:
             self._complete({name: gradients.pop(name) for name in names})
         return self._squared_norm()
 
@@ -121,8 +121,8 @@ class ShardedWeights(DataParallel):
 
     def check_replicas(self, step: int) -> None:
         shards = {name: self._shard(name) for name in self.parameters}
-        copies = {name: part.copies for name, part in self.parts.items()}
-        check_replicas(shards, copies, self.mesh.device_type, step)
+        groups = {name: part.replica_groups for name, part in self.parts.items()}
+        check_replicas(shards, groups, self.mesh.device_type, step)
 
 
 @torch.no_grad()

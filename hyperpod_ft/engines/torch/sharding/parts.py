@@ -81,7 +81,7 @@ class Part:
         return replace(self, shard_ranks=1, index=0)
 
     @property
-    def copies(self) -> dict[str, dist.ProcessGroup]:
+    def replica_groups(self) -> dict[str, dist.ProcessGroup]:
         """The groups of ranks that hold the same part, by their axis."""
         found = {"dp_replicate": self.mesh.get_group("dp_replicate")}
         if self.division.split is None:
@@ -95,12 +95,12 @@ class Part:
     @property
     def replicas(self) -> int:
         """How many ranks hold the same part."""
-        return math.prod(group.size() for group in self.copies.values())
+        return math.prod(group.size() for group in self.replica_groups.values())
 
     def boxes(self, tensor: torch.Tensor) -> list[Box]:
         """Where this part's values, given as `tensor`, lie in the whole; views.
 
-        Its last dimension may be another than the parameter's, as that of scales of blocks of a row.
+        Their last dimension may differ from the parameter's: moments in 8 bits have one scale for a block of a row.
         """
         start = (self.first_row, *[0] * (tensor.ndim - 1))
         split = self.division.split
@@ -175,18 +175,18 @@ def squared_norm(gradients: Mapping[str, torch.Tensor], parts: Mapping[str, Part
 @torch.no_grad()
 def check_replicas(
     tensors: Mapping[str, torch.Tensor],
-    copies: Mapping[str, Mapping[str, dist.ProcessGroup]],
+    replica_groups: Mapping[str, Mapping[str, dist.ProcessGroup]],
     device_type: str,
     step: int,
 ) -> None:
-    """Raise RuntimeError when a tensor differs within one of its groups, `copies` by name and axis. Collective.
+    """Raise RuntimeError when a tensor differs within one of its groups, `replica_groups` by name and axis. Collective.
 
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
     sums = {name: _sum_of_bits(tensor) for name, tensor in tensors.items()}
-    groups = {axis: group for name in tensors for axis, group in copies[name].items() if group.size() > 1}
+    groups = {axis: group for name in tensors for axis, group in replica_groups[name].items() if group.size() > 1}
     for axis, group in groups.items():
-        names = [name for name in tensors if axis in copies[name]]
+        names = [name for name in tensors if axis in replica_groups[name]]
         one = torch.stack([sums[name] for name in names])
         # quarters of 16 bits, which any device exchanges exactly
         quarters = (one[:, None] >> torch.arange(0, 64, 16, device=one.device) & 0xFFFF).float().to(device_type)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.data_parallel import DataParallel, HostMemory, grouped
 from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas
+from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
 
 
 class Bucket:
@@ -31,7 +31,7 @@ class Bucket:
         self._shard_ranks = self._mesh["dp_shard"].size()
         # to sum over, beside dp_shard
         groups = (self._mesh.get_group("dp_replicate"), first.division.sums)
-        self._groups = [group for group in groups if group and group.size() > 1]
+        self._summing_groups = [group for group in groups if group and group.size() > 1]
         self._columns: dict[str, tuple[int, int]] = {}  # first column and width of each parameter
         self._width = 0
         for name, parameter in parameters.items():
@@ -42,7 +42,7 @@ class Bucket:
 
     @property
     def communicates(self) -> bool:
-        return self._shard_ranks > 1 or bool(self._groups)
+        return self._shard_ranks > 1 or bool(self._summing_groups)
 
     @torch.no_grad()
     def reduce(self) -> dict[str, torch.Tensor]:
@@ -63,7 +63,7 @@ class Bucket:
         if self._shard_ranks > 1:
             own = torch.empty_like(buffer[0])
             dist.reduce_scatter_tensor(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
-        for group in self._groups:
+        for group in self._summing_groups:
             dist.all_reduce(own, group=group)
         return dict(self._parts_of(own))
 
@@ -107,7 +107,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.grad.contiguous()
 
 
-class ReplicatedWeights(DataParallel):
+class ReplicatedWeights(TrainedWeights):
     """Trained parameters are whole on each data-parallel rank, in the dtype in which they compute.
 
     Those in fp32 are their own masters, unless the masters are in host memory.
@@ -131,15 +131,15 @@ class ReplicatedWeights(DataParallel):
         self._separate = {name for name, p in self.parameters.items() if offload or p.dtype != torch.float32}
         for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32
-        self._buckets = _buckets(self.parameters, self.parts)
-        self.groups = [list(bucket.parameters) for bucket in self._buckets]
+        self._reductions = _reductions(self.parameters, self.parts)
+        self.buckets = [list(bucket.parameters) for bucket in self._reductions]
         self._last = False
         self._reduced = 0  # buckets of this step
         self._stream: torch.Stream | None = None
-        if offload or any(bucket.communicates for bucket in self._buckets):
+        if offload or any(bucket.communicates for bucket in self._reductions):
             if mesh.device_type == "cuda":
                 self._stream = torch.Stream(mesh.device_type)
-            for bucket in self._buckets:
+            for bucket in self._reductions:
                 for parameter in bucket.parameters.values():
                     parameter.register_post_accumulate_grad_hook(self._on_gradient(bucket))
 
@@ -148,12 +148,12 @@ class ReplicatedWeights(DataParallel):
 
     def before_backward(self, last: bool) -> None:
         self._last, self._reduced = last, 0
-        for bucket in self._buckets:
+        for bucket in self._reductions:
             bucket.waiting = len(bucket.parameters)
 
     def after_backward(self) -> torch.Tensor:
         # those with parameters that had no gradient
-        for bucket in self._buckets:
+        for bucket in self._reductions:
             bucket.waiting = 0
         self._reduce_complete()
         if self._stream:
@@ -166,15 +166,15 @@ class ReplicatedWeights(DataParallel):
             if name in self._separate:
                 own = self.parts[name].of(self.parameters[name].detach())
                 own.copy_(self._masters[name], non_blocking=True)
-        for bucket in self._buckets:
+        for bucket in self._reductions:
             if names[0] in bucket.parameters:
                 bucket.gather()
 
     def check_replicas(self, step: int) -> None:
         shared = {"dp_shard": self.mesh.get_group("dp_shard")}
-        copies = {name: part.copies | shared for name, part in self.parts.items()}
+        groups = {name: part.replica_groups | shared for name, part in self.parts.items()}
         weights = {name: p.detach() for name, p in self.parameters.items()}
-        check_replicas(weights, copies, self.mesh.device_type, step)
+        check_replicas(weights, groups, self.mesh.device_type, step)
 
     def _on_gradient(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -189,8 +189,8 @@ class ReplicatedWeights(DataParallel):
 
         On CUDA on a stream of its own, beside the backward pass.
         """
-        while self._reduced < len(self._buckets) and not self._buckets[self._reduced].waiting:
-            bucket = self._buckets[self._reduced]
+        while self._reduced < len(self._reductions) and not self._reductions[self._reduced].waiting:
+            bucket = self._reductions[self._reduced]
             self._reduced += 1
             if self._stream is None:
                 self._complete(bucket.reduce())
@@ -203,7 +203,7 @@ class ReplicatedWeights(DataParallel):
                 self._complete(bucket.reduce())
 
 
-def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[Bucket]:
+def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[Bucket]:
     """In the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
@@ -218,7 +218,7 @@ def _buckets(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> lis
     made = [
         names
         for alike in by_kind.values()
-        for names in grouped(alike, lambda name: parameters[name].numel() * torch.float32.itemsize)
+        for names in in_buckets(alike, lambda name: parameters[name].numel() * torch.float32.itemsize)
     ]
     made.sort(key=lambda names: position[names[-1]])
     return [Bucket({name: parameters[name] for name in names}, {name: parts[name] for name in names}) for names in made]

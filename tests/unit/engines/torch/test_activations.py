@@ -134,32 +134,57 @@ def test_a_recomputed_layer_keeps_only_its_input() -> None:
     assert full < none / 4
 
 
-def test_offloaded_tensors_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the forward pass only the last layer's are on the device; each layer's return one layer ahead."""
-    made: list[activations._Storage] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[activations._OffloadedStorage]:
+    """What has been moved, in the order of the forward passes."""
+    found: list[activations._OffloadedStorage] = []
     original = activations._ActivationStore.take
 
-    def take(self: Any, source: torch.Tensor) -> activations._Storage:
-        made.append(original(self, source))
-        return made[-1]
+    def take(self: Any, source: torch.Tensor) -> activations._OffloadedStorage:
+        found.append(original(self, source))
+        return found[-1]
 
     monkeypatch.setattr(activations._ActivationStore, "take", take)
-    model = changed("full", offload=ROWS * LENGTH * WIDTH * 4)
+    return found
+
+
+def on_the_device(made: list[activations._OffloadedStorage]) -> list[bool]:
+    return [storage.device is not None for storage in made]
+
+
+def layer_inputs_leave() -> Any:
+    return changed("full", offload=ROWS * LENGTH * WIDTH * 4)
+
+
+def test_offloaded_tensors_leave_the_device(made: list[activations._OffloadedStorage]) -> None:
+    """After the forward pass only the last layer's are on the device; each layer's return one layer ahead."""
+    model = layer_inputs_leave()
     present: dict[int, list[bool]] = {}
-
-    def look(index: int) -> Any:
-        return lambda *_: present.update({index: [storage.device is not None for storage in made]})
-
     for index, layer in enumerate(model.model.layers):
-        layer.register_full_backward_pre_hook(look(index))
+        layer.register_full_backward_pre_hook(lambda *_, index=index: present.update({index: on_the_device(made)}))
     loss = loss_of(model)
     assert len(made) == LAYERS, "only the input of each layer"
-    assert [storage.device is None for storage in made] == [True] * (LAYERS - 1) + [False]
+    assert on_the_device(made) == [False] * (LAYERS - 1) + [True]
     loss.backward()
     # when a layer's turn comes its own input is back, and that of the layer before it is still away
     assert {index: found[: index + 1] for index, found in present.items()} == {
         index: [False] * index + [True] for index in range(LAYERS)
     }
+
+
+def test_they_return_one_layer_ahead_in_a_pipeline_too(made: list[activations._OffloadedStorage]) -> None:
+    """Of each micro batch, though others passed through the layers since; all but its last layer's."""
+    model = layer_inputs_leave()
+    back: list[tuple[int, int, bool]] = []
+    micro_batch = 0
+    for index, layer in enumerate(model.model.layers):
+        layer.register_full_backward_pre_hook(
+            lambda *_, index=index: back.append((micro_batch, index, on_the_device(made)[micro_batch * LAYERS + index]))
+        )
+    losses = [loss_of(model) for _ in range(3)]
+    for micro_batch, loss in enumerate(losses):  # noqa: B007 - read by the hooks
+        loss.backward()
+    assert back == [(number, index, index < LAYERS - 1 or number == 2) for number in range(3) for index in (3, 2, 1, 0)]
 
 
 def test_evaluation_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

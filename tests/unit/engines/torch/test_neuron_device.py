@@ -55,7 +55,7 @@ torch.accelerator.set_device_index = lambda index: started.append(("device", ind
 warnings.filterwarnings("ignore", "Set timeout")
 
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.engines.torch import checkpoints, devices, mesh
+from hyperpod_ft.engines.torch import devices, mesh, training_state
 from hyperpod_ft.planning.degrees import Degrees
 
 device = mesh.device_of("trn2.48xlarge", 3)
@@ -67,8 +67,8 @@ with mesh.device_meshes(device, Processes(0, 1, 0, dist.HashStore()), Degrees(1,
     assert meshes.weights.device_type == "neuron" and isinstance(dist.group.WORLD, Group)
     ones = torch.ones(2)
     dist.all_reduce(ones, group=dist.new_group(backend="gloo"))
-    state = checkpoints.random_state(0, device)
-    checkpoints.restore_random_state(state, 0, device)
+    state = training_state.random_state(0, device)
+    training_state.restore_random_state(state, 0, device)
     assert started[-1] == ("random", True)
 print("passed")
 '''

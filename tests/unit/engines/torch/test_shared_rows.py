@@ -12,7 +12,7 @@ from hyperpod_ft.engines.torch.model import activations, attention, language_mod
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch_memory import key_value_copies
+from hyperpod_ft.planning.torch.memory import key_value_copies
 from scripts.activation_memory import LENGTH, MODEL, Choice, rank_of
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.automatic.choice import DegreesLayout, Proposal, propose
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
 
@@ -116,7 +116,7 @@ def test_what_is_proposed_is_never_refused() -> None:
             check_model(again, degrees, shape)
             memory = check_memory(again, degrees, shape)
             assert memory and memory.total == layout.needed
-            assert torch_memory.choose(again, degrees, shape) == layout.sharding
+            assert sharding_choice.choose_sharding(again, degrees, shape) == layout.sharding
         times = [layout.tokens_per_second for layout in layouts(proposal)]
         assert times == sorted(times, reverse=True)
     assert proposed > 50, "or this test shows little"
@@ -152,6 +152,26 @@ def test_nothing_fits() -> None:
         "parallelism.offload: optimizer",
     )
     assert all(fact in str(raised.value) for fact in facts), raised.value
+
+
+def test_the_only_layout_does_not_fit() -> None:
+    training = {"method": "full", "micro_batch_size": 64}
+    with pytest.raises(UserError) as raised:
+        propose(config("p4d.24xlarge", training=training, ranks_per_node=1), GPTJ_6B)
+    assert "degrees: the only possible layout does not fit: dp 1 x tp 1, training.method full: needs" in str(
+        raised.value
+    )
+
+
+def test_a_schedule_is_for_layouts_with_a_pipeline() -> None:
+    """Those without one are proposed as if it had not been given."""
+    given = config("p4d.24xlarge", pipeline_schedule="interleaved", virtual_pipeline_parallel=3)
+    chosen = propose(given, LLAMA_3_8B).chosen
+    assert str(chosen.degrees) == "dp 8 x tp 1"
+    assert (chosen.config.parallelism.pipeline_schedule, chosen.config.parallelism.virtual_pipeline_parallel) == (
+        "1f1b",
+        2,
+    )
 
 
 def test_nothing_is_possible() -> None:

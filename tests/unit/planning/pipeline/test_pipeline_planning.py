@@ -1,6 +1,5 @@
 """Where a model is cut, how long ranks are idle, what they keep, and what is refused: against torch's own schedules."""
 
-import math
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
@@ -14,11 +13,12 @@ from benchmarks.pipeline import idle
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import torch_memory
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.pipeline import cut, schedule
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharding_choice
 from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
@@ -99,7 +99,7 @@ def test_idle_share_and_memory_are_those_of_the_schedule(ranks: int, micro_batch
     timed = [[(*action, {"F": 1.0, "B": 2.0}[action[0]]) for action in actions] for actions in order]
     assert schedule.idle_share(run, degrees_of(run)) == pytest.approx(idle(timed))
     own = schedule.stages_per_rank(run)
-    assert schedule.in_flight(run, degrees_of(run)) == [math.ceil(kept(actions) / own) for actions in order]
+    assert schedule.in_flight(run, degrees_of(run)) == [kept(actions) / own for actions in order]
 
 
 def test_stages_have_as_much_to_do() -> None:
@@ -160,9 +160,9 @@ def test_memory_of_the_ranks() -> None:
 
     def activations(run: RunConfig) -> list[float]:
         degrees = degrees_of(run)
-        chosen = torch_memory.choose(run, degrees, SHAPE)
+        chosen = sharding_choice.choose_sharding(run, degrees, SHAPE)
         shares = torch_memory.shares(run, degrees, SHAPE)
-        return [torch_memory.on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
+        return [torch_memory.memory_on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
 
     hidden = 4096 * 4096 * 2
     (whole,) = activations(config(1, 8))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import Copy, Sum
 from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, leave_block
 from hyperpod_ft.engines.torch.sharding.parts import Division
@@ -37,6 +37,7 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, Division]
         elif hasattr(module, "DenseReluDense"):
             mlp: Any = module.DenseReluDense
             divisions |= _split(mlp, Splitting(model.config, _MLP, mesh)).divisions
+            divided_dropout.divide(mlp.dropout, mesh.get_group(), dim=-1)
     embeddings = [model.get_submodule(name) for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
     divisions |= vocabulary_parallel.divide(
         embeddings, model.get_output_embeddings(), model.config.vocab_size, mesh.get_group()

@@ -1,0 +1,103 @@
+"""The state of a training: when and how much of it a checkpoint holds, and how training resumes from one."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.checkpoints import Checkpoints
+from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
+from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
+from hyperpod_ft.runs.run import Run
+
+
+class TrainingState:
+    """Weights, optimizer and random generators of a rank, saved to and resumed from the run's checkpoints.
+
+    Its methods are collective.
+    """
+
+    def __init__(
+        self, run: Run, processes: Processes, device: torch.device, weights: TrainedWeights, optimizer: AdamW
+    ) -> None:
+        self._run, self._processes, self._device = run, processes, device
+        self._weights, self._optimizer = weights, optimizer
+        self._checkpoints = Checkpoints(run, processes, device)
+        self.volume = self._checkpoints.volume
+
+    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
+        """Save what is due after a step: the best weights, and a checkpoint to resume from.
+
+        `last`: of the training; `wanted`: the checkpoint is due whatever the step's number. Raises UserError when it
+        cannot be written, RuntimeError when ranks that hold the same weights differ.
+        """
+        training = self._run.config.training
+        best = training.keep_best and progress.best_step == progress.step
+        due = last if training.save_only_model else wanted or self.saves_after(progress.step)
+        if best or due:
+            self._weights.check_replicas(progress.step)
+        if best:
+            self._checkpoints.save_best(self._exported(), progress)
+        if due:
+            self._checkpoints.save(self._exported() if training.save_only_model else self._tensors(), progress)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step by its number."""
+        training = self._run.config.training
+        return not training.save_only_model and step % training.save_every_steps == 0
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
+        self._checkpoints.finish()
+
+    def resume(self, steps: int) -> Progress:
+        """Load the newest complete checkpoint of a training of `steps` steps; without one, start at step 0."""
+        if self.volume.leads:
+            checkpoint_directory.remove_leftovers(self._run)
+        progress = checkpoint_directory.newest(self._run, self._processes)
+        if self.volume.leads:
+            checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
+        if progress is None:
+            return Progress()
+        if progress.step == steps or progress.stopped_early:
+            # nothing is left to train; it may hold the weights alone
+            return progress
+        tensors = self._tensors()
+        self._checkpoints.load(self._run.checkpoint(progress.step), tensors)
+        for names in self._weights.buckets:
+            self._weights.use_masters(names)
+        self._optimizer.steps = progress.step
+        restore_random_state(tensors["random"], self._processes.rank, self._device)
+        return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
+
+    def _exported(self) -> dict[str, Any]:
+        """The trained weights in `weights_dtype`."""
+        return {"model": self._weights.state(devices.DTYPES[self._run.config.training.weights_dtype])}
+
+    def _tensors(self) -> dict[str, Any]:
+        """All that a restart needs, in tensors that share memory with model and optimizer."""
+        return {
+            "model": self._weights.state(),
+            "optimizer": self._optimizer.state(),
+            "random": random_state(self._processes.rank, self._device),
+        }
+
+
+def random_state(rank: int, device: torch.device) -> dict[str, Any]:
+    """This rank's generator states."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state()
+    return {str(rank): states}
+
+
+def restore_random_state(state: dict[str, Any], rank: int, device: torch.device) -> None:
+    """Restore the generator states that `random_state` returned."""
+    states = state[str(rank)]
+    torch.set_rng_state(states["cpu"])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states["device"])

@@ -1,0 +1,1 @@
+"""Engine neuron before training: its rules, its memory, and the variables of its processes."""

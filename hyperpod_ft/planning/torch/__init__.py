@@ -1,0 +1,1 @@
+"""Engine torch before training: its rules, its memory, and the sharding that fits."""

@@ -1,0 +1,85 @@
+"""Layouts over two nodes of a real Slurm train as one rank does: stages, rows and sharding across the network."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.submit import prepare
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import consolidate
+from tests.training.conftest import MakeRun, curve, make_run, tiny_llama, train_here  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
+
+ALONE: dict[str, Any] = {"parallelism": {"ranks_per_node": 1}, "training.micro_batch_size": 2}
+# micro batches of two rows; where two ranks have rows of their own, of one
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pp": {"parallelism": {"ranks_per_node": 1, "pipeline_parallel": 2}, "training.micro_batch_size": 2},
+    "cp": {"parallelism": {"ranks_per_node": 1, "context_parallel": 2}, "training.micro_batch_size": 2},
+    "tp-zero3": {
+        "parallelism": {"ranks_per_node": 2, "tensor_parallel": 2, "sharding": "zero3"},
+        "training.micro_batch_size": 1,
+    },
+}
+
+
+def test_two_nodes_train_as_one_rank(
+    cluster: LocalCluster,
+    make_run: MakeRun,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensor parallelism stays within a node; every other layout needs the other node in each step."""
+    for name, value in cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    settings = {
+        "env": {"python": sys.executable},
+        "training.method": "full",
+        "training.max_steps": 4,
+        "training.gradient_accumulation_steps": 4,
+        "training.max_grad_norm": 0.2,
+        # AdamW moves elements whose gradient is mostly rounding as far as others: by little
+        "training.learning_rate": 1e-4,
+    }
+    model = tiny_llama(num_hidden_layers=4, tie_word_embeddings=True)
+    runs = {}
+    for name, layout in LAYOUTS.items():
+        runs[name] = make_run(name, settings | layout | {"cluster.nodes": 2, "cluster.time_limit": "5"}, model=model)
+        prepare(runs[name], Launchers())
+    jobs = {name: _slurm("sbatch", "--parsable", str(run.script("train"))).strip() for name, run in runs.items()}
+    alone = make_run("alone", settings | ALONE, model=model)
+    train_here(alone)
+    expected = exported(alone)
+    deadline = time.monotonic() + 240
+    while _slurm("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"):
+        assert time.monotonic() < deadline, {name: said(run) for name, run in runs.items()}
+        time.sleep(0.2)
+    for name, run in runs.items():
+        assert run.record("train") is not None, said(run)
+        for found, alike in zip(curve(run), curve(alone), strict=True):
+            assert found == pytest.approx(alike, rel=1e-5), name
+        weights = exported(run)
+        assert weights.keys() == expected.keys()
+        for key, value in expected.items():
+            assert (weights[key] - value).abs().max() <= 1e-5 * value.abs().max(), (name, key)
+
+
+def exported(run: Run) -> dict[str, torch.Tensor]:
+    consolidate.work(run)
+    return {key: tensor for file in run.tuned_model.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def said(run: Run) -> str:
+    return "".join(path.read_text() for path in run.logs.glob("*.out"))
+
+
+def _slurm(*arguments: str) -> str:
+    return subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
+    ).stdout

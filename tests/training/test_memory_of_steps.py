@@ -1,0 +1,85 @@
+"""The estimate of memory, compared with the tensors of a step: weights, gradients and optimizer state."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from memory import bytes_on_host, live_bytes, meshes_of, no_checkpoints, peak_during
+
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.torch import training_state
+from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.sharding import trained_weights
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.runs.run import Run
+from tests.training.conftest import MakeRun, tiny_llama
+
+pytestmark = pytest.mark.training
+
+BUCKET_BYTES = 1 << 20  # smaller, in proportion to the model
+FULL = {"training.method": "full"}
+BF16 = FULL | {"training.precision": "bf16"}
+ACCUMULATED = {"training.gradient_accumulation_steps": 2}
+MODES = [Sharding("replicated", 1), *(Sharding(mode, 2) for mode in ("zero1", "zero2", "zero3"))]
+OFFLOADED = [Sharding("zero1", 2, "optimizer"), Sharding("zero3", 2, "optimizer"), Sharding("zero3", 2, "parameters")]
+CASES = {
+    "full": (2, FULL, MODES),
+    "accumulated": (2, FULL | ACCUMULATED, MODES),
+    "hybrid": (4, FULL | ACCUMULATED, [Sharding("zero1", 2), Sharding("zero2", 2), Sharding("zero3", 2)]),
+    "bf16": (2, BF16 | ACCUMULATED, [*MODES, *OFFLOADED]),
+    "int8": (2, FULL | ACCUMULATED | {"training.optimizer_state": "int8"}, [Sharding("zero1", 2)]),
+    "lora": (2, {}, MODES),
+}
+
+
+@contextmanager
+def training(run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
+    """The training of one rank of several, of which the others do not exist.
+
+    What it receives is undefined, and takes as much memory as if it were not.
+    """
+    ranks = run.plan.degrees.world_size
+    with meshes_of(1, sharding, ranks) as meshes:
+        processes = Processes(1, ranks, 1, dist.HashStore())
+        yield TrainingLoop(run, processes, torch.device("cpu"), meshes, sharding)
+
+
+def step(loop: TrainingLoop, number: int) -> None:
+    loop.forward_backward(number)
+    loop.optimizer.step(1e-4, torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("name", "sharding"),
+    [(name, sharding) for name, (_, _, shardings) in CASES.items() for sharding in shardings],
+    ids=str,
+)
+def test_memory_is_as_estimated(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, sharding: Sharding
+) -> None:
+    for module in (torch_memory, trained_weights):
+        monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
+    model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
+    shape = model_shape(model.to_dict())
+    assert shape is not None
+    # few tokens: activations and logits are next to nothing
+    ranks, changes, _ = CASES[name]
+    settings: dict[str, Any] = {"parallelism": {"ranks_per_node": ranks}, "training.micro_batch_size": 1}
+    run = make_run("run", settings | {"training.max_steps": 3} | changes, model=model, max_length=12)
+    (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
+    expected = memory.weights + memory.gradients + memory.optimizer
+    gc.collect()
+    others = live_bytes()
+    with training(run, sharding) as loop:
+        step(loop, 1)
+        peak = peak_during(lambda: step(loop, 2)) - others - bytes_on_host(loop)
+    print(f"{name}, {sharding}: {peak / 1e6:.1f} MB, {peak / expected:.3f} of the estimate")
+    assert 0.9 < peak / expected < 1.1
