@@ -26,7 +26,7 @@ tell() { # tell ACTION JSON: what tests can do with the stand-in, see tests/aws/
 stop() {
   local status=$?
   tell reset '{}' || true # ends the containers
-  kill "${server_PID:-}" 2>/dev/null || true
+  kill "${interruption:-}" "${server_PID:-}" 2>/dev/null || true
   rm -rf "$directory"
   exit "$status"
 }
@@ -79,8 +79,9 @@ END
 }
 say "Submitting the quickstart recipe as SageMaker training jobs"
 (name=$(training) && say "Taking the spot instances of $name away" && tell scenario "{\"interruptions\": {\"$name\": \"spot\"}}") &
+interruption=$!
 "$kit" submit run.yaml --launcher sagemaker --watch
-wait
+wait "$interruption"
 say "The training jobs, as SageMaker lists them"
 "$python" - <<'END'
 import boto3
