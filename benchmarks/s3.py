@@ -1,9 +1,9 @@
 """Benchmarks push and pull of a tree of files against `aws s3 cp`, s5cmd and s3transfer, on one local S3 server.
 
-python -m benchmarks.s3 push                    # 8 files of 128 MiB and 200 of 64 KiB
+python -m benchmarks.s3 push                    # 8 files of 256 MiB and 200 of 64 KiB
 python -m benchmarks.s3 pull --mib 32
 
-Writes benchmarks/results/s3.json; `python -m benchmarks.table` brings it into the documentation. Needs memory for six
+Writes benchmarks/results/s3.json; `python -m benchmarks.table` brings it into the documentation. Needs memory for five
 trees in /dev/shm. The kit alone computes digests, and verifies them when it pulls. Exits with 1 when a goal is missed.
 """
 
@@ -42,7 +42,7 @@ _CONFIG = "[default]\ns3 =\n    payload_signing_enabled = false\n"
 def main() -> None:
     parser = command.parser("Benchmark push or pull of a tree.")
     parser.add_argument("verb", choices=("push", "pull"))
-    parser.add_argument("--mib", type=int, default=128, help="size of each large file; default 128")
+    parser.add_argument("--mib", type=int, default=256, help="size of each large file; default 256")
     options = parser.parse_args()
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
     options.work.mkdir(parents=True, exist_ok=True)
