@@ -10,21 +10,7 @@ from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import (
-    COPY,
-    EPOCHS,
-    GOALS,
-    KIT,
-    LARGE,
-    LOADED,
-    REPEATED,
-    S5CMD,
-    SMALL,
-    TEXT,
-    Entry,
-    Goal,
-    Results,
-)
+from benchmarks.goals import COPY, EPOCHS, GOALS, KIT, LARGE, LOADED, REPEATED, S5CMD, SMALL, TEXT, Entry, Goal, Results
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -65,12 +51,6 @@ def _lines(results: Results) -> Iterator[str]:
         yield from ("", f"### dataset, {entry['rows']:,} rows of {entry['tokens_per_row']:.0f} tokens", "")
         yield from _dataset_table(entry)
         yield from _circumstances(entry)
-    for verb, entry in sorted(results.get("s3", {}).items()):
-        yield from ("", f"### S3, {verb} of {entry['tree_bytes'] / 1e9:.1f} GB", "")
-        yield f"8 files of {entry['large_mib']} MiB and 200 of 64 KiB."
-        yield ""
-        yield from _transfer_table(entry)
-        yield from _circumstances(entry)
     if entry := results.get("layouts", {}).get("steps"):
         yield from ("", "### layouts, a step", "")
         yield from _steps_table(entry)
@@ -82,6 +62,12 @@ def _lines(results: Results) -> Iterator[str]:
     if entry := results.get("pipeline", {}).get("idle"):
         yield from ("", "### pipelines, idle share of a step", "")
         yield from _idle_table(entry)
+        yield from _circumstances(entry)
+    for verb, entry in sorted(results.get("s3", {}).items()):
+        yield from ("", f"### S3, {verb} of {entry['tree_bytes'] / 1e9:.1f} GB", "")
+        yield f"8 files of {entry['large_mib']} MiB and 200 of 64 KiB."
+        yield ""
+        yield from _transfer_table(entry)
         yield from _circumstances(entry)
     if entries := results.get("loading"):
         yield from ("", "### loading the base model", "")
