@@ -15,6 +15,7 @@ Results = Mapping[str, Mapping[str, Entry]]
 KIT, COPY = "hyperpod-ft", "cp -r"
 ALONE = "one rank"
 NAIVE = "naive settings"
+S5CMD = "s5cmd"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
 # the cases of `naive`
@@ -139,6 +140,15 @@ def training_memory(entry: Entry) -> float:
     return median(entry, KIT, "beyond_imports") / min(peers)
 
 
+def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
+    """Wall time of s5cmd divided by a contender's, per round."""
+    return ratios(entry, S5CMD, name)
+
+
+def transfer_ratio(entry: Entry) -> float:
+    return statistics.median(transfer_ratios(entry))
+
+
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
@@ -256,6 +266,20 @@ GOALS = (
             1.05,
         )
         for size in LOADED
+    ),
+    *(
+        Goal(
+            f"S3, {verb} of a tree, rate over s5cmd's",
+            "s3",
+            (verb,),
+            transfer_ratio,
+            "{:.2f}x",
+            0.8,
+            1.0,
+            is_rate=True,
+            over_peers=True,
+        )
+        for verb in ("push", "pull")
     ),
 )
 

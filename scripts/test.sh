@@ -22,7 +22,7 @@ ruff check .
 ruff format --check .
 lint-imports
 mypy
-shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"
 # Three workers keep two cores busy, since tests with Slurm wait much; a fourth gains nothing. The files that take longest

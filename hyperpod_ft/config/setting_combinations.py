@@ -208,6 +208,11 @@ def _check_torch_only(config: RunConfig) -> None:
         )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
+    if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
+        raise ValueError(
+            "sagemaker.store: the nodes of a training with engine neuron write their checkpoints to one volume; set"
+            " sagemaker.file_system instead"
+        )
 
 
 def _check_compilation(config: RunConfig) -> None:

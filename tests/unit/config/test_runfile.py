@@ -327,6 +327,13 @@ def test_templates_belong_to_their_format(tmp_path: Path) -> None:
     assert "format template, not dolly" in refused(tmp_path, dataset__prompt_template="x")
 
 
+def test_engine_neuron_on_several_nodes_needs_a_volume(tmp_path: Path) -> None:
+    section = {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": "s3://bucket/ft"}
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "sagemaker": section}
+    assert "set sagemaker.file_system instead" in refused(tmp_path, cluster__nodes=2, **neuron)
+    assert load(tmp_path, **neuron).sagemaker
+
+
 def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "engine neuron needs a trn instance" in refused(tmp_path, engine="neuron")
     assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
