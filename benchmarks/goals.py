@@ -15,8 +15,11 @@ Results = Mapping[str, Mapping[str, Entry]]
 KIT, COPY = "hyperpod-ft", "cp -r"
 ALONE = "one rank"
 NAIVE = "naive settings"
+S5CMD = "s5cmd"
 SMALL, LARGE = "8", "24"  # layers
 TEXT = "text"
+# the cases of `naive`
+EPOCHS = {"llama-lora": "LoRA on a Llama", "gptj-full": "all parameters of a GPT-J"}
 LOADED = tuple(f"{ranks}, {dtype}" for dtype in ("bf16", "fp32") for ranks in ("1 rank", "2 ranks", "4 ranks"))
 REPEATED = "{}, repeated"  # a contender of `dataset` on the repeated text
 
@@ -137,6 +140,15 @@ def training_memory(entry: Entry) -> float:
     return median(entry, KIT, "beyond_imports") / min(peers)
 
 
+def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
+    """Wall time of s5cmd divided by a contender's, per round."""
+    return ratios(entry, S5CMD, name)
+
+
+def transfer_ratio(entry: Entry) -> float:
+    return statistics.median(transfer_ratios(entry))
+
+
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
@@ -220,15 +232,18 @@ GOALS = (
         0.35,
         over_peers=True,
     ),
-    Goal(
-        "an epoch with naive settings over one with the kit's",
-        "naive",
-        (TEXT,),
-        epoch_ratio,
-        "{:.1f}x",
-        6,
-        10,
-        is_rate=True,
+    *(
+        Goal(
+            f"{what}, an epoch with naive settings over one with the kit's",
+            "naive",
+            (case,),
+            epoch_ratio,
+            "{:.1f}x",
+            6,
+            10,
+            is_rate=True,
+        )
+        for case, what in EPOCHS.items()
     ),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one H200, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),
@@ -251,6 +266,20 @@ GOALS = (
             1.05,
         )
         for size in LOADED
+    ),
+    *(
+        Goal(
+            f"S3, {verb} of a tree, rate over s5cmd's",
+            "s3",
+            (verb,),
+            transfer_ratio,
+            "{:.2f}x",
+            0.8,
+            1.0,
+            is_rate=True,
+            over_peers=True,
+        )
+        for verb in ("push", "pull")
     ),
 )
 

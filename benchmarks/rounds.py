@@ -17,7 +17,7 @@ from benchmarks.measure import CommandError, evict, measure
 class Contender:
     """A command, its outputs, and a function that inspects them. A peer may fail, others must not.
 
-    `figures` returns what the command itself measured, in every round.
+    `figures` returns what the command itself measured, in every round. `prepare` is called before each.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Contender:
     inspect: Callable[[], dict[str, Any]]
     is_peer: bool = False
     figures: Callable[[], Mapping[str, float]] = dict
+    prepare: Callable[[], object] = lambda: None
 
 
 def run(
@@ -44,6 +45,7 @@ def run(
             if contender.name in failed:
                 continue
             remove(contender.outputs())
+            contender.prepare()
             os.sync()  # so that no contender pays for what others wrote or removed
             evict(inputs)
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, LARGE, LOADED, REPEATED, SMALL, TEXT, Entry, Goal, Results
+from benchmarks.goals import COPY, EPOCHS, GOALS, KIT, LARGE, LOADED, REPEATED, S5CMD, SMALL, TEXT, Entry, Goal, Results
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
@@ -32,8 +32,8 @@ def document(text: str, results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     yield from _goal_table(results)
-    if entry := results.get("naive", {}).get(TEXT):
-        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}", "")
+    for case, entry in results.get("naive", {}).items():
+        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}: {EPOCHS[case]}", "")
         yield from _epoch_table(entry)
         yield from _circumstances(entry)
     for kind in ("training", "gpu"):
@@ -62,6 +62,12 @@ def _lines(results: Results) -> Iterator[str]:
     if entry := results.get("pipeline", {}).get("idle"):
         yield from ("", "### pipelines, idle share of a step", "")
         yield from _idle_table(entry)
+        yield from _circumstances(entry)
+    for verb, entry in sorted(results.get("s3", {}).items()):
+        yield from ("", f"### S3, {verb} of {entry['tree_bytes'] / 1e9:.1f} GB", "")
+        yield f"8 files of {entry['large_mib']} MiB and 200 of 64 KiB."
+        yield ""
+        yield from _transfer_table(entry)
         yield from _circumstances(entry)
     if entries := results.get("loading"):
         yield from ("", "### loading the base model", "")
@@ -128,6 +134,8 @@ def _figure(goal: Goal, results: Results, value: float) -> str:
         return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
     if goal.value is goals.epoch_ratio:
         return _spread(goals.epoch_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
+    if goal.value is goals.transfer_ratio:
+        return _spread(goals.transfer_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
     if goal.value is goals.training_ratio:
         return _spread(goals.training_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
     return goal.form.format(value)
@@ -179,6 +187,20 @@ def _checkpoint_table(entry: Entry) -> Iterator[str]:
             "" if name in (COPY, KIT) else "yes" if same else "no",
         )
     yield from (f"| {name} | {_MISSING}: {reason} | | | | | |" for name, reason in entry["not_measured"].items())
+
+
+def _transfer_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "wall", "rate over s5cmd's", "CPU time", "peak memory")
+    yield "|---|---|---|---|---|"
+    for name in entry["contenders"]:
+        yield _row(
+            name,
+            f"{goals.median(entry, name, 'wall'):.1f} s",
+            _spread(goals.transfer_ratios(entry, name), "{:.2f}x") if S5CMD in entry["contenders"] else "",
+            f"{goals.median(entry, name, 'cpu'):.1f} s",
+            f"{goals.peak_mb(entry, name):,.0f} MB",
+        )
+    yield from (f"| {name} | {_MISSING}: {reason} | | | |" for name, reason in entry["not_measured"].items())
 
 
 def _dataset_table(entry: Entry) -> Iterator[str]:

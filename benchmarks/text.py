@@ -11,6 +11,7 @@ larger texts leave.
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +32,21 @@ _SPLIT = (
 TINY = Geometry(1, hidden=64, intermediate=128, heads=4, kv_heads=4)
 
 
-def prepare(rows: Path, copies: int, directory: Path, geometry: Geometry = TINY, most: int | None = None) -> None:
-    """Write the rows, at `most` the first of them, and a model of `geometry` for their vocabulary into `directory`."""
+def write_tiny(directory: Path, vocabulary: int) -> None:
+    write_base(directory, replace(TINY, vocabulary=vocabulary))
+
+
+def prepare(
+    rows: Path,
+    copies: int,
+    directory: Path,
+    write_model: Callable[[Path, int], None] = write_tiny,
+    most: int | None = None,
+) -> None:
+    """Write the rows, at `most` the first of them, and a model into `directory`.
+
+    `write_model`: gets the model's directory, which it makes, and the size of the rows' vocabulary.
+    """
     directory.mkdir(parents=True)
     lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n")[:most] if line]
     pairs = [(f"{line['question']}\n", str(line["answer"])) for line in lines]
@@ -43,7 +57,7 @@ def prepare(rows: Path, copies: int, directory: Path, geometry: Geometry = TINY,
             stream.write(text)
     tokenizer = learn([part for pair in pairs for part in pair])
     model = directory / "model"
-    write_base(model, replace(geometry, vocabulary=len(tokenizer)))
+    write_model(model, len(tokenizer))
     tokenizer.save_pretrained(model)
 
 

@@ -85,7 +85,7 @@ class Choice:
                 "cluster": {"instance_type": "local"},
                 "model": {"source": "any/model"},
                 "dataset": {"source": "any/data", "format": "dolly", "max_length": LENGTH},
-                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora, "target_modules": self._linears()},
+                "lora": {"r": 2, "dropout": self.dropout, "dora": self.dora},
                 "training": {
                     "method": self.method,
                     "precision": self.precision,
@@ -100,11 +100,6 @@ class Choice:
                 },
             }
         )
-
-    def _linears(self) -> list[str]:
-        family = family_of(self.family)
-        assert family is not None
-        return [path.rpartition(".")[2] for path in (*family.columns, *family.rows)]
 
 
 def estimated(choice: Choice) -> float:
@@ -149,7 +144,7 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
             sequence_parallel = has_sequence_parallel(config, degrees_of(config))
             tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
         activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
-        with _Made() as made:
+        with MadeTensors() as made:
             output = model.base_model(
                 input_ids=chunk.of(positions) % values["vocab_size"],
                 position_ids=chunk.of(positions),
@@ -175,7 +170,7 @@ def rank_of(choice: Choice) -> Iterator[tuple[DeviceMesh, context_parallel.Seque
         dist.destroy_process_group()
 
 
-class _Made(TorchDispatchMode):
+class MadeTensors(TorchDispatchMode):
     """The memory of tensors made within the block."""
 
     def __init__(self) -> None:

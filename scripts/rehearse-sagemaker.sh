@@ -19,10 +19,14 @@ setup_python --editable '.[torch,aws]' --group dev
 python=$PWD/.venv/bin/python kit=$PWD/.venv/bin/hyperpod-ft
 directory=$(mktemp -d)
 coproc server { exec "$python" -m tests.aws.server; }
+tell() { # tell ACTION JSON: what tests can do with the stand-in, see tests/aws/scenario.py
+  "$python" -c 'import sys, urllib.request as request; request.urlopen(sys.argv[1], sys.argv[2].encode())' \
+    "${endpoint:-}/_test/$1" "$2"
+}
 stop() {
   local status=$?
-  curl --silent --request POST "$endpoint/_test/reset" >/dev/null || true # ends the containers
-  kill "${server_PID:-}" 2>/dev/null || true
+  tell reset '{}' || true # ends the containers
+  kill "${interruption:-}" "${server_PID:-}" 2>/dev/null || true
   rm -rf "$directory"
   exit "$status"
 }
@@ -31,13 +35,10 @@ read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not sta
 
 for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
 touch "$directory/empty"
-export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_REGION=us-west-2 \
+export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-west-2 \
   AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
   HYPERPOD_FT_POLL_SECONDS=1 HOME="$directory"
 
-tell() { # tell JSON: see tests/aws/scenario.py
-  curl --silent --fail --data "$1" "$endpoint/_test/scenario" >/dev/null
-}
 if [[ ${1:-} == --store ]]; then
   "$python" -c 'import boto3; boto3.client("s3").create_bucket(
     Bucket="rehearsal-store", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})'
@@ -45,7 +46,7 @@ if [[ ${1:-} == --store ]]; then
 else
   root=$directory/fsx/ft
   mkdir -p "$root"
-  tell "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
+  tell scenario "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
   place='  file_system:
     id: fs-0123456789abcdef0
     directory: /abcdefgh/ft
@@ -61,24 +62,26 @@ print(f"{recipe}\nsagemaker:\n  region: us-west-2\n  role: arn:aws:iam::12345678
 END
 cd "$directory"
 
-# The names of the jobs in order, and once the second one trains, an interruption of it.
-interrupt() {
+# Prints the name of the job that trains, once it has trained some steps.
+training() {
   "$python" - <<'END'
-import time, boto3
-sagemaker = boto3.client("sagemaker")
+import time
+import boto3
+sagemaker, logs = boto3.client("sagemaker"), boto3.client("logs")
 while True:
-    names = [job["TrainingJobName"] for job in sagemaker.list_training_jobs(NameContains="-train-")["TrainingJobSummaries"]]
-    if names and sagemaker.describe_training_job(TrainingJobName=names[0])["SecondaryStatus"] == "Training":
-        break
-    time.sleep(0.5)
-time.sleep(15)
-print(names[0])
+    time.sleep(1)
+    for job in sagemaker.list_training_jobs(NameContains="-train-")["TrainingJobSummaries"]:
+        name = job["TrainingJobName"]
+        found = logs.filter_log_events(logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=name)
+        if any(event["message"].startswith("step 30/") for event in found["events"]):
+            raise SystemExit(print(name))
 END
 }
 say "Submitting the quickstart recipe as SageMaker training jobs"
-(name=$(interrupt) && say "Taking the spot instances of $name away" && tell "{\"interruptions\": {\"$name\": \"spot\"}}") &
+(name=$(training) && say "Taking the spot instances of $name away" && tell scenario "{\"interruptions\": {\"$name\": \"spot\"}}") &
+interruption=$!
 "$kit" submit run.yaml --launcher sagemaker --watch
-wait
+wait "$interruption"
 say "The training jobs, as SageMaker lists them"
 "$python" - <<'END'
 import boto3

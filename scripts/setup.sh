@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: a virtual environment with pinned packages, and Slurm if it may be installed.
+# Sourced by quickstart.sh and test.sh: a virtual environment with pinned packages; Slurm and Chromium if allowed.
 # shellcheck shell=bash
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }
@@ -60,16 +60,31 @@ has_packages() {
 # setup_slurm [PACKAGE...]: install Slurm, munge and the given packages from the distribution, if missing and allowed;
 # return false if that fails. It leaves their daemons stopped and disabled.
 setup_slurm() {
-  local packages=(slurmctld slurmd slurm-client munge "$@") as_root=()
   if has_slurm && has_packages "$@"; then return 0; fi
+  install_packages "Slurm or its dependencies are missing" slurmctld slurmd slurm-client munge "$@" &&
+    has_slurm && has_packages "$@"
+}
+
+has_chromium() {
+  command -v chromium >/dev/null && command -v chromedriver >/dev/null
+}
+
+# setup_chromium: the same for a browser and its driver.
+setup_chromium() {
+  has_chromium || { install_packages "Chromium is missing" chromium chromium-driver && has_chromium; }
+}
+
+# install_packages PROBLEM PACKAGE...: install packages from the distribution, if allowed; else print what to do.
+install_packages() {
+  local problem=$1 packages=("${@:2}") as_root=()
   if ! command -v apt-get >/dev/null; then
-    printf 'Slurm or its dependencies are missing. On Debian or Ubuntu: apt-get install %s\n' "${packages[*]}" >&2
+    printf '%s. On Debian or Ubuntu: apt-get install %s\n' "$problem" "${packages[*]}" >&2
     return 1
   fi
   if [[ $EUID -ne 0 ]]; then
     # never ask for a password in the middle of a script
     if ! sudo --non-interactive true 2>/dev/null; then
-      printf 'Slurm or its dependencies are missing, and this user may not install them. Run: sudo apt-get install %s\n' "${packages[*]}" >&2
+      printf '%s, and this user may not install packages. Run: sudo apt-get install %s\n' "$problem" "${packages[*]}" >&2
       return 1
     fi
     as_root=(sudo --non-interactive)
@@ -99,5 +114,4 @@ for package in "${fresh[@]}"; do
   esac
 done 2>/dev/null || true
 AS_ROOT
-  has_slurm && has_packages "$@"
 }

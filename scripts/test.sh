@@ -11,6 +11,8 @@ setup_python --editable '.[torch,aws]' --group dev
 setup_neuron_sources
 # Tests of cluster nodes start these daemons too, in namespaces; without them they are skipped.
 setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the tests need Slurm"
+# The chat page of `serve` is tested in a browser.
+setup_chromium || say "Without Chromium, the tests of the chat page are skipped"
 
 export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 unset SLURM_CONF HF_TOKEN
@@ -20,7 +22,7 @@ ruff check .
 ruff format --check .
 lint-imports
 mypy
-shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"
 # Three workers keep two cores busy, since tests with Slurm wait much; a fourth gains nothing. The files that take longest

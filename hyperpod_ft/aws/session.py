@@ -65,8 +65,11 @@ class Session:
             self._clients[key] = self._new(service, connections)
         return self._clients[key]
 
+    def credentials(self) -> Any:
+        """botocore's credentials, to sign what no client sends; None when there are none. Only inside `explained`."""
+        return self._boto3().get_credentials()
+
     def _new(self, service: str, connections: int) -> Any:
-        import boto3  # noqa: PLC0415 - see above
         from botocore.config import Config  # noqa: PLC0415
 
         config = Config(
@@ -76,10 +79,13 @@ class Session:
             max_pool_connections=connections,
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
-        # A separate session: boto3's default one is shared by the whole process and is not thread-safe.
-        return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION")).client(
-            service, config=config
-        )
+        return self._boto3().client(service, config=config)
+
+    def _boto3(self) -> Any:
+        """A separate session: boto3's default one is shared by the whole process and is not thread-safe."""
+        import boto3  # noqa: PLC0415 - see above
+
+        return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION"))
 
 
 @contextmanager

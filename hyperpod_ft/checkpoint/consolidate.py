@@ -66,11 +66,14 @@ def consolidate_checkpoint(
     return checkpoint, consolidate_adapters(checkpoint, target, base=base)
 
 
-def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None = None) -> Consolidated:
+def consolidate_adapters(
+    checkpoint: Sharded, target: Path, *, base: Path | None = None, chat_template: str | None = None
+) -> Consolidated:
     """Write a checkpoint's adapters as PEFT directories: a single one, or the one named `default`, is `target` itself.
 
-    If `base`, the base model's directory, is given, every factor must fit it. Raises UserError when one does not, a
-    replica differs between ranks, or a value is NaN or Inf; nothing is published then.
+    If `base`, the base model's directory, is given, every factor must fit it. `chat_template` is written beside the
+    adapter, for the merge. Raises UserError when a factor does not fit, a replica differs between ranks, or a value is
+    NaN or Inf; nothing is published then.
     """
     where = checkpoint.directory
     if base is not None:
@@ -80,7 +83,7 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
     tensors = checkpoint.tensors
     refuse_damage(tensors, checkpoint.archives)
     refuse_divergence(tensors, where)
-    with resumable_directory(target, _identity(tensors)) as directory:
+    with resumable_directory(target, _identity(tensors) | {"template": chat_template}) as directory:
         files: dict[str, Sequence[Outgoing]] = {}
         for adapter in checkpoint.adapters:
             below = _place(adapter, alone=len(checkpoint.adapters) == 1)
@@ -90,6 +93,8 @@ def consolidate_adapters(checkpoint: Sharded, target: Path, *, base: Path | None
             files[str(Path(below, lora.WEIGHTS))] = [checked_copy(tensor, tensor.dtype, where) for tensor in named]
         with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
             written = write_files(directory, files, progress)
+        if chat_template is not None:
+            model_directory.set_chat_template(directory, chat_template)
     return Consolidated(written.tensors, written.nbytes)
 
 
@@ -101,13 +106,14 @@ def consolidate_model(
     dtype: str = "base",
     max_shard_bytes: int = 5_000_000_000,
     card: str | None = None,
+    chat_template: str | None = None,
 ) -> Consolidated:
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
     If `base`, the base model's directory, is given, names and shapes must match it, and configuration, tokenizer and
     licence come from it; otherwise from the checkpoint, if it has them. `dtype`: torch's name of the floating dtype to
     write, or `base`: each tensor's own in the base model, or without a base as stored. Each value is rounded once;
-    tied weights stay one tensor.
+    tied weights stay one tensor. `chat_template` replaces the base's.
 
     Raises UserError when names or shapes differ from the base, a replica differs between ranks, a value is NaN or Inf,
     or nothing was learned; nothing is published then.
@@ -124,7 +130,7 @@ def consolidate_model(
         written_as = {name: weights[name].dtype for name in tensors}
     if dtype != "base":
         written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in ARITHMETIC else old for n, old in written_as.items()}
-    identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes}
+    identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "template": chat_template}
     refuse_damage(checkpoint.model, checkpoint.archives)
     refuse_divergence(checkpoint.model, where)
     # the comparison usually ends within the first tensor
@@ -135,6 +141,8 @@ def consolidate_model(
         with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
             written = write_model(directory, outgoing, max_shard_bytes, progress)
         _copy_other_files(directory, files_from, set(written_as.values()), card)
+        if chat_template is not None:
+            model_directory.set_chat_template(directory, chat_template)
     return Consolidated(written.tensors, written.nbytes)
 
 

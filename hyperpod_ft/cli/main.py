@@ -12,9 +12,11 @@ import typer
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster import app as cluster_app
+from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
+from hyperpod_ft.cli.serving import app as serving_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ app = typer.Typer(
 app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
 app.add_typer(sagemaker_app, name="sagemaker", help="What SageMaker training jobs need: a role, a bucket, quotas.")
+app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.")
 app.add_typer(checkpoint_app)
+app.add_typer(serving_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 

@@ -21,14 +21,14 @@ app = typer.Typer(
 Region = Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
 Name = Annotated[str, typer.Option("--name", help="Name of the CloudFormation stack.")]
-_NAME = "hyperpod-ft-training"  # aws/stack/training_resources.py
+STACK = "hyperpod-ft-training"  # aws/stack/training_resources.py
 # For tests, whose stand-in for AWS answers at once.
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 
 
 @app.command()
 def setup(
-    name: Name = _NAME,
+    name: Name = STACK,
     file_system: Annotated[
         bool, typer.Option("--file-system", help="Also let jobs mount a file system in a VPC (sagemaker.file_system).")
     ] = False,
@@ -55,7 +55,12 @@ def setup(
         poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
     )
     print("For the run file:\n")
-    print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}\n  store: s3://{made.bucket}/hyperpod-ft")
+    print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
+    if file_system:
+        print(f"  output: s3://{made.bucket}/hyperpod-ft")
+        print("  file_system:               # id, directory, subnets, security_groups: docs/run-file.md")
+    else:
+        print(f"  store: s3://{made.bucket}/hyperpod-ft")
 
 
 @app.command()
@@ -81,7 +86,7 @@ def validate(
 
 @app.command()
 def delete(
-    name: Name = _NAME,
+    name: Name = STACK,
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also delete the bucket with all its data, irrevocably.")
     ] = False,

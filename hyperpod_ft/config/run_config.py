@@ -5,11 +5,13 @@ module.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -274,10 +276,10 @@ class Lora(Section):
     r: PositiveInt = Field(16, description="Rank of the adapters.")
     alpha: PositiveFloat = Field(32, description="Scaling: the update is multiplied by alpha / r.")
     dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
-    target_modules: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        min_length=1,
-        description="Names of the linear modules to adapt. If not set, `q` and `v` of an encoder-decoder.",
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        None,
+        description="Names of the linear modules and embeddings to adapt. If not set: all linears of attention and MLP,"
+        " by the model's family (docs/lora.md); of T5, `q` and `v`.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(
@@ -295,9 +297,14 @@ class Lora(Section):
     )
 
     @property
-    def target_names(self) -> frozenset[str]:
-        """The last parts of the targets' names."""
-        return frozenset(target.rpartition(".")[2] for target in self.target_modules)
+    def given_names(self) -> frozenset[str]:
+        """The last parts of the names in `target_modules`."""
+        return last_parts(self.target_modules or ())
+
+
+def last_parts(names: Iterable[str]) -> frozenset[str]:
+    """Of modules' names, or of their ends."""
+    return frozenset(name.rpartition(".")[2] for name in names)
 
 
 class Dpo(Section):
@@ -511,7 +518,8 @@ class Generate(Section):
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="Prompts to answer: strings, or rows in the dataset's format, which are rendered as in training.",
+        description="Prompts to answer: rows in the dataset's format, which are rendered as in training, or strings."
+        " Where the rows are chats, a string is what the user says; otherwise it is continued as it is.",
     )
     max_new_tokens: PositiveInt = Field(64, description="Maximum length of an answer, in tokens.")
     train_samples: NonNegativeInt = Field(
@@ -544,18 +552,7 @@ class RunConfig(Section):
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
     sagemaker: SageMaker | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _targets_of_an_encoder_decoder(cls, values: Any) -> Any:
-        """Its modules have other names; these two are PEFT's default for T5."""
-        if not isinstance(values, dict):
-            return values
-        dataset, lora = values.get("dataset"), values.get("lora") or {}
-        paired = isinstance(dataset, dict) and dataset.get("max_target_length") is not None
-        if paired and isinstance(lora, dict) and "target_modules" not in lora:
-            return values | {"lora": lora | {"target_modules": ("q", "v")}}
-        return values
+    deploy: Deploy | None = None
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":

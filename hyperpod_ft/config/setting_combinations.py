@@ -103,7 +103,7 @@ def _check_encoder_decoder(config: RunConfig) -> None:
             raise ValueError(f"parallelism.{key}: not available for encoder-decoders; set it to 1")
     if config.parallelism.sequence_parallel:
         raise ValueError("parallelism.sequence_parallel: not available for encoder-decoders; remove it")
-    if unsuitable := config.lora.target_names & _SHARED_MODULES:
+    if unsuitable := config.lora.given_names & _SHARED_MODULES:
         raise ValueError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter; name linear modules"
             " of attention and MLP, such as q, k, v, o, wi_0, wi_1, wo"
@@ -121,6 +121,16 @@ def _check_torch(config: RunConfig) -> None:
         for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
             if getattr(given, key) != default:
                 raise ValueError(f"parallelism.{key}: parallelism.degrees auto chooses it; remove one of them")
+    elif given.pipeline_parallel == 1 and given.pipeline_schedule != "1f1b":
+        raise ValueError(
+            "parallelism.pipeline_schedule: has no effect without a pipeline; remove it, or set pipeline_parallel"
+        )
+    stages_on_rank = given.virtual_pipeline_parallel
+    if given.pipeline_schedule != "interleaved" and stages_on_rank != type(given)().virtual_pipeline_parallel:
+        raise ValueError(
+            "parallelism.virtual_pipeline_parallel: only pipeline_schedule interleaved has several stages on a rank;"
+            " remove it, or set that"
+        )
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
             f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
@@ -172,7 +182,7 @@ def _check_neuron(config: RunConfig) -> None:
             raise ValueError(f"lora.{key}: engine neuron does not support it; remove it, or use engine: torch")
     if config.neuron.fuse_qkv:
         raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
-    if len({"gate_proj", "up_proj"} & config.lora.target_names) == 1:
+    if len({"gate_proj", "up_proj"} & config.lora.given_names) == 1:
         raise ValueError(
             "lora.target_modules: gate_proj and up_proj are one matrix on engine neuron; name both or none of them"
         )
@@ -198,6 +208,11 @@ def _check_torch_only(config: RunConfig) -> None:
         )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
+    if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
+        raise ValueError(
+            "sagemaker.store: the nodes of a training with engine neuron write their checkpoints to one volume; set"
+            " sagemaker.file_system instead"
+        )
 
 
 def _check_compilation(config: RunConfig) -> None:

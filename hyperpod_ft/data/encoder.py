@@ -1,6 +1,6 @@
 """Texts to token ids: with tiktoken if it gives the model's ids, else with the `tokenizers` library.
 
-tiktoken takes a sixth of the time. `byte_level_bpe` and `merge_order` decide for which models the ids are the same.
+tiktoken takes a sixth of the time. Package `byte_level` decides for which models the ids are the same.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data import byte_level_bpe, tokenizer
-from hyperpod_ft.data.byte_level_bpe import ByteLevelBpe
+from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.byte_level import bpe
+from hyperpod_ft.data.byte_level.bpe import ByteLevelBpe
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 # Separates texts that are encoded in one call: a code point that Unicode will never assign to a character.
@@ -42,11 +43,12 @@ class Encoder:
     eos: int
     pad: int
     tokenizer: Tokenizer | None  # renders chats; None if it was not needed
+    unknown: int | None = None  # what stands for text that no token spells; None: every text has its tokens
 
     @classmethod
     def load(cls, model: Path, *, chat: bool) -> "Encoder":
         """Raises UserError when the model has no usable tokenizer. `chat`: it must also render chats."""
-        described = byte_level_bpe.read(model)
+        described = bpe.read(model)
         ranked = RankedBackend.of(described, model / "tokenizer.json") if described else None
         if described is None or ranked is None or described.eos is None:
             return cls.of(tokenizer.load(model))
@@ -59,12 +61,15 @@ class Encoder:
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
         """From a tokenizer of transformers."""
         assert loaded.eos_token_id is not None  # tokenizer.load refuses such a model
+        # byte-level tokenizers name one too, which they never use
+        unknown = loaded.unk_token_id
         return cls(
             backend or LibraryBackend(loaded.backend_tokenizer),
             tuple(tokenizer.bos_ids(loaded)),
             loaded.eos_token_id,
             tokenizer.pad_id(loaded),
             loaded,
+            None if unknown in (loaded.bos_token_id, loaded.eos_token_id) else unknown,
         )
 
 

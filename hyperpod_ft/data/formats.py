@@ -32,6 +32,8 @@ def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None
         example = prompts.joined("", prompts.prompt(dataset, row))
     else:
         prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
+        if dataset.max_target_length is not None and not prompt.strip():
+            raise RowError("empty prompt", "an encoder-decoder needs a source")
         example = prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
     return _checked(example)
 

@@ -8,11 +8,11 @@ from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
 # The two templates of Stanford Alpaca, with the line break after "Response:" that alpaca-lora and axolotl write.
-_ALPACA = (
+ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
-_ALPACA_INPUT = (
+ALPACA_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
@@ -96,7 +96,7 @@ def _dolly_prompt(_: Dataset, row: Mapping[str, Any]) -> str:
 
 def _alpaca_prompt(_: Dataset, row: Mapping[str, Any]) -> str:
     instruction, given = _filled_field(row, "instruction"), _optional_field(row, "input")
-    return (_ALPACA_INPUT if given else _ALPACA).format(instruction=instruction, input=given)
+    return (ALPACA_INPUT if given else ALPACA).format(instruction=instruction, input=given)
 
 
 _PROMPTS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {

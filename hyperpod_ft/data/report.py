@@ -71,6 +71,8 @@ class DatasetReport:
     validation_rows: int
     padding_share: float  # of all positions of both splits
     target_padding_share: float | None  # of the decoder's positions; None: the model has no encoder
+    unknown_tokens: int  # that stand for text for which the tokenizer has none
+    unknown_in: int  # examples
     truncated: int
     # Longer than max_length: with overlong drop, bad rows; with truncate, examples whose prompt fills the row.
     dropped: int
@@ -93,6 +95,11 @@ class DatasetReport:
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
             f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"
         )
+        if self.unknown_tokens:
+            yield (
+                f"unknown tokens: {self.unknown_tokens:,}, in {self.unknown_in:,} examples: the tokenizer has no token"
+                " for some of their characters"
+            )
         targets = self.target_padding_share
         padding = f"{self.padding_share:.2%}" if targets is None else f"{self.padding_share:.2%} of sources"
         if targets is not None:

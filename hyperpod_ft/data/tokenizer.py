@@ -13,6 +13,7 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
     pad_token_id: int | None
+    unk_token_id: int | None
 
     @property
     def backend_tokenizer(self) -> Any: ...

@@ -36,10 +36,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import family_of
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
 
 if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
@@ -246,15 +249,20 @@ class Written:
 def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, Written]) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
-    lora = config.training.method == "lora"
-    task = "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM"
+    family = str(read_config(run.base_model).get("model_type", ""))
+    built = family_of(family)
+    lora = config.lora.model_dump() | {
+        "target_modules": targets(config.lora, family),
+        "fan_in_fan_out": built is not None and built.transposed,
+        "task": "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM",
+    }
     described = Description(
         engine=config.engine,
         step=progress.step,
         fingerprint=run.plan["train"].fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=Lora(**config.lora.model_dump(), task=task) if lora else None,
+        lora=Lora.model_validate(lora) if config.training.method == "lora" else None,
         degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,

@@ -10,6 +10,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines import t5_flops
 from hyperpod_ft.engines.flops import flops_per_token
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.runs.run import Run
 
 
@@ -65,7 +66,8 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
     if shape := t5_shape(model_config):
         lora = run.config.lora
         rank = lora.r if run.config.training.method == "lora" else None
-        flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, lora.target_names, rank)
+        names = target_names(lora, shape.family)
+        flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, names, rank)
     else:
         flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
     rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12

@@ -14,7 +14,10 @@ _COLUMN = 48
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """One prompt with both answers. `expected` is the dataset's completion, for samples of it."""
+    """One prompt with both answers. `expected` is the dataset's completion, for samples of it.
+
+    `templated`: a chat template wrote the prompt, with all special tokens.
+    """
 
     origin: Literal["prompts", "train", "validation"]
     prompt: str
@@ -22,6 +25,7 @@ class AnswerPair:
     tuned: str
     same: bool  # token by token
     expected: str | None = None
+    templated: bool = False
 
     @property
     def base_exact(self) -> bool:
@@ -56,6 +60,12 @@ class Comparison:
         """Whether any answer of the tuned model differs from the base model's."""
         return any(not row.same for row in self.compared)
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether answers and validation losses show no difference at all."""
+        same_loss = self.validation is not None and self.validation.base.mean == self.validation.tuned.mean
+        return bool(self.compared) and not self.changed and same_loss
+
     def figures(self) -> dict[str, Any]:
         """The numbers alone, for the stage's record."""
         return {
@@ -69,7 +79,7 @@ class Comparison:
         """`samples.json`."""
         return self.figures() | {
             "prompts": [
-                {"prompt": row.prompt, "base": row.base, "tuned": row.tuned}
+                {"prompt": row.prompt, "templated": row.templated, "base": row.base, "tuned": row.tuned}
                 for row in self.compared
                 if row.origin == "prompts"
             ],
@@ -77,6 +87,7 @@ class Comparison:
                 {
                     "split": row.origin,
                     "prompt": row.prompt,
+                    "templated": row.templated,
                     "expected": row.expected,
                     "base": row.base,
                     "tuned": row.tuned,

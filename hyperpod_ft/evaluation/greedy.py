@@ -31,20 +31,15 @@ def answers(
     where its prompt ends. Sampling settings of the model's own generation_config.json are ignored.
     """
     padding = pad_id(tokenizer)
-    stops = _stops(model, tokenizer)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=sorted(stops),
-        pad_token_id=padding,
-        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
-    )
+    stops = make_greedy(model, tokenizer)
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     found: dict[int, Answer] = {}
     printed = time.monotonic()
     for first in range(0, len(order), _BATCH_PROMPTS):
         batch = order[first : first + _BATCH_PROMPTS]
-        for number, ids in zip(batch, _batch(model, [prompts[number] for number in batch], padding), strict=True):
+        for number, ids in zip(
+            batch, _batch(model, [prompts[number] for number in batch], padding, max_new_tokens), strict=True
+        ):
             found[number] = _answer(tokenizer, ids, stops)
         if time.monotonic() - printed > _PROGRESS_SECONDS:
             printed = time.monotonic()
@@ -53,24 +48,51 @@ def answers(
 
 
 @torch.inference_mode()
-def _batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: int) -> list[list[int]]:
+def _batch(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], padding: int, max_new_tokens: int
+) -> list[list[int]]:
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    made = model.generate(input_ids=ids, attention_mask=mask)  # type: ignore[operator]
-    before = 1 if model.config.is_encoder_decoder else longest  # what a decoder begins with, or the prompt
+    made = model.generate(  # type: ignore[operator]
+        input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens
+    )
+    before = tokens_before(model, longest)
     return list(made[:, before:].tolist())
 
 
-def _stops(model: PreTrainedModel, tokenizer: Tokenizer) -> set[int]:
-    """The tokenizer's EOS, which training ends each answer with, and what the model's own configuration names."""
+def make_greedy(model: PreTrainedModel, tokenizer: Tokenizer) -> frozenset[int]:
+    """Replace the settings of the model's generation_config.json by greedy search; returns the ids that end an answer.
+
+    They are the tokenizer's EOS, which training ends each answer with, and what the model's own configuration names.
+    """
+    stops = _stops(model, tokenizer)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        eos_token_id=sorted(stops),
+        pad_token_id=pad_id(tokenizer),
+        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
+    )
+    return stops
+
+
+def tokens_before(model: PreTrainedModel, prompt: int) -> int:
+    """Where the answer begins in what `generate` returns: after what a decoder begins with, or after the prompt."""
+    return 1 if model.config.is_encoder_decoder else prompt
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an answer, without special tokens."""
+    return str(tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _stops(model: PreTrainedModel, tokenizer: Tokenizer) -> frozenset[int]:
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
     named = own if isinstance(own, list) else [own]
-    return {token for token in (*named, tokenizer.eos_token_id) if token is not None}
+    return frozenset(token for token in (*named, tokenizer.eos_token_id) if token is not None)
 
 
-def _answer(tokenizer: Tokenizer, ids: list[int], stops: set[int]) -> Answer:
+def _answer(tokenizer: Tokenizer, ids: list[int], stops: frozenset[int]) -> Answer:
     end = next((position for position, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[:end]
-    text = tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=True)
-    return Answer(text, tuple(kept), end is not None)
+    return Answer(text_of(tokenizer, kept), tuple(kept), end is not None)

@@ -1,6 +1,9 @@
-"""Mean loss a token on packed rows."""
+"""Losses on packed rows, without an engine: each document by itself."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hyperpod_ft.config.run_config import Dpo
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import PairedSplit, Split
 
@@ -17,7 +21,10 @@ _BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean cross entropy in nats over `tokens` labelled tokens of the first `rows` of `rows_available` rows."""
+    """A mean over the first `rows` of `rows_available` rows, in nats per label token, or for preferences per pair.
+
+    `tokens`: how many label tokens there are.
+    """
 
     mean: float
     tokens: int
@@ -28,34 +35,82 @@ class Loss:
 @torch.inference_mode()
 def mean_loss(model: PreTrainedModel, split: Split | PairedSplit, max_rows: int) -> Loss | None:
     """The loss on a split's first `max_rows` rows; None when no token of them is labelled."""
-    rows = min(len(split), max_rows)
-    summed = _of_pairs(model, split, rows) if isinstance(split, PairedSplit) else _of_rows(model, split, rows)
-    return Loss(summed[0] / summed[1], summed[1], rows, len(split)) if summed[1] else None
+    if isinstance(split, PairedSplit):
+        rows = min(len(split), max_rows)
+        total, tokens = _of_pairs(model, split, rows)
+    else:
+        found = document_losses(model, split, max_rows)
+        rows, total, tokens = found.rows, float(found.summed.sum()), found.tokens
+    return Loss(total / tokens, tokens, rows, len(split)) if tokens else None
 
 
-def _of_rows(model: PreTrainedModel, split: Split, rows: int) -> tuple[float, int]:
-    """Summed loss, and label tokens.
+@dataclass(frozen=True)
+class DocumentLosses:
+    """Of the documents in the first `rows` of `rows_available` rows, in their order.
 
-    With position ids that restart and no attention mask, transformers keeps packed documents apart
-    (transformers/masking_utils.py, find_packed_sequence_indices).
+    summed: cross entropies in nats over a document's label tokens, float64 [documents]; tokens: how many there are.
     """
-    step = max(1, _BATCH_TOKENS // split.input_ids.shape[1])
-    total, tokens = 0.0, 0
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
-        ids, labels, positions = (
-            torch.from_numpy(array[first:last].astype("int64")).to(model.device)
-            for array in (split.input_ids, split.labels, split.position_ids)
+
+    summed: NDArray[np.float64]
+    tokens: int
+    rows: int
+    rows_available: int
+
+
+@torch.inference_mode()
+def document_losses(model: PreTrainedModel, split: Split, max_rows: int) -> DocumentLosses:
+    """The loss of each document by itself, as transformers computes it for any family; those of equal lengths together.
+
+    Documents without labels, as the padding at the end of a row, are left out.
+    """
+    rows = min(len(split), max_rows)
+    documents = [part for row in range(rows) for part in _documents_of(split, row)]
+    order = sorted(range(len(documents)), key=lambda number: -len(documents[number][0]))
+    summed, tokens, first = np.zeros(len(documents)), 0, 0
+    while first < len(order):
+        batch = order[first : first + max(1, _BATCH_TOKENS // len(documents[order[first]][0]))]
+        first += len(batch)
+        ids, labels = (
+            torch.nn.utils.rnn.pad_sequence(
+                [torch.from_numpy(documents[number][part].astype("int64")) for number in batch],
+                batch_first=True,
+                padding_value=padding,
+            ).to(model.device)
+            for part, padding in ((0, 0), (1, IGNORED))
         )
-        logits = model(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).logits
+        # nothing before the padding sees it
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         counted = labels[:, 1:] != IGNORED
-        total += float(cross_entropy(logits[:, :-1][counted].float(), labels[:, 1:][counted], reduction="sum"))
-        tokens += int(counted.sum())
-    return total, tokens
+        losses = cross_entropy(logits[counted].float(), labels[:, 1:][counted], reduction="none")
+        of_documents = torch.zeros(len(batch), device=losses.device).index_add_(0, counted.nonzero()[:, 0], losses)
+        summed[batch] = of_documents.cpu().numpy()
+        tokens += len(losses)
+    return DocumentLosses(summed, tokens, rows, len(split))
+
+
+def _documents_of(split: Split, row: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Token ids and labels of each document that has a label to predict."""
+    starts = np.flatnonzero(split.position_ids[row] == 0)
+    for start, end in pairwise([*starts, split.position_ids.shape[1]]):
+        labels = split.labels[row, start:end]
+        if (labels[1:] != IGNORED).any():
+            yield split.input_ids[row, start:end], labels
+
+
+def preference_losses(base: DocumentLosses, tuned: DocumentLosses, dpo: Dpo) -> tuple[Loss, Loss]:
+    """DPO's loss of both models, a mean over pairs (engines/torch/objectives.py); `base` is the reference."""
+    rewards = dpo.beta * (base.summed - tuned.summed)
+    margins = rewards[0::2] - rewards[1::2]
+    smoothing = dpo.label_smoothing
+    of_tuned = (1 - smoothing) * np.logaddexp(0, -margins) + smoothing * np.logaddexp(0, margins)
+    return (
+        Loss(math.log(2), base.tokens, base.rows, base.rows_available),
+        Loss(float(of_tuned.mean()), tuned.tokens, tuned.rows, tuned.rows_available),
+    )
 
 
 def _of_pairs(model: PreTrainedModel, split: PairedSplit, rows: int) -> tuple[float, int]:
-    """The same of an encoder-decoder, which gets each pair of a row as a row of its own, padded."""
+    """Summed loss and label tokens of an encoder-decoder, which gets each pair of a row as a row of its own, padded."""
     total, tokens = 0.0, 0
     for row in range(rows):
         sources, decoder_inputs, labels = (

@@ -68,9 +68,9 @@ def decide(
 
     `requeues`: whether a Slurm can start the job again; `followed`: whether another training job continues this one.
     The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time
-    limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint. A crash is retried
-    within the job, or by requeueing when no rank reported a reason, because a node may be gone. A crash that repeats
-    itself is not retried.
+    limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint, or a part of DPO's
+    reference. A crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be
+    gone. A crash that repeats itself is not retried.
     """
     if attempt.status == 0 or attempt.recorded:
         return Decision("end")
@@ -96,19 +96,22 @@ def decide(
 def _after_notice(attempt: Attempt, requeues: bool, followed: bool) -> Decision:
     if not requeues and not followed:
         return Decision("end", NOTICE_STATUS)
-    if attempt.checkpoint == attempt.begun_at:
+    if attempt.checkpoint != attempt.begun_at:
+        resumes = f"resumes from step {attempt.checkpoint}"
+    elif attempt.measured:
+        resumes = "measures the rest of the reference"
+    else:
+        stepped = attempt.step > attempt.begun_at
+        problem, more = "has not saved a checkpoint", ", or lower training.save_every_steps"
         return Decision(
             "end",
             EXIT_USER_ERROR,
-            "cluster.time_limit: the job is close to its time limit and has not saved a checkpoint;"
-            " raise the limit, or lower training.save_every_steps",
+            f"cluster.time_limit: the job is close to its time limit and {problem if stepped else 'has made no step'};"
+            f" raise the limit{more if stepped else ''}",
         )
     if followed:
-        return Decision(
-            "leave", NOTICE_STATUS, f"close to the time limit; the next job resumes from step {attempt.checkpoint}"
-        )
-    message = f"close to the time limit; the job is requeued and resumes from step {attempt.checkpoint}"
-    return Decision("requeue", message=message)
+        return Decision("leave", NOTICE_STATUS, f"close to the time limit; the next job {resumes}")
+    return Decision("requeue", message=f"close to the time limit; the job is requeued and {resumes}")
 
 
 def pause_seconds(number: int, accelerators: bool) -> int:
@@ -129,6 +132,14 @@ def newest_checkpoint(run: Run) -> int:
         with contextlib.suppress(OSError):  # deleted meanwhile
             written.append((path.stat().st_mtime_ns, step))
     return max(written, default=(0, 0))[1]
+
+
+def reference_stored(run: Run) -> int:
+    """When the latest part of DPO's reference was stored, in ns; 0: never."""
+    try:
+        return run.reference.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def last_step(run: Run) -> int:

@@ -5,15 +5,17 @@ matched them against a strict pattern.
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from hyperpod_ft import __version__
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.planning.plan import Resources, StagePlan
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE, shell_templates
 
@@ -49,33 +51,49 @@ def write(run: Run, directory: Path) -> list[Path]:
     return scripts
 
 
+def render_server(
+    run: Run, kit: Kit, job: str, resources: Resources, options: Sequence[str], variables: Mapping[str, str]
+) -> str:
+    """The script of a job that serves the run's model. `options`: those of `python -m hyperpod_ft.serving`."""
+    context = _context(run, job, resources, kit, early=False, starts_ranks=False)
+    template = shell_templates().get_template("sbatch/serve.sbatch.j2")
+    return template.render(context, options=options, variables=variables)
+
+
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
-    early = stage.name in _BEFORE_ENVIRONMENT
     template = environment.get_template(f"sbatch/{stage.name if stage.starts_ranks else 'base'}.sbatch.j2")
-    return template.render(
-        stage=stage.name,
-        name=run.config.name,
-        engine=run.config.engine,
-        job_comment=run.job_comment,
-        run_dir=run.directory,
-        job_name=run.job_name(stage.name),
-        output=_quote_option(run.logs / "%x_%j.out"),
-        resources=stage.resources,
-        cluster=run.config.cluster.model_dump(),
-        starts_ranks=stage.starts_ranks,
-        instance=CATALOGUE[run.config.cluster.instance_type],
-        threads=1 if stage.starts_ranks else stage.resources.cpus or 8,
-        offline=not early,
-        python=kit.python if early else run.python,
-        interpreter_remedy=(
+    early = stage.name in _BEFORE_ENVIRONMENT
+    return template.render(_context(run, stage.name, stage.resources, kit, early, stage.starts_ranks))
+
+
+def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, starts_ranks: bool) -> dict[str, Any]:
+    """What the templates read. `job` is a stage's name, or that of a job beside the stages."""
+    return {
+        "stage": job,
+        "name": run.config.name,
+        "engine": run.config.engine,
+        "job_comment": run.job_comment,
+        "run_dir": run.directory,
+        "job_name": run.job_name(job),
+        "output": _quote_option(run.logs / "%x_%j.out"),
+        "resources": resources,
+        "cluster": run.config.cluster.model_dump(),
+        "starts_ranks": starts_ranks,
+        "instance": CATALOGUE[run.config.cluster.instance_type],
+        "threads": 1 if starts_ranks else resources.cpus or 8,
+        "offline": not early,
+        "python": kit.python if early else run.python,
+        "interpreter_remedy": (
             "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
         ),
-        code=kit.code,
-        allocation=ALLOCATION_ON_CPUS,
+        "code": kit.code,
+        "allocation": ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices
-        neuron=rules_of(run.config.engine).variables(run.config, run.neuron_cache) if "precompile" in run.plan else {},
-        version=__version__,
-    )
+        "neuron": rules_of(run.config.engine).variables(run.config, run.neuron_cache)
+        if "precompile" in run.plan
+        else {},
+        "version": __version__,
+    }
 
 
 def _quote_option(path: Path) -> str:

@@ -83,6 +83,10 @@ class SlurmLauncher:
                 self.cancel(run, left)
             raise
 
+    def submit_beside(self, run: Run, name: str) -> Job:
+        """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
+        return self._job(name, self._sbatch(run, name, []))
+
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
 

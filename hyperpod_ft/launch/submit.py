@@ -37,6 +37,8 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
             f"hyperpod-ft submit {run.config_path}",
         )
     with _exclusive_submission(run, launchers, also=launcher):
+        if launcher != launchers.sagemaker.name:
+            _forget_environment_of_containers(run)
         stages = choose(run, selection)
         if not stages:
             return ()
@@ -45,6 +47,13 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
         with _discard_earlier(run, stages if selection.force else ()):
             chosen.submit(run, stages, run.add_job)
         return tuple(run.jobs()[earlier:])
+
+
+def _forget_environment_of_containers(run: Run) -> None:
+    """Stage env of a training job records an environment that only its container had; nodes need one on the volume."""
+    record = run.record("env")
+    if record is not None and not record.outputs and run.config.env.python is None:
+        publish.remove(run.record_path("env"))
 
 
 def prepare(run: Run, launchers: Launchers) -> list[Path]:

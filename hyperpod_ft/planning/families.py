@@ -132,6 +132,18 @@ def family_of(model_type: str) -> Family | None:
     return _BY_TYPE.get(model_type)
 
 
+def default_targets(model_type: str) -> tuple[str, ...]:
+    """What gets LoRA adapters unless a run file says otherwise: all linears of a layer, of T5 as in PEFT.
+
+    Families that have no row are taken to be built like Llama.
+    """
+    if model_type == "t5":
+        return ("q", "v")
+    family = family_of(model_type)
+    columns, rows = (family.columns, family.rows) if family else (_LLAMA_COLUMNS, _LLAMA_ROWS)
+    return tuple(dict.fromkeys(path.rpartition(".")[2] for path in (*columns, *rows)))
+
+
 def divisible_types() -> str:
     """The model types of all rows, for the remedy of an error."""
     *others, last = sorted(_BY_TYPE)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 GIB = 2**30
@@ -125,7 +126,8 @@ def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
-    return [linear for linear in shape.linears if linear.name in config.lora.target_names]
+    names = target_names(config.lora, shape.family)
+    return [linear for linear in shape.linears if linear.name in names]
 
 
 def _copies(linear: Linear, shape: ModelShape, tensor: int) -> int:
@@ -149,7 +151,7 @@ def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
 
 def _end_adapters(config: RunConfig, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
     """An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries."""
-    targets, lora = config.lora.target_names, config.lora
+    targets, lora = target_names(config.lora, shape.family), config.lora
     embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
     head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
     is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.built.embedding, shape.built.head))

@@ -84,6 +84,16 @@ class ModelShape:
         return (*columns, *rows)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of all linear modules and embeddings."""
+        built = self.built
+        ends = (built.embedding, built.positions, built.head)
+        layers = (
+            f"{built.layers}.{layer}.{path}" for layer in range(self.layers) for path in (*built.columns, *built.rows)
+        )
+        return (*(path for path in ends if path), *layers)
+
+    @property
     def column_biases(self) -> int:
         """Biases of a layer that tensor parallelism divides, as it does the outputs."""
         units = (2 if self.gated else 1) * self.intermediate

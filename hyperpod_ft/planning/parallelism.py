@@ -8,6 +8,7 @@ from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.lora_targets import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
@@ -57,7 +58,7 @@ def _count(number: int, what: str) -> str:
 
 
 def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-    """Raise UserError for degrees that do not divide the model, and settings that its heads do not allow."""
+    """Raise UserError for degrees that do not divide the model, and settings that its heads or modules do not allow."""
     rules = rules_of(config.engine)
     check_heads(config.engine, degrees.tensor_parallel, shape.heads, shape.kv_heads)
     check_divides(degrees, "intermediate size", shape.intermediate)
@@ -67,6 +68,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"set it to at most {shape.layers}",
         )
     rules.check_family(config, shape.family, degrees)
+    check_targets(config, shape)
     rules.check_shape(config, degrees, shape)
 
 

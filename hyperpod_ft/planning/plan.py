@@ -169,7 +169,7 @@ _STAGES: dict[StageName, _Definition] = {
     "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, starts_ranks=True),
     # with method full, it writes the final model
     "consolidate": _Definition(
-        1,
+        2,
         ("env", "download", "train"),
         lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
         cpus=2,

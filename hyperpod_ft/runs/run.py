@@ -163,8 +163,18 @@ class Run:
         return self.directory / "samples.json"
 
     @property
+    def endpoint_proof(self) -> Path:
+        """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
+        return self.directory / "endpoint.json"
+
+    @property
     def provenance(self) -> Path:
         return self.directory / "provenance"
+
+    @property
+    def serving(self) -> Path:
+        """Which job serves the run's model (`serve --on-node`), and where."""
+        return self.directory / "serving"
 
     def script(self, stage: str) -> Path:
         return self.directory / "sbatch" / f"{stage}.sbatch"

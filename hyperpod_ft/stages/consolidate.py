@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
+from hyperpod_ft.data import chat_template
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -20,20 +21,25 @@ _REMEDY = "restore it, or remove it and run stage train again, which resumes fro
 def work(run: Run) -> Result:
     checkpoint = open_checkpoint(_best(run) if run.config.training.keep_best else _last(run))
     print(f"consolidate: {checkpoint.directory}", flush=True)
+    template = chat_template.of(run.config.dataset, run.base_model)
+    questions = chat_template.describe(template, run.config.dataset)
+    print(f"consolidate: chat template: {questions}", flush=True)
+    text = template.text if template else None
     if run.config.training.method == "full":
         done = consolidate_model(
             checkpoint,
             run.tuned_model,
             base=run.base_model,
             max_shard_bytes=int(run.config.merge.max_shard_size_gb * 1e9),
-            card=model_card(run),
+            card=model_card(run, questions),
+            chat_template=text,
         )
         output = run.tuned_model
     else:
-        done = consolidate_adapters(checkpoint, run.adapter, base=run.base_model)
+        done = consolidate_adapters(checkpoint, run.adapter, base=run.base_model, chat_template=text)
         output = run.adapter
     print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
-    return Result((output,), {"checkpoint": checkpoint.directory.name} | asdict(done))
+    return Result((output,), {"checkpoint": checkpoint.directory.name, "chat_template": questions} | asdict(done))
 
 
 def _best(run: Run) -> Path:

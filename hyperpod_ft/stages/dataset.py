@@ -64,7 +64,7 @@ def work(run: Run) -> Result:
         for name, chosen in splits.items():
             layouts[name], fill = _pack(run, examples, chosen, encoder.pad, start)
             _write(directory, name, layouts[name].row_count, dataset, fill)
-        report = _report(counts, examples, drawn, layouts, dataset)
+        report = _report(counts, examples, drawn, layouts, dataset, encoder.unknown)
         samples = SampleReader(run.raw_dataset, chunks, ordinals, dataset, encoder)
         prepared.write_samples(directory, samples.samples(drawn))
         prepared.write_report(directory, report.as_dict())
@@ -129,8 +129,15 @@ def _decoder_start(run: Run) -> int | None:
 
 
 def _report(
-    counts: RowCount, examples: Tokens, drawn: Draw, layouts: Mapping[str, Layout | PairedLayout], dataset: Dataset
+    counts: RowCount,
+    examples: Tokens,
+    drawn: Draw,
+    layouts: Mapping[str, Layout | PairedLayout],
+    dataset: Dataset,
+    unknown: int | None,
 ) -> DatasetReport:
+    unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
+    documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
     tokens, labels = len(examples.ids), int(examples.trained.sum())
     rows = {name: layout.row_count for name, layout in layouts.items()}
     width, target_width = dataset.max_length, dataset.max_target_length
@@ -146,6 +153,8 @@ def _report(
         validation_rows=rows["validation"],
         padding_share=round(1 - in_rows / (sum(rows.values()) * width), 6),
         target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
+        unknown_tokens=len(unspelled),
+        unknown_in=len(np.unique(documents // dataset.documents_per_example)),
         truncated=counts.truncated,
         dropped=counts.bad[TOO_LONG] + counts.emptied,
         bad_rows=counts.bad.total(),

@@ -10,9 +10,9 @@ if __name__ == "__main__":
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
@@ -29,7 +30,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
 from hyperpod_ft.evaluation.greedy import Answer, answers
-from hyperpod_ft.evaluation.loss import Loss, mean_loss
+from hyperpod_ft.evaluation.loss import DocumentLosses, Loss, document_losses, mean_loss, preference_losses
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -43,14 +44,16 @@ class _Question:
     text: str
     ids: Sequence[int]
     expected: str | None = None
+    templated: bool = False  # written by a chat template
 
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """Answers and validation loss of one model."""
+    """Answers and validation loss of one model; of preferences, the losses of all documents."""
 
     answers: list[Answer]
-    loss: Loss | None
+    loss: Loss | None = None
+    documents: DocumentLosses | None = None
 
 
 def work(run: Run) -> Result:
@@ -61,37 +64,51 @@ def work(run: Run) -> Result:
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
-    # a cross entropy of chosen and rejected completions together would say nothing
-    validation = prepared.split("validation") if run.config.training.objective == "sft" else None
+    validation = prepared.split("validation")
     # one after the other, so that only one is in memory
     base = _evaluate(run, run.base_model, tokenizer, questions, validation)
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
     comparison = Comparison(
         tuple(
-            AnswerPair(question.origin, question.text, one.text, other.text, one.ids == other.ids, question.expected)
+            AnswerPair(
+                question.origin,
+                question.text,
+                one.text,
+                other.text,
+                one.ids == other.ids,
+                question.expected,
+                question.templated,
+            )
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
-        Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None,
+        _losses(run, base, tuned),
     )
     print(comparison.as_text(), flush=True)
-    if questions and not comparison.changed:
+    if comparison.unchanged:
         raise UserError(
-            f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts as the base model",
+            f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts, and has the same validation"
+            " loss, as the base model",
             "train longer, or with a higher training.learning_rate",
         )
+    if questions and not comparison.changed:
+        print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
     publish.write_json(run.samples_path, comparison.as_dict())
     return Result((run.samples_path,), comparison.figures())
 
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
-    chat, paired = run.config.dataset.format == "chat", run.config.dataset.max_target_length is not None
+    paired = run.config.dataset.max_target_length is not None
+    # the rows of preferences may be texts or chats
+    chat = run.config.dataset.format == "chat"
+    chats = chat or any(sample.templated for sample in prepared.samples("train"))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
         return tokenizers.source_ids(tokenizer, text) if paired else tokenizers.prompt_ids(tokenizer, text, chat=chat)
 
     questions = []
-    for number, prompt in enumerate(wanted.prompts):
+    for number, given in enumerate(wanted.prompts):
+        prompt = _as_chat(run.config.dataset, given) if chats else given
         if isinstance(prompt, str):
             questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
             continue
@@ -99,7 +116,8 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
             text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        questions.append(_Question("prompts", text, ids_of(text, chat=is_chat(run.config.dataset, prompt))))
+        templated = is_chat(run.config.dataset, prompt)
+        questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
         ("validation", wanted.validation_samples),
@@ -107,11 +125,21 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
             # earlier versions prepared samples that do not say it
-            ids = ids_of(sample.prompt, chat=chat or sample.templated)
-            questions.append(_Question(split, sample.prompt, ids, sample.completion))
+            templated = chat or sample.templated
+            ids = ids_of(sample.prompt, chat=templated)
+            questions.append(_Question(split, sample.prompt, ids, sample.completion, templated))
     if empty := [question for question in questions if not question.ids]:
         raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
     return questions
+
+
+def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
+    """A prompt among rows that are chats: a text is what the user says."""
+    key = "messages" if dataset.format == "chat" else "prompt"
+    row = {key: prompt} if isinstance(prompt, str) else prompt
+    if isinstance(row.get(key), str):
+        return row | {key: [{"role": "user", "content": row[key]}]}
+    return row
 
 
 def _evaluate(
@@ -123,10 +151,20 @@ def _evaluate(
 ) -> _Evaluation:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
-    loss = mean_loss(model, validation, _VALIDATION_ROWS) if validation is not None else None
+    result = _Evaluation(found)
+    if isinstance(validation, Split) and run.config.training.objective == "dpo":
+        result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
+    elif validation is not None:
+        result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))
     del model
     gc.collect()
-    return _Evaluation(found, loss)
+    return result
+
+
+def _losses(run: Run, base: _Evaluation, tuned: _Evaluation) -> Losses | None:
+    if base.documents and tuned.documents:
+        return Losses(*preference_losses(base.documents, tuned.documents, run.config.dpo))
+    return Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None
 
 
 def _load(directory: Path, device: torch.device) -> PreTrainedModel:

@@ -12,14 +12,14 @@ from hyperpod_ft.stages.stage import Result, main
 
 
 def work(run: Run) -> Result:
-    settings = run.config.merge
+    settings, consolidated = run.config.merge, run.record("consolidate")
     done = merge(
         run.base_model,
         [WeightedAdapter(run.adapter)],
         run.tuned_model,
         dtype=settings.dtype,
         max_shard_bytes=int(settings.max_shard_size_gb * 1e9),
-        card=model_card(run),
+        card=model_card(run, str(consolidated.facts["chat_template"]) if consolidated else ""),
     )
     print(
         f"merge: {done.merged} of {done.tensors} tensors merged ({done.lost_in_rounding} lost in rounding), the others"

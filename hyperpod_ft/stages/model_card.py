@@ -20,8 +20,8 @@ _TRAINING_FACTS = {
 }
 
 
-def model_card(run: Run) -> str:
-    """The card of the run's final model: facts in a table, and the run file."""
+def model_card(run: Run, chat_template: str) -> str:
+    """The card of the run's final model: facts in a table, and the run file. `chat_template`: what it writes."""
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
@@ -47,6 +47,7 @@ def model_card(run: Run) -> str:
         "run": f"{config.name}, {run.plan.run_id}",
         "made by": f"hyperpod-ft {__version__}",
         **_training(run),
+        "chat template": chat_template,
     }
     table = "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items())
     text = run.yaml()

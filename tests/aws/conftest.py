@@ -57,7 +57,7 @@ class Aws:
 
     def _post(self, action: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{self.endpoint}/_test/{action}", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
 

@@ -56,7 +56,7 @@ def _broken(value: Any, shape: Shape) -> Iterator[str]:
         if enum := rules.get("enum"):
             if value not in enum:
                 yield f"Member must satisfy enum value set: [{', '.join(enum)}]"
-        elif (pattern := rules.get("pattern")) and not re.fullmatch(_python(pattern), value):
+        elif (pattern := rules.get("pattern")) and not _matches(pattern, value):
             yield f"Member must satisfy regular expression pattern: {pattern}"
     if shape.type_name in ("string", "list", "map"):
         if len(value) < rules.get("min", 0):
@@ -68,6 +68,13 @@ def _broken(value: Any, shape: Shape) -> Iterator[str]:
             yield f"Member must have value greater than or equal to {rules['min']}"
         if value > rules.get("max", value):
             yield f"Member must have value less than or equal to {rules['max']}"
+
+
+def _matches(pattern: str, value: str) -> bool:
+    try:
+        return bool(re.fullmatch(_python(pattern), value))
+    except re.error:  # ranges of surrogates, which Python's re does not know
+        return True
 
 
 def _python(pattern: str) -> str:

@@ -13,6 +13,9 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
+    endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts,
+                       "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
+    prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
     file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
                        mount name, stands for it
@@ -40,6 +43,9 @@ SECONDS = {
     "node.reboot": 0.03,
     "node.update": 0.03,
     "node.failed": 0.03,  # how long a failed node is listed
+    "endpoint.create": 0.05,  # instances and image
+    "endpoint.health": 120.0,  # how long a container may take until it answers /ping
+    "endpoint.delete": 0.05,
     "training.start": 0.03,
     "training.download": 0.01,
     "training.upload": 0.01,
@@ -60,6 +66,8 @@ class Scenario:
     fail_deletions: dict[str, str] = field(default_factory=dict)
     denied_actions: dict[str, list[str]] = field(default_factory=dict)
     training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    endpoint_container: dict[str, Any] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
     file_systems: dict[str, str] = field(default_factory=dict)
     interruptions: dict[str, str] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)

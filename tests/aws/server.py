@@ -9,6 +9,8 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
                                 what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
     stack*.py, template.py,     CloudFormation: states, events, roll-back, retained resources, refused deletion
     *resource*.py
+    endpoints.py, endpoint_*.py endpoints, inference components and their runtime: each starts the kit's own server
+    prices.py                   AWS's Price List
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
@@ -43,8 +45,11 @@ from werkzeug.serving import make_server
 from tests.aws import (  # noqa: F401
     account,
     cluster_operations,
+    endpoint_runtime,
+    endpoints,
     filesystems,
     permissions,
+    prices,
     quotas,
     stack_operations,
     training_job_operations,
@@ -56,7 +61,7 @@ from tests.aws.world import World
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
-_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker")
+_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch")
 _TICK_SECONDS = 0.02
 
 
@@ -84,6 +89,8 @@ class Server:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"].startswith("/_test/"):
             return _respond(self._side_door(environ), start_response)
+        if endpoint_runtime.is_request(environ["PATH_INFO"]):
+            return endpoint_runtime.respond(self.world, self._lock, environ, start_response)
         call = _call(environ)
         if call is None:
             return self._moto(environ, start_response)

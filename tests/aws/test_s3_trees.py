@@ -24,7 +24,7 @@ from tests.unit.stage_runs import tree
 
 URL = "s3://bucket/a/prefix"
 # one request, several parts, several parts and several ranges
-LARGE = {"model/b.bin": PART_BYTES + 1, "model/c.bin": 2 * RANGE_BYTES + 12_345}
+LARGE = {"model/b.bin": PART_BYTES + 1, "model/c.bin": RANGE_BYTES + 12_345}
 FILES = {"model/config.json": 10, "model/deep/er/empty": 0, "records/r.json": 100} | LARGE
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,16 @@ class Command:
         (path,) = (Path(self.status()["directory"]),)
         return Run.open(path)
 
+    def wait_until_ended(self) -> None:
+        """A job that was told to stop has two minutes for it."""
+        jobs, deadline = self.aws.client("sagemaker"), time.monotonic() + 130
+        while any(
+            jobs.list_training_jobs(StatusEquals=status)["TrainingJobSummaries"]
+            for status in ("InProgress", "Stopping")
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     def created(self) -> list[str]:
         """The training jobs, by group and number, oldest first."""
         found = self.aws.client("sagemaker").list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")
@@ -88,15 +99,25 @@ def on_file_system(aws: "Aws", tmp_path: Path) -> Command:
 
 def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command) -> None:
     command = on_file_system
-    output = command.run("submit", "run.yaml", "--launcher", "sagemaker", "--watch")
+    # another launcher on the same file system begins, and would go on
+    command.run("submit", "run.yaml", "--launcher", "process", "--only", "download")
+    assert "download: done" in command.run("logs", "download", "-f")
+    output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
     assert "Submitted quick/" in output
+    assert "env + dataset quick-" in output
+    assert "still at work" in command.run("submit", "run.yaml", "--launcher", "sagemaker", status=2)
+    assert "cancelled train" in command.run("cancel")
+    command.wait_until_ended()
+    assert "cancelled" in {stage["state"] for stage in command.status()["stages"]}
+    output = command.run("resume", "--watch")
     assert "generate     done" in output
-    assert command.created() == ["prepare-1", "train-1", "finish-1"]
+    assert command.created() == ["prepare-1", "prepare-2", "train-2", "finish-2"]
     current = command.status()
     assert {stage["state"] for stage in current["stages"]} == {"done"}
     assert "done" in command.run("list")
     assert "step 8/8" in command.run("logs", "train")
-    assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    for launcher in ("sagemaker", "process"):
+        assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
 
 
 @pytest.fixture

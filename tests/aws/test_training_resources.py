@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.session import Session
-from hyperpod_ft.aws.stack import training_resources
 from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.training_resources import NAME, TrainingResources, delete, deploy, find, template
+from hyperpod_ft.cli import sagemaker
 from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, Aws
@@ -118,4 +118,4 @@ def test_the_commands(kit: Kit) -> None:
     assert "not deleted" in kit.run_any("sagemaker", "delete", "--confirm", "x", "--region", REGION, status=2)
     output = kit.run_any("sagemaker", "delete", "--confirm", NAME, "--region", REGION)
     assert f"costs money by its content: {section['store'].removesuffix('/hyperpod-ft')}" in output
-    assert training_resources.NAME == NAME
+    assert sagemaker.STACK == NAME

@@ -141,6 +141,8 @@ def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationRe
         return check(section, cluster__nodes=2)
 
     assert on().findings == ()
+    missing = check({"store": None, "file_system": mounted}, cluster__nodes=2)
+    assert "no bucket sagemaker-us-west-2-" in only(of(missing, "sagemaker.output")).problem
     assert "no file system" in only(errors(on(id="fs-0123456789abcdef0"))).problem
     assert only(errors(on(subnets=["subnet-0123456789abcdef0"]))).field == "sagemaker.file_system.subnets"
     closed = place.security_group("closed", inward=False)

@@ -13,6 +13,7 @@ from tests.aws.scenario import Scenario
 
 if TYPE_CHECKING:
     from tests.aws.clusters import Cluster
+    from tests.aws.endpoints import Hosted
     from tests.aws.filesystems import FileSystem
     from tests.aws.stacks import Stack
     from tests.aws.training_jobs import TrainingJob
@@ -36,6 +37,8 @@ class World:
         for region in self.regions.values():
             for job in region.training_jobs.values():
                 job.remove()
+            for hosted in (*region.endpoints.values(), *region.components.values()):
+                hosted.stop()
 
 
 @dataclass
@@ -45,6 +48,11 @@ class Region:
     stacks: list["Stack"] = field(default_factory=list)
     filesystems: dict[str, "FileSystem"] = field(default_factory=dict)
     clusters: dict[str, "Cluster"] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)  # requests of CreateModel
+    endpoint_configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    endpoints: dict[str, "Hosted"] = field(default_factory=dict)
+    components: dict[str, "Hosted"] = field(default_factory=dict)  # inference components
+    scalable_targets: dict[str, dict[str, Any]] = field(default_factory=dict)
     training_jobs: dict[str, "TrainingJob"] = field(default_factory=dict)
     capacity_taken: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 

@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.localcluster.programs import find_programs
+from tests.slurm.head import Head
+
+TOKEN = "hf_veryverysecrettokenveryverysecret"
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +32,11 @@ def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> 
     cluster.up(nodes=2, cpus=4, bound_to_parent=True)
     yield cluster
     cluster.down()
+
+
+@pytest.fixture
+def head(cluster: LocalCluster, tmp_path: Path) -> Iterator[Head]:
+    head = Head(tmp_path, cluster.environment() | {"HF_TOKEN": TOKEN, "XDG_STATE_HOME": str(tmp_path / "state")})
+    yield head
+    head.slurm("scancel", "--user", str(os.getuid()))
+    head.wait_for_the_queue()

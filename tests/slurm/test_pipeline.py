@@ -10,23 +10,20 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
+from tests.slurm.conftest import TOKEN
+from tests.slurm.head import Head
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
-TOKEN = "hf_veryverysecrettokenveryverysecret"
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
 
 
@@ -50,74 +47,10 @@ def values(root: Path, **training: Any) -> dict[str, Any]:
     }
 
 
-@dataclass
-class Head:
-    """The head node of a user: a working directory, an environment, and the command."""
-
-    directory: Path
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def write(self, content: dict[str, Any], name: str = "run.yaml") -> str:
-        (self.directory / name).write_text(yaml.safe_dump(content), encoding="utf-8")
-        return name
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hyperpod_ft", *arguments],
-            cwd=self.directory,
-            env=os.environ | self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    def __call__(self, *arguments: str, status: int = 0) -> str:
-        done = self.run(*arguments)
-        assert done.returncode == status, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
-
-    def status(self, *run: str, exit_status: int = 0) -> dict[str, Any]:
-        """Of the run that was submitted last, or of the given one."""
-        found: dict[str, Any] = json.loads(self("status", *run, "--json", status=exit_status))
-        return found
-
-    def slurm(self, *arguments: str) -> str:
-        return subprocess.run(
-            arguments,
-            env=os.environ | self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout
-
-    def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.run("status").stdout
-            time.sleep(0.2)
-
-    def wait_for_the_queue(self) -> None:
-        """Until Slurm has no job left."""
-        self.wait(lambda: not self.slurm("squeue", "--noheader"))
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with a space and letters beyond ASCII, for all tests of this module: they share what runs share."""
     return tmp_path_factory.mktemp("volume") / "two words größe"
-
-
-@pytest.fixture
-def head(cluster: LocalCluster, tmp_path: Path) -> Iterator[Head]:
-    head = Head(tmp_path, cluster.environment() | {"HF_TOKEN": TOKEN, "XDG_STATE_HOME": str(tmp_path / "state")})
-    yield head
-    head.slurm("scancel", "--user", str(os.getuid()))
-    head.wait_for_the_queue()
 
 
 def metrics(directory: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Building a model for bf16 training needs no more memory than training, and masters keep the files' values."""
 
 import gc
+import json
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
+from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import MakeRun, tiny_llama
+from tests.unit import tiny_t5
 
 pytestmark = pytest.mark.training
 
@@ -53,6 +56,27 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
         print(f"{sharding}: {(peak - on_host) / 1e6:.1f} MB, {(peak - on_host) / expected:.3f} of the estimate")
         # beside them, the buffer that files are read through
         assert 0.95 * expected < peak - on_host < 1.01 * expected + BLOCK_BYTES
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: int) -> None:
+    """On one of some tensor-parallel ranks, which divide the vocabulary too: of this model, most of it."""
+    model = tiny_t5.config(d_model=256, d_ff=512, d_kv=32, num_heads=8, vocab_size=8001)
+    ranks = {"ranks_per_node": degree, "tensor_parallel": degree}
+    settings = FULL_BF16 | {"dataset.max_target_length": 32, "dataset.format": "prompt-completion"}
+    run = make_run("run", settings | {"parallelism": ranks}, model=model)
+    shape = t5_shape(json.loads((run.base_model / "config.json").read_text()))
+    sharding = Sharding("replicated", 1, "none")
+    assert shape is not None
+    (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
+    with meshes_of(0, sharding, degree) as meshes:
+        before = live_bytes()
+        module = build(run, meshes, sharding)
+        optimizer = AdamW(module.trained_weights, run.config.training, lambda _: 1.0)
+        found = live_bytes() - before
+        assert module.trainable_parameters > 0 and optimizer.steps == 0
+    assert found == pytest.approx(memory.weights + memory.optimizer, rel=0.01)
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])

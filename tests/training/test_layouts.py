@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.planning.training_steps import learning_rate
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
@@ -61,7 +62,8 @@ def reference(
         adapters = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
-            target_modules=list(lora.target_modules),
+            target_modules=list(targets(lora, model.config.model_type)),
+            fan_in_fan_out=model.config.model_type == "gpt2",
             use_dora=lora.dora,
             task_type="CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_2_SEQ_LM",
         )

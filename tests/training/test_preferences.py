@@ -18,8 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.torch import reference
 from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
 from hyperpod_ft.engines.torch.reference import store
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
@@ -121,7 +123,7 @@ def plain(run: Run) -> dict[str, torch.Tensor]:
         adapters = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
-            target_modules=list(lora.target_modules),
+            target_modules=list(targets(lora, "llama")),
             use_dora=lora.dora,
             use_rslora=lora.rslora,
             task_type="CAUSAL_LM",
@@ -248,6 +250,38 @@ def test_interrupted_is_uninterrupted(make_preferring: MakeRun) -> None:
         assert [row.get(name) for row in metrics(run)] == [row.get(name) for row in rows]
 
 
+def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is stored part by part, and with the rest of it as if nothing had happened."""
+    run = make_preferring(settings={"training.max_steps": 12})
+    train_here(run)
+    whole = {name: (run.reference / f"{name}.npy").read_bytes() for name in ("train", "validation")}
+    run.record_path("train").unlink()
+    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(run.reference)
+    monkeypatch.setattr(reference, "_PASSES_PER_PART", 2)
+    rows: list[int] = []
+
+    def interrupted(module: Any, split: Any, chosen: Any, *others: Any) -> None:
+        if len(rows) == 8:
+            raise KeyboardInterrupt
+        rows.extend(chosen)
+        measure(module, split, chosen, *others)
+
+    measure = reference._measure
+    monkeypatch.setattr(reference, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_here(run)
+    done = np.isfinite(np.load(run.reference / "train.npy"))
+    assert done.any() and not done.all()
+    rows.append(-1)  # is not interrupted again
+    train_here(run)
+    measured = rows[: rows.index(-1)] + rows[rows.index(-1) + 1 :]
+    train, validation = (PreferenceSplit(run.dataset_path / name) for name in ("train", "validation"))
+    used = [*DataOrder(len(train), run.config.seed, 2, 1, 1).first_rows(12), *range(len(validation))]
+    assert sorted(measured) == sorted(used), "each row once"
+    assert whole == {name: (run.reference / f"{name}.npy").read_bytes() for name in whole}
+
+
 def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None:
     """Damaged, or of other rows or weights, it is measured again; rows that no step trains on are not measured."""
     run = make_preferring(settings={"training.max_steps": 1})
@@ -255,7 +289,7 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
     whole = np.load(run.reference / "train.npy")
     split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, 2, 1, 1).step(1)
-    assert sorted(np.flatnonzero(whole)) == sorted(split.documents_of(rows))
+    assert sorted(np.flatnonzero(np.isfinite(whole))) == sorted(split.documents_of(rows))
 
     def spoil() -> Iterator[None]:
         (run.reference / "train.npy").write_bytes(b"no numpy file")
@@ -272,7 +306,7 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
         run.record_path("train").unlink()
         shutil.rmtree(run.checkpoints)
         train_here(run)
-        assert np.array_equal(np.load(run.reference / "train.npy"), whole)
+        assert np.array_equal(np.load(run.reference / "train.npy"), whole, equal_nan=True)
     run.record_path("train").unlink()
     shutil.rmtree(run.checkpoints)
     np.save(run.reference / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32))

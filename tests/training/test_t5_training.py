@@ -75,7 +75,9 @@ def test_tensor_parallel(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     runs = [
         make_run("lora", layout((2, 2, 2, 2), **PAIRS | dora), model=tiny_t5.config()),
         make_run("tied", layout((1, 4, 4, 2), **full), model=tiny_t5.config(gated=False)),
+        make_run("tied-2", layout((2, 2, 2, 2), **full), model=tiny_t5.config(gated=False)),
         make_run("untied", layout((2, 2, 4, 1), **full) | sharded, model=tiny_t5.config(num_decoder_layers=1)),
+        make_run("untied-4", layout((1, 4, 4, 2), **full), model=tiny_t5.config()),
     ]
     compare(jobs, tmp_path, runs, 0, {"loss": 1e-6, "gradient": 1e-5}, runs, by_transformers)
 

@@ -240,6 +240,18 @@ def test_the_training_benchmark_runs(tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir())
 
 
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_the_s3_benchmark_runs(verb: str, tmp_path: Path) -> None:
+    few = [verb, "--rounds", "1", "--mib", "9", "--peers", "none"]
+    places = ["--work", tmp_path / "work", "--results", tmp_path / "results"]
+    command = [sys.executable, "-m", "benchmarks.s3", *few, *places]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    entry = json.loads((tmp_path / "results" / "s3.json").read_text())[verb]
+    assert entry["tree_bytes"] == 8 * (9 << 20) + 200 * (64 << 10)
+    assert list(entry["contenders"]) == [KIT]
+    assert not list((tmp_path / "work").iterdir())
+
+
 # Figures and the document
 
 

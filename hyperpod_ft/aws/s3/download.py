@@ -20,7 +20,7 @@ from hyperpod_ft.aws.s3.tasks import Task
 from hyperpod_ft.digests import stream_xxh3
 from hyperpod_ft.errors import UserError
 
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
 _ATTEMPTS = 5
 
@@ -110,7 +110,6 @@ class _Download:
         return io.FileIO(os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
 
     def _finish(self, digest: str) -> None:
-        os.fsync(self._file.fileno())
         self._file.seek(0)
         arrived = stream_xxh3(self._file)
         self.close()
@@ -128,13 +127,18 @@ class _Download:
                 raise
 
 
-def finish_directories(root: Path, entries: Collection[Entry]) -> None:
-    """After these objects have become files: flush the directories' entries, and remove what other attempts left."""
+def finish(root: Path, entries: Collection[Entry]) -> None:
+    """After these objects have become files: flush all of it to disk, and remove what other attempts left.
+
+    At the end, since a file system that flushes one file writes much of the others too.
+    """
     names: dict[Path, set[str]] = {}
     for entry in entries:
         path = root / entry.name
         names.setdefault(path.parent, set()).add(path.name)
     for directory, of in names.items():
+        for name in of:
+            publish.fsync(directory / name)
         publish.fsync(directory)
         for leftover in directory.glob(".*.partial"):
             if leftover.name.removesuffix(".partial").rpartition(".")[0].removeprefix(".") in of:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
-from hyperpod_ft.aws.s3.download import Downloads, finish_directories
+from hyperpod_ft.aws.s3.download import Downloads, finish
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
 from hyperpod_ft.aws.s3.location import Location, check_name
@@ -95,8 +95,8 @@ def pull_entries(
     """Download objects to their names below `root`; files that are there with the same size and digest are skipped.
 
     An object that something else than `push` wrote has no digest: it is skipped when a file of its size is newer. A
-    file appears when it is complete, verified and on disk, in place of an earlier one. `received` is given the bytes
-    as they come.
+    file appears when it is complete and verified, in place of an earlier one; all are on disk when this returns.
+    `received` is given the bytes as they come.
     """
     location = Location.of(url)
     for entry in entries:
@@ -114,7 +114,7 @@ def pull_entries(
             run_all((partial(fetch, entry) for entry in entries), _threads(client))
         finally:
             downloads.close()
-        finish_directories(root, entries)
+        finish(root, entries)
 
 
 def is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:

@@ -156,7 +156,9 @@ class AdapterConfig(BaseModel):
         found = next((match for pattern in patterns if (match := re.match(rf".*\.{pattern}\.(\d+)\.", module))), None)
         return found is not None and int(found[1]) in self.layers_to_transform
 
-    def as_peft(self, base_model: str, revision: str | None, dropout: float, task: str) -> dict[str, Any]:
+    def as_peft(
+        self, base_model: str, revision: str | None, dropout: float, task: str, fan_in_fan_out: bool
+    ) -> dict[str, Any]:
         """adapter_config.json for PEFT, of a configuration whose optional fields have their defaults."""
         return {
             "peft_type": "LORA",
@@ -170,7 +172,7 @@ class AdapterConfig(BaseModel):
             "use_rslora": self.use_rslora,
             "use_dora": self.use_dora,
             "bias": "none",
-            "fan_in_fan_out": False,
+            "fan_in_fan_out": fan_in_fan_out,
             "init_lora_weights": True,
             "modules_to_save": None,
             "rank_pattern": {},

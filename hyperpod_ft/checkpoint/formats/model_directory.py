@@ -10,6 +10,8 @@ from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.errors import UserError
 
 CONFIG = "config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER = (
     "tokenizer*.json",
     "tokenizer.model*",
@@ -59,6 +61,24 @@ def read_config(directory: Path, remedy: str = "download the model again") -> di
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     """Whether config.json is that of a model with encoder and decoder; transformers omits what its class has."""
     return bool(config.get("is_encoder_decoder", config.get("model_type") == "t5"))
+
+
+def chat_template(directory: Path) -> str | None:
+    """The template in chat_template.jinja; None without that file."""
+    file = directory / CHAT_TEMPLATE
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def set_chat_template(directory: Path, text: str) -> None:
+    """Make it the model's one chat template: no other may be left for a program that looks elsewhere first."""
+    for file in (*directory.glob("chat_template.*"), *directory.glob("additional_chat_templates/*")):
+        file.unlink()
+    settings = directory / _TOKENIZER_CONFIG
+    if settings.is_file():
+        values = read_object(settings, "download the model again")
+        if values.pop("chat_template", None) is not None:
+            publish.write_json(settings, values)
+    publish.write_text(directory / CHAT_TEMPLATE, text)
 
 
 def set_dtype(directory: Path, torch_name: str) -> None:

@@ -64,8 +64,8 @@ def merge(
 
     Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
     DoRA rescales; tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
-    `dtype` (torch's name, or `base`) selects another dtype. `card` becomes README.md; None: a card naming base and
-    adapters.
+    `dtype` (torch's name, or `base`) selects another dtype. The adapters' chat template, if they have one, replaces the
+    base's. `card` becomes README.md; None: a card naming base and adapters.
 
     A killed merge resumes when it is called again with the same files.
 
@@ -86,7 +86,8 @@ def merge(
             Outgoing(name, dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
             for name, tensor in plan.tensors.items()
         ]
-        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes}
+        template = _chat_template(files)
+        identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes, "template": template}
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress)
@@ -97,6 +98,8 @@ def merge(
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
                 )
             _copy_other_files(directory, model, files, plan, dtype)
+            if template is not None:
+                model_directory.set_chat_template(directory, template)
             text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card
             publish.write_text(directory / "README.md", text)
     return Merged(
@@ -138,6 +141,12 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
         for one, weight in zip(files, weights, strict=True)
     ]
     return {"kit": __version__, "inputs": text_sha256(json.dumps([states, adapters]))}
+
+
+def _chat_template(files: Sequence[AdapterFiles]) -> str | None:
+    """That of the adapters, which were trained with it, where all have the same; else the base's stays."""
+    found = {model_directory.chat_template(one.directory) for one in files}
+    return found.pop() if len(found) == 1 else None
 
 
 def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:

@@ -28,6 +28,7 @@ class Lora(_Part):
     rslora: bool
     dora: bool
     task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # PEFT's task_type
+    fan_in_fan_out: bool = False  # linear weights are stored as (in, out), as GPT-2's
 
 
 class BaseModelSource(_Part):

@@ -126,7 +126,7 @@ def _own(directory: Path) -> Sharded:
         raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")
     # engine torch's names are those in PEFT's files but for this prefix
     named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
-    values = config.as_peft(base.source, base.revision, lora.dropout, lora.task)
+    values = config.as_peft(base.source, base.revision, lora.dropout, lora.task, lora.fan_in_fan_out)
     return Sharded(directory, (ShardedAdapter("default", values, named),), (), None)
 
 

@@ -15,12 +15,11 @@ from peft import LoraConfig
 from torch import nn
 
 from hyperpod_ft import digests
-from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.data import tokenizer
-from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
 from hyperpod_ft.planning.degrees import copies_over_tensor
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import Run
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
@@ -62,13 +61,11 @@ def build(run: Run, steps: int) -> Trainer:
         torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
         attn_implementation=neuron_arguments.attention(config),
     )
-    if config.training.method == "lora":
-        _check_targets(model, config.lora)
     trainer = Trainer(
         model=model,
         args=settings,
         processing_class=tokenizer.load(run.base_model),
-        peft_config=_adapters(run) if config.training.method == "lora" else None,
+        peft_config=_adapters(run, model.config.model_type) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
@@ -88,21 +85,14 @@ def build(run: Run, steps: int) -> Trainer:
     return trainer
 
 
-def _check_targets(model: nn.Module, lora: Lora) -> None:
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "weight")}
-    # by their names in the model's files: upstream fuses some of them
-    names = (names - {"gate_up_proj", "qkv_proj"}) | {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-    if unknown := lora.target_names - names:
-        raise no_such_module(min(unknown), names)
-
-
-def _adapters(run: Run) -> LoraConfig:
+def _adapters(run: Run, family: str) -> LoraConfig:
+    """`family`: config.json's model_type. Targets are named as in the model's files; upstream fuses some."""
     lora = run.config.lora
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
+        target_modules=list(targets(lora, family)),
         use_rslora=lora.rslora,
         bias="none",
         task_type="CAUSAL_LM",

@@ -24,8 +24,8 @@ class PreferenceSplit(PackedSplit):
         documents = 2 * np.concatenate([self.pairs(block) for block in blocks])
         self._ends = documents.cumsum()
         self._begins = self._ends - documents
-        self.reference: Floats | None = None
-        """The reference log-probability of each document, in the order of the rows: fp32 [documents]."""
+        self.reference: Floats = np.full(self.documents, np.nan, np.float32)
+        """The reference log-probability of each document, in the order of the rows: fp32 [documents], NaN: unknown."""
 
     @property
     def documents(self) -> int:
@@ -36,8 +36,11 @@ class PreferenceSplit(PackedSplit):
         numbers = [np.arange(self._begins[row], self._ends[row]) for row in rows if row >= 0]
         return np.concatenate([np.empty(0, np.int64), *numbers])
 
+    def without_reference(self, rows: Rows) -> Rows:
+        """Those of `rows` that have documents with an unknown reference."""
+        unknown = np.concatenate([[0], np.isnan(self.reference).cumsum()])
+        return rows[unknown[self._ends[rows]] > unknown[self._begins[rows]]]
+
     def batch(self, rows: Rows) -> Batch:
-        batch = super().batch(rows)
-        if self.reference is None:
-            return batch
-        return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
+        reference = torch.from_numpy(self.reference[self.documents_of(rows)])
+        return replace(super().batch(rows), reference=reference)

@@ -5,6 +5,7 @@ over the rows that the run trains and validates on, before step 1, serves all ep
 of the weights is needed, nor any switch: before step 1, adapters add nothing.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from hyperpod_ft.engines.torch.preference_rows import Floats, PreferenceSplit, R
 from hyperpod_ft.runs.run import Run
 
 _PROGRESS_SECONDS = 10.0
+_PASSES_PER_PART = 64  # of a rank, after which what was measured is stored
 _INPUTS = "inputs.sha256"
 
 
@@ -39,40 +41,43 @@ def add(
     module: nn.Module,
     wanted: Wanted,
 ) -> None:
-    """Give the splits their reference log-probabilities: those stored in the run, or else measured now and stored.
+    """Give the splits their reference log-probabilities: those stored in the run, and what is missing, measured now.
 
-    They are measured by `module` as it is. Collective.
+    They are measured by `module` as it is, and stored part by part, so that an interrupted pass continues. Collective.
     """
-    known = stored(run, wanted) if processes.leads else None
-    if not processes.gather("reference/stored", known is not None)[0]:
-        training = run.config.training
-        compiled = compiling.compiles(training, device)
-
-        def log_probabilities(batch: Batch) -> torch.Tensor:
-            found: torch.Tensor = -module(**language_model.inputs(batch, device, compiled, by_document=True))
-            return found
-
-        known = {
-            name: _measure(
-                module,
-                split,
-                rows,
-                training.micro_batch_size,
-                meshes,
-                log_probabilities,
-                name if processes.leads else None,
-            )
-            for name, (split, rows) in wanted.items()
-        }
-        if processes.leads:
-            store(run, known)
+    known = stored(run, wanted) if processes.leads else {}
     for name, (split, _) in wanted.items():
-        # the same on every rank and after a restart: on accelerators, tp ranks may differ in the last bit
-        values = torch.empty(split.documents, device=device)
-        if processes.leads and known:
-            values.copy_(torch.from_numpy(known[name]))
-        dist.broadcast(values, src=0)
-        split.reference = values.cpu().numpy()
+        split.reference = known.get(name, np.full(split.documents, np.nan, np.float32))
+        _take_leaders(split, device)
+    training = run.config.training
+    compiled = compiling.compiles(training, device)
+
+    def log_probabilities(batch: Batch) -> torch.Tensor:
+        found: torch.Tensor = -module(**language_model.inputs(batch, device, compiled, by_document=True))
+        return found
+
+    reported = time.monotonic()
+    rows_of_part = _PASSES_PER_PART * training.micro_batch_size * meshes.tokens["dp"].size()
+    for name, (split, rows) in wanted.items():
+        missing = split.without_reference(rows)
+        for first in range(0, len(missing), rows_of_part):
+            part = missing[first : first + rows_of_part]
+            _measure(module, split, part, training.micro_batch_size, meshes, log_probabilities)
+            if processes.leads:
+                store(run, {each: whole.reference for each, (whole, _) in wanted.items()})
+            if processes.leads and time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
+                done = len(rows) - len(missing) + first + len(part)
+                print(f"train: reference of {done:,} of {len(rows):,} {name} rows", flush=True)
+        # on accelerators, tp ranks may differ in the last bit
+        _take_leaders(split, device)
+
+
+def _take_leaders(split: PreferenceSplit, device: torch.device) -> None:
+    """Make the references of a split on all ranks those on rank 0, as they will be after a restart."""
+    values = torch.from_numpy(split.reference).to(device)
+    dist.broadcast(values, src=0)
+    split.reference = values.cpu().numpy()
 
 
 @torch.no_grad()
@@ -83,43 +88,35 @@ def _measure(
     micro_batch_size: int,
     meshes: Meshes,
     log_probabilities: Callable[[Batch], torch.Tensor],
-    reported_as: str | None,
-) -> Floats:
-    """The log-probabilities of the documents of `rows`, fp32 [documents of the split]; those of other rows are 0.
-
-    `log_probabilities` gives those of a batch, fp32 [documents].
-    """
+) -> None:
+    """Set the references of the documents of `rows`; `log_probabilities` gives those of a batch, fp32 [documents]."""
     parts: list[tuple[Rows, torch.Tensor]] = []
-    reported = time.monotonic()
     for chosen, batch in forward_only(module, split, rows, micro_batch_size, meshes):
         parts.append((split.documents_of(chosen), log_probabilities(batch)))
-        if reported_as and time.monotonic() - reported > _PROGRESS_SECONDS:
-            reported = time.monotonic()
-            done = min(len(rows), len(parts) * micro_batch_size * meshes.tokens["dp"].size())
-            print(f"train: reference of {done:,} of {len(rows):,} {reported_as} rows", flush=True)
     numbers, values = zip(*parts, strict=True)
     found = torch.zeros(split.documents, device=values[0].device)
     found[torch.from_numpy(np.concatenate(numbers)).to(found.device)] = torch.cat(values)
     dist.all_reduce(found, group=meshes.tokens.get_group("dp"))
-    return np.asarray(found.cpu().numpy())
+    measured = split.documents_of(rows)
+    split.reference[measured] = found.cpu().numpy()[measured]
 
 
-def stored(run: Run, wanted: Wanted) -> dict[str, Floats] | None:
-    """None when they are missing, damaged, or of another model or other rows."""
-    try:
+def stored(run: Run, wanted: Wanted) -> dict[str, Floats]:
+    """What was measured so far, by split; nothing of another model or other rows, nor of a damaged file."""
+    known = {}
+    with contextlib.suppress(OSError):
         if (run.reference / _INPUTS).read_text(encoding="utf-8") != _inputs(run):
-            return None
-        known = {name: np.load(run.reference / f"{name}.npy", allow_pickle=False) for name in wanted}
-    except (OSError, ValueError, EOFError):
-        return None
-    for name, (split, _) in wanted.items():
-        values = known[name]
-        if values.dtype != np.float32 or values.shape != (split.documents,) or not np.isfinite(values).all():
-            return None
+            return {}
+        for name, (split, _) in wanted.items():
+            with contextlib.suppress(OSError, ValueError, EOFError):
+                values = np.load(run.reference / f"{name}.npy", allow_pickle=False)
+                if values.dtype == np.float32 and values.shape == (split.documents,):
+                    known[name] = values
     return known
 
 
 def store(run: Run, known: Mapping[str, Floats]) -> None:
+    """`known`: fp32 [documents] by split, NaN where nothing was measured."""
     with publish.new_directory(run.reference) as partial:
         for name, values in known.items():
             np.save(partial / f"{name}.npy", values)

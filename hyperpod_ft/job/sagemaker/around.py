@@ -118,6 +118,8 @@ def _explained(run: Run) -> contextlib.AbstractContextManager[None]:
 def main() -> int:
     """Run the command line; returns the exit status."""
     action, directory, *arguments = sys.argv[1:]
+    # nobody waits for an answer, and a stage's work is at stake: S3 may ask to slow down for minutes
+    os.environ.setdefault("AWS_MAX_ATTEMPTS", "10")
     try:
         if action == "pull-run":
             pull_run(Path(directory), Path(arguments[0]), arguments[1])

@@ -92,8 +92,9 @@ def lead(place: Place, kit: Kit, stop: Stop) -> int:
     try:
         status = run_stages(place, kit, stop)
     finally:
-        # the others may still install packages; when this host fails, SageMaker ends them
-        step.dismiss(place["job"], place.hosts, **({"seconds": _FAREWELL_SECONDS} if status or stop.requested else {}))
+        # the others may still install packages; when this one fails, SageMaker ends them
+        seconds = _FAREWELL_SECONDS if status or stop.requested else step.JOIN_SECONDS
+        step.dismiss(place["job"], place.hosts, seconds)
     if status == 0 or not stop.requested:  # else it was cancelled, or SageMaker starts this job again
         kit.advance()
     return status
@@ -101,19 +102,20 @@ def lead(place: Place, kit: Kit, stop: Stop) -> int:
 
 def run_stages(place: Place, kit: Kit, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
-    for stage in place["stages"].split():
+    wanted = place["stages"].split()
+    # with a store, each container checks an environment of its own
+    own = [] if "env" in wanted or kit.is_done("env") else ["env"]
+    for stage in [*own, *wanted]:
         if stop.requested or (stop.noticed and stage == NOTICED):
             return _TERMINATED
         kit.before(stage)
-        if not kit.is_done("env") and stage not in ("env", "download"):
-            # with a store, each container checks an environment of its own
-            run_script(place, "env", stop)
         with kit.during(stage):
             script, status = run_script(place, stage, stop)
         if not kit.is_done(stage):
             report_failure(script.error or f"{stage}: exit status {status}: {script.last_line}")
             return status or 1
-        kit.after(stage)
+        if stage in wanted:
+            kit.after(stage)
     return 0
 
 

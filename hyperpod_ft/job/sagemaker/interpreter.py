@@ -86,6 +86,11 @@ def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> l
     return found
 
 
+def options(pins: Iterable[str]) -> list[str]:
+    """pip's for these pins: those of engine torch name every package, those for Neuron leave dependencies to pip."""
+    return [] if any(line.startswith("torch-neuronx") for line in pins) else ["--no-deps"]
+
+
 def _installed(name: str) -> str | None:
     try:
         return metadata.version(name).split("+")[0]
@@ -105,9 +110,10 @@ def create(python: Path) -> None:
 def install(python: Path, pins: Path) -> None:
     """Install what the running interpreter lacks of the pins. Raises CalledProcessError."""
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    if missing := to_install(pins.read_text(encoding="utf-8").splitlines(), _installed):
+    lines = pins.read_text(encoding="utf-8").splitlines()
+    if missing := to_install(lines, _installed):
         print(f"interpreter: installing {len(missing)} packages", flush=True)
-        subprocess.run([*pip, "--no-deps", *missing], check=True)
+        subprocess.run([*pip, *options(lines), *missing], check=True)
     subprocess.run([*pip, _BOTO3], check=True)
 
 

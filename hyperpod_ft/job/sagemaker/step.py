@@ -39,7 +39,7 @@ NOTICE = signal.SIGUSR1  # save a checkpoint and end
 # Above the ports of ranks and local clusters, below Linux's ephemeral ones.
 _PORTS = range(31_000, 32_000)
 _POLL_SECONDS = 0.1
-_JOIN_SECONDS = 1200  # a host may still install packages
+JOIN_SECONDS = 1200  # a host may still install packages
 # How long others may run after the first one has ended, well or not; then between SIGTERM and SIGKILL.
 _GRACE_SECONDS, _GRACE_SECONDS_AFTER_A_FAILURE = 60, 10
 _TERMINATION_SECONDS = 15
@@ -93,7 +93,7 @@ def port(job: str) -> int:
     return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)]
 
 
-def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: float = _JOIN_SECONDS) -> list[Peer]:
+def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: float = JOIN_SECONDS) -> list[Peer]:
     """The hosts after the first one, in order, when all have come; those that have when `until` says so.
 
     Raises JobError when some have not come after `seconds`.
@@ -181,7 +181,7 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     return [status or 0 for status in statuses]
 
 
-def dismiss(job: str, hosts: Sequence[str], seconds: float = _JOIN_SECONDS) -> None:
+def dismiss(job: str, hosts: Sequence[str], seconds: float) -> None:
     """Tell the other hosts that the job is over, also those that come within this time."""
     deadline = time.monotonic() + seconds
     with suppress(OSError):

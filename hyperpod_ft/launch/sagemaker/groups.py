@@ -84,11 +84,12 @@ def name_prefix(run: Run) -> str:
     """How the names of all training jobs of a run begin.
 
     Names are unique in an account and region, and two runs of one recipe in two places are two runs: a digest of the
-    place is part of it.
+    store or the file system's directory is part of it. Two machines that submit a run to one place mean the same run.
     """
     section = section_of(run)
-    place = section.store or f"{section.file_system}"
-    tail = f"{run.plan.run_id}-{text_sha256(f'{place} {run.directory}')[:4]}-"
+    mounted = section.file_system
+    place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
+    tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
     room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
     head = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-")[:room].strip("-")
     return f"{head}-{tail}"

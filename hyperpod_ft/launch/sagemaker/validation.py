@@ -51,7 +51,7 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
     if client is None or offline.has_errors:
         return offline
     checks = Checks(run).all()
-    return offline + _renamed(run_checks(_as_cluster(run), checks, client, set(), (*SERVICES, "ecr")))
+    return offline + _renamed(run, run_checks(_as_cluster(run), checks, client, set(), (*SERVICES, "ecr")))
 
 
 def client_of(run: Run, profile: str | None) -> Callable[[str], object]:
@@ -113,10 +113,11 @@ def _as_cluster(run: Run) -> ClusterConfig:
     )
 
 
-def _renamed(result: ValidationResult) -> ValidationResult:
+def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
     """With the run file's keys; without what is about the zone, which a training job has none of."""
+    keys = _KEYS if section_of(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
-        replace(finding, field=_KEYS.get(finding.field, finding.field))
+        replace(finding, field=keys.get(finding.field, finding.field))
         for finding in result.findings
         if finding.field != capacity_checks.ZONE
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import Parallelism, RunConfig
 from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
@@ -125,7 +125,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
 
 def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
     """The run file with all degrees whose product divides its ranks; none is checked yet."""
-    nodes, on_node = config.cluster.nodes, ranks_per_node(config)
+    nodes, on_node, default = config.cluster.nodes, ranks_per_node(config), Parallelism()
     ranks = nodes * on_node
     for tensor in divisors(on_node):
         for stages in divisors(ranks // tensor):
@@ -136,6 +136,8 @@ def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
                     "pipeline_parallel": stages,
                     "context_parallel": context,
                 }
+                if stages == 1:  # the run file's are for layouts with a pipeline
+                    given |= {key: getattr(default, key) for key in ("pipeline_schedule", "virtual_pipeline_parallel")}
                 parallelism = config.parallelism.model_copy(update=given)
                 candidate = config.model_copy(update={"parallelism": parallelism})
                 yield candidate, Degrees(nodes, on_node, tensor, stages, context)
@@ -173,7 +175,8 @@ def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserErro
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:
-        possible = f"the {len(too_large)} possible layouts" if len(too_large) > 1 else "the only possible layout"
-        tried = f"none of {possible} fits; with {closest.degrees}, which needs least"
-        return UserError(f"parallelism.degrees: {tried}, {error.problem}", error.remedy)
+        tried = "the only possible layout does not fit: "
+        if len(too_large) > 1:
+            tried = f"none of the {len(too_large)} possible layouts fits; the one that needs least is "
+        return UserError(f"parallelism.degrees: {tried}{closest.degrees}, {error.problem}", error.remedy)
     raise AssertionError("does not fit, but is not refused")

@@ -1,30 +1,32 @@
 """Memory of a training step of a T5 on a rank: what differs from decoders.
 
-Those are in planning/memory.py and planning/torch/memory.py. Not compared with measurements. Layers are
-counted as if all had the same size, though those of the decoder have one more attention.
+Those are in planning/memory.py and planning/torch/memory.py. Layers are counted as if all had the same size, though
+those of the decoder have one more attention.
 """
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, kept_by_layers
 
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
-    lora, tensor = config.lora, degrees.tensor_parallel
+    lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.family)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
+    ends = shape.end_parameters(tensor)
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
-    adapters = sum(shape.adapters(lora.target_names, lora.r)) + lora.dora * sum(
-        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in lora.target_names
+    adapters = sum(shape.adapters(targets, lora.r)) + lora.dora * sum(
+        sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
     )
-    quantized = sum(linears[name] for name in linears if name in lora.target_names and lora.quantization != "none")
+    quantized = sum(linears[name] for name in linears if name in targets and lora.quantization != "none")
     return StageShare(
         layers=shape.layers,
         layer_parameters=parameters // shape.layers,
-        end_parameters=shape.end_parameters,
+        end_parameters=ends,
         quantized=quantized,
-        trainable=adapters if config.training.method == "lora" else parameters + shape.end_parameters,
+        trainable=adapters if config.training.method == "lora" else parameters + ends,
         in_flight=1,
         last=True,
     )
@@ -51,9 +53,11 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     whole = {"encoder": source * own, "decoder": target * (own + cross) + source * 2 * queries}
     given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
     counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
+    # the second attention: query, output and what `o` makes of it; keys and values
+    cross_products = element * shape.hidden + 2 * queries
     products = {
         "encoder": source * _products(shape, element, tensor),
-        "decoder": target * (_products(shape, element, tensor) + 2 * queries) + source * 2 * queries,
+        "decoder": target * (_products(shape, element, tensor) + cross_products) + source * 2 * queries,
     }
     kept = biases + sum(
         kept_by_layers(config, count, whole[stack], given[stack], products[stack]) for stack, count in counts.items()

@@ -43,20 +43,37 @@ class T5Shape(ModelShape):
         return self.encoder_layers, self.decoder_layers * (2 if linear in ("q", "k", "v", "o") else 1)
 
     @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of the linear modules that can have adapters."""
+        attention = [name for name in self.matrices if name in ("q", "k", "v", "o")]
+        units = [f"DenseReluDense.{name}" for name in self.matrices if name not in attention]
+        own, cross = ([f"{kind}Attention.{name}" for name in attention] for kind in ("Self", "EncDec"))
+        stacks = (
+            ("encoder", self.encoder_layers, (own, units)),
+            ("decoder", self.decoder_layers, (own, cross, units)),
+        )
+        return tuple(
+            f"{stack}.block.{block}.layer.{number}.{path}"
+            for stack, blocks, layers in stacks
+            for block in range(blocks)
+            for number, paths in enumerate(layers)
+            for path in paths
+        )
+
+    @property
     def layers_parameters(self) -> int:
         """Of all layers together, with the bias of each stack, which the first layer has."""
         linears = sum(sum(self.times(name)) * inputs * outputs for name, (inputs, outputs) in self.matrices.items())
         norms = (2 * self.encoder_layers + 3 * self.decoder_layers) * self.hidden
         return linears + norms + 2 * self.buckets * self.heads
 
-    @property
-    def end_parameters(self) -> int:
-        """Embedding, output matrix and the last norm of each stack."""
-        return (1 if self.tied else 2) * self.vocabulary * self.hidden + 2 * self.hidden
+    def end_parameters(self, tensor_parallel: int = 1) -> int:
+        """Embedding, output matrix and the last norm of each stack, on the fullest of tensor-parallel ranks."""
+        return (1 if self.tied else 2) * self.vocabulary_on_rank(tensor_parallel) * self.hidden + 2 * self.hidden
 
     @property
     def parameters(self) -> int:
-        return self.layers_parameters + self.end_parameters
+        return self.layers_parameters + self.end_parameters()
 
     def adapters(self, targets: Collection[str], rank: int) -> tuple[int, int]:
         """LoRA parameters of the encoder and of the decoder."""

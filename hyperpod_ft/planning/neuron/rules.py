@@ -10,6 +10,7 @@ from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, listed_divisors
+from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment
@@ -159,7 +160,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" {shape.kv_heads} key/value heads",
             "set it to false",
         )
-    targets = config.lora.target_names
+    targets = target_names(config.lora, shape.family)
     attention = {"q_proj", "k_proj", "v_proj"}
     fused = shape.kv_heads % degrees.tensor_parallel != 0
     if config.training.method == "lora" and fused and attention & targets and not attention <= targets:

@@ -134,12 +134,6 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             f"model.source: models of type {family} are not causal language models",
             "choose a causal language model, or a T5",
         )
-    known = family_of(family)
-    if known is not None and known.transposed and config.training.method == "lora":
-        raise UserError(
-            f"lora: models of type {family} have transposed linears, which take no adapters",
-            "set training.method to full",
-        )
     cut.check_family(degrees, family)
     if family in FAMILIES and on_neuron(config):
         raise UserError(

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,20 @@ def test_the_other_files_come_along(tmp_path: Path) -> None:
     assert (merged / "README.md").read_text() == "# card\n"
     assert AutoTokenizer.from_pretrained(merged).chat_template
     assert {file.stat().st_mode & 0o777 for file in merged.iterdir()} == {0o640}
+
+
+def test_the_chat_template_of_the_adapters_replaces_the_bases(tmp_path: Path) -> None:
+    make(tmp_path)
+    base, one = tmp_path / "base", tmp_path / "adapter"
+    (one / "chat_template.jinja").write_text("{{- 'taught' -}}")
+    merge(base, [WeightedAdapter(one)], tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == "{{- 'taught' -}}"
+    other = tmp_path / "other"
+    shutil.copytree(one, other)
+    (other / "chat_template.jinja").write_text("{{- 'taught otherwise' -}}")
+    merge(base, [WeightedAdapter(one, 0.5), WeightedAdapter(other, 0.5)], tmp_path / "both")
+    own = AutoTokenizer.from_pretrained(base).chat_template
+    assert AutoTokenizer.from_pretrained(tmp_path / "both").chat_template == own
 
 
 def test_without_a_card_one_tells_what_was_merged(tmp_path: Path) -> None:

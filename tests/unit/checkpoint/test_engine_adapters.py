@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as torch_dcp
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
 
 from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
@@ -18,11 +18,13 @@ from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.verify import logits
 from hyperpod_ft.config.run_config import Lora
 from hyperpod_ft.engines.torch.lora.adapters import adapt
+from hyperpod_ft.planning.lora_targets import targets
 from tests.unit.rounding import bounds
 
 IDS = torch.arange(24).reshape(2, 12).remainder(40)
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+GPT2 = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.1)
 VARIANTS: dict[str, tuple[Lora, dict[str, Any]]] = {
     "lora": (Lora(r=3, alpha=6, dropout=0.1), {}),
     "rslora": (Lora(r=3, rslora=True), {}),
@@ -31,11 +33,14 @@ VARIANTS: dict[str, tuple[Lora, dict[str, Any]]] = {
     "dora of an embedding": (Lora(r=2, dora=True, target_modules=("embed_tokens", "q_proj", "lm_head")), {}),
     "tied": (Lora(r=2, target_modules=("lm_head", "v_proj")), {"tie_word_embeddings": True}),
     "nf4": (Lora(r=3, alpha=3, quantization="nf4"), {}),
+    "transposed": (Lora(r=3, alpha=6), {"gpt2": True}),
+    "dora of transposed": (Lora(r=3, dora=True), {"gpt2": True}),
+    "nf4 of transposed": (Lora(r=3, quantization="nf4"), {"gpt2": True}),
     "nf4 with dora": (Lora(r=3, alpha=3, dora=True, quantization="nf4"), {}),
 }
 
 
-def save_checkpoint(directory: Path, model: nn.Module, lora: Lora) -> None:
+def save_checkpoint(directory: Path, model: PreTrainedModel, lora: Lora) -> None:
     """As engine torch writes it."""
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     torch_dcp.save({"model": trained}, storage_writer=torch_dcp.FileSystemWriter(directory), no_dist=True)
@@ -46,7 +51,11 @@ def save_checkpoint(directory: Path, model: nn.Module, lora: Lora) -> None:
         "step": 1,
         "fingerprint": "0",
         "method": "lora",
-        "lora": lora.model_dump(),
+        "lora": lora.model_dump()
+        | {
+            "target_modules": targets(lora, model.config.model_type),
+            "fan_in_fan_out": model.config.model_type == "gpt2",
+        },
         "base_model": {"source": "org/model", "revision": None},
         "degrees": {"world_size": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1},
         "progress": {},
@@ -59,9 +68,11 @@ def save_checkpoint(directory: Path, model: nn.Module, lora: Lora) -> None:
 @pytest.mark.parametrize(("lora", "options"), VARIANTS.values(), ids=VARIANTS)
 def test_peft_loads_and_merges_what_the_engine_trained(tmp_path: Path, lora: Lora, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    base = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, **options)).eval()
+    transposed = bool(options.get("gpt2"))
+    config = GPT2 if transposed else LlamaConfig(**SIZES, **HEADS, **options)
+    base = AutoModelForCausalLM.from_config(config).eval()
     base.save_pretrained(tmp_path / "base")
-    live = LlamaForCausalLM.from_pretrained(tmp_path / "base").eval()
+    live = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     adapt(live, lora, seed=0)
     for name, parameter in live.named_parameters():
         if "magnitude" in name:
@@ -71,8 +82,9 @@ def test_peft_loads_and_merges_what_the_engine_trained(tmp_path: Path, lora: Lor
     save_checkpoint(tmp_path / "checkpoint", live, lora)
     consolidate_checkpoint(tmp_path / "checkpoint", tmp_path / "adapter", base=tmp_path / "base")
 
-    assert LoraConfig.from_pretrained(str(tmp_path / "adapter")).use_dora == lora.dora
-    loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    found_config = LoraConfig.from_pretrained(str(tmp_path / "adapter"))
+    assert (found_config.use_dora, found_config.fan_in_fan_out) == (lora.dora, transposed)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     trained = {name for name, p in live.named_parameters() if p.requires_grad}
     assert set(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == {
         f"base_model.model.{n}" for n in trained

@@ -327,6 +327,13 @@ def test_templates_belong_to_their_format(tmp_path: Path) -> None:
     assert "format template, not dolly" in refused(tmp_path, dataset__prompt_template="x")
 
 
+def test_engine_neuron_on_several_nodes_needs_a_volume(tmp_path: Path) -> None:
+    section = {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": "s3://bucket/ft"}
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "sagemaker": section}
+    assert "set sagemaker.file_system instead" in refused(tmp_path, cluster__nodes=2, **neuron)
+    assert load(tmp_path, **neuron).sagemaker
+
+
 def test_engines_and_instances_fit(tmp_path: Path) -> None:
     assert "engine neuron needs a trn instance" in refused(tmp_path, engine="neuron")
     assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
@@ -416,6 +423,14 @@ def test_no_refusal_shows_a_password(tmp_path: Path, given: Any) -> None:
         run_file.validate(run_file_values(tmp_path, env__package_repositories=given), "run.yaml")
     assert "s3cretpw" not in str(refused.value)
     assert "package_repositories" in str(refused.value)
+
+
+def test_a_schedule_without_a_pipeline_is_refused(tmp_path: Path) -> None:
+    for schedule in ("interleaved", "gpipe"):
+        given = {"parallelism": {"pipeline_schedule": schedule}}
+        assert "parallelism.pipeline_schedule: has no effect without a pipeline" in refused(tmp_path, **given)
+    given = {"parallelism": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 4}}
+    assert "virtual_pipeline_parallel: only pipeline_schedule interleaved" in refused(tmp_path, **given)
 
 
 def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:

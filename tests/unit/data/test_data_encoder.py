@@ -13,11 +13,12 @@ import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hyperpod_ft.data import byte_level_bpe, tokenizer
+from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.byte_level import bpe
 from hyperpod_ft.data.encoder import Encoder, LibraryBackend, RankedBackend
 from tests.unit.tiny_tokenizer import CHATML, make, save
 
-GPT2, LLAMA3, TINY = byte_level_bpe.PATTERNS
+GPT2, LLAMA3, TINY = bpe.PATTERNS
 TINY_LLAMA = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "tiny-llama"
 BOS, EOS, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|turn|>"
 TEXT = [
@@ -107,7 +108,7 @@ def check(model: Path) -> None:
         assert encoder.backend.encode([text]).ids.tolist() == tokenizer.encode(loaded.backend_tokenizer, [text])[0]
 
 
-@pytest.mark.parametrize("pattern", byte_level_bpe.PATTERNS)
+@pytest.mark.parametrize("pattern", bpe.PATTERNS)
 @pytest.mark.parametrize("every_cut", [False, True])
 def test_the_same_ids(tmp_path: Path, pattern: str, every_cut: bool) -> None:
     check(model_of(tmp_path / "model", learned(pattern, every_cut=every_cut), pad_token=TURN))
@@ -137,7 +138,7 @@ def test_merges_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     library.add_special_tokens([BOS, EOS])
     model = model_of(tmp_path / "model", library)
     for size in (1, 7, 50):
-        monkeypatch.setattr(byte_level_bpe, "_BLOCK_BYTES", size)
+        monkeypatch.setattr(bpe, "_BLOCK_BYTES", size)
         check(model)
 
 
@@ -224,7 +225,7 @@ MODEL_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("edit", [*EDITS, *CONFIG_EDITS, *MODEL_EDITS])
 def test_what_tiktoken_cannot_do_is_left_to_the_library(tmp_path: Path, edit: str) -> None:
     model = model_of(tmp_path / "model", learned(LLAMA3))
-    assert byte_level_bpe.read(model) is not None
+    assert bpe.read(model) is not None
     for edits, name in (
         (EDITS, "tokenizer.json"),
         (CONFIG_EDITS, "tokenizer_config.json"),
@@ -232,7 +233,7 @@ def test_what_tiktoken_cannot_do_is_left_to_the_library(tmp_path: Path, edit: st
     ):
         if edit in edits:
             change(model, edits[edit], name)
-    assert byte_level_bpe.read(model) is None
+    assert bpe.read(model) is None
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -254,7 +255,7 @@ def test_a_configuration_of_transformers_4(tmp_path: Path, listed: bool) -> None
     check(model)
     # transformers reads it where added_tokens_decoder is missing
     (model / "special_tokens_map.json").write_text('{"bos_token": "<|bos|>"}')
-    assert (byte_level_bpe.read(model) is not None) == listed
+    assert (bpe.read(model) is not None) == listed
 
 
 def test_families_whose_tokenizer_transformers_builds() -> None:
@@ -264,7 +265,7 @@ def test_families_whose_tokenizer_transformers_builds() -> None:
         pytest.skip("transformers 4 takes the class from tokenizer_config.json")
     generic = {None, "PreTrainedTokenizerFast", "TokenizersBackend"}
     assert {family for family in suspects if auto.TOKENIZER_MAPPING_NAMES.get(family) not in generic} == set(
-        byte_level_bpe.REBUILT
+        bpe.REBUILT
     )
 
 
@@ -288,5 +289,5 @@ def test_damaged_or_missing_files_are_no_description(tmp_path: Path) -> None:
     for name, damaged in {"cut": content[: len(content) // 2], "empty": b"", "no-json": b"x" * 100}.items():
         shutil.copytree(model, tmp_path / name)
         (tmp_path / name / "tokenizer.json").write_bytes(damaged)
-        assert byte_level_bpe.read(tmp_path / name) is None
-    assert byte_level_bpe.read(tmp_path / "nothing") is None
+        assert bpe.read(tmp_path / name) is None
+    assert bpe.read(tmp_path / "nothing") is None

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hyperpod_ft.data.merge_order import merges_follow_ranks
+from hyperpod_ft.data.byte_level.merge_order import merges_follow_ranks
 
 Merges = list[list[str]]
 ALPHABET = "ab"

@@ -35,16 +35,20 @@ def test_source_and_target_end_with_eos_and_have_no_bos() -> None:
     config = dataset()
     rows = [{"prompt": "the quick", "completion": "fox"}, {"prompt": "a", "completion": "b"}]
     examples = [render(config, row, None) for row in rows]
-    # a source may be empty: the encoder reads its EOS
-    examples.append(render(config, {"prompt": "", "completion": "fox"}, None))
     tokens = tokenize(examples, config, Encoder.of(TOKENIZER))
     source, target = ids("the quick"), ids("fox")
-    expected = [[*source, EOS, *target, EOS], [*ids("a"), EOS, *ids("b"), EOS], [EOS, *target, EOS]]
+    expected = [[*source, EOS, *target, EOS], [*ids("a"), EOS, *ids("b"), EOS]]
     found = np.split(tokens.ids, tokens.lengths.cumsum()[:-1])
     assert [part.tolist() for part in found] == expected
-    assert tokens.label_tokens.tolist() == [len(target) + 1, 2, len(target) + 1]
+    assert tokens.label_tokens.tolist() == [len(target) + 1, 2]
     assert tokens.trained[: tokens.lengths[0]].tolist() == [False] * (len(source) + 1) + [True] * (len(target) + 1)
     assert source_ids(TOKENIZER, "the quick") == expected[0][: len(source) + 1]
+
+
+def test_a_pair_without_a_source_is_a_bad_row(tmp_path: Path) -> None:
+    found = tokenized(tmp_path, [SHORT, {"prompt": " ", "completion": "fox"}])
+    assert found.bad == {"empty prompt": 1} and found.ordinals.tolist() == [0]
+    assert str(found.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
 
 
 def tokenized(directory: Path, rows: list[dict[str, str]], **values: Any) -> TokenizedChunk:

@@ -108,6 +108,11 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
     assert decide(only_the_ranks_got_it).action == "requeue"
     stuck = decide(attempt(signal=signal.SIGUSR1, begun_at=10))
     assert (stuck.action, stuck.status) == ("end", 2)
+    assert "has not saved a checkpoint" in stuck.message and "save_every_steps" in stuck.message
+    no_step = decide(attempt(signal=signal.SIGUSR1, begun_at=10, step=10))
+    assert "has made no step; raise the limit" in no_step.message and "save_every" not in no_step.message
+    measuring = decide(attempt(signal=signal.SIGUSR1, begun_at=0, checkpoint=0, step=0, measured=True))
+    assert measuring.action == "requeue" and "measures the rest of the reference" in measuring.message
     assert stuck.message.startswith("cluster.time_limit: ")
     assert decide(attempt(signal=signal.SIGUSR1), requeues=False) == Decision("end", 138)
 

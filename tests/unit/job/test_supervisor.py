@@ -252,6 +252,17 @@ def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     assert restarts.history(run, "train") == []
 
 
+def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
+    """A torchrun without ranks has nobody to pass the notice on to."""
+    late = f"trap '{SAVES}; exit 138' USR1; while :; do sleep 0.1; done"
+    process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **HOST)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGTERM)
+    (run.directory / "ready").touch()
+    assert finish(process)[0] == 143
+    assert (run.directory / "checkpoints" / "step-00000004").exists()
+
+
 def test_restarts_of_a_training_job_count_after_a_spot_interruption(run: Run) -> None:
     """Its name is its own, unlike the number of a job of a Slurm that was set up again."""
     restarts.add(run, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))

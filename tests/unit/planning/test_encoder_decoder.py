@@ -14,6 +14,7 @@ from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.engines.t5_flops import flops_per_token
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape, t5_shape
+from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
@@ -57,10 +58,12 @@ def test_parameters_are_those_of_the_model(config: dict[str, Any]) -> None:
     names = [name for name, _ in model.named_modules()]
     for linear in shape.matrices:
         assert sum(shape.times(linear)) == sum(name.endswith(f".{linear}") for name in names), linear
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert set(shape.modules) == linears - {"lm_head"}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "config", "gib"), [("flan-t5-xl-full-p4d", XL, 15.6), ("flan-t5-xxl-lora-p4d", XXL, 26.1)]
+    ("recipe", "config", "gib"), [("flan-t5-xl-full-p4d", XL, 15.6), ("flan-t5-xxl-lora-p4d", XXL, 26.2)]
 )
 def test_recipes_fit(recipe: str, config: dict[str, Any], gib: float) -> None:
     run = run_file.load(run_file.find(recipe))
@@ -97,10 +100,17 @@ def test_what_does_not_go_together(
     assert named in str(raised.value)
 
 
+def test_targets_that_it_has_not(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    config = make_run(**PAIRS, lora__target_modules=["q", "wi_0"]).config
+    with pytest.raises(UserError, match=r"'wi_0' matches no module of the model; it has k, o, q, v, wi, wo$"):
+        check_model_directory(config, degrees_of(config), tmp_path)
+
+
 def test_a_run_that_goes_together(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(XL))
     config = make_run(**PAIRS).config
-    assert config.lora.target_modules == ("q", "v")
+    assert targets(config.lora, "t5") == ("q", "v")
     assert check_model_directory(config, degrees_of(config), tmp_path).sharding
 
 

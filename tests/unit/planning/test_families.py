@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.run_config import Lora, RunConfig
+from hyperpod_ft.engines.torch.lora.adapters import adapt, is_adapted
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
@@ -64,6 +66,19 @@ def test_every_parameter_has_its_place(model_type: str) -> None:
             assert name.rpartition(".")[0] in ends, name
     for path in divided:
         assert isinstance(layers[0].get_submodule(path), torch.nn.Module)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_all_linears_of_a_layer_get_adapters(model_type: str) -> None:
+    """Unless the run file names others; the targets of a run file are checked against these paths."""
+    model = empty_model(model_type)
+    shape = model_shape(json.loads(model.config.to_json_string(use_diff=False)))
+    assert shape is not None
+    kinds = torch.nn.Linear, Conv1D, torch.nn.Embedding
+    assert set(shape.modules) == {name for name, module in model.named_modules() if isinstance(module, kinds)}
+    adapt(model, Lora(r=2), seed=0)
+    adapted = {name for name, module in model.named_modules() if is_adapted(module)}
+    assert adapted == {path for path in shape.modules if path.startswith(f"{shape.built.layers}.")}
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -238,12 +238,38 @@ def test_only_causal_models_are_trained(make_run: MakeRun, tmp_path: Path, famil
         check_model_directory(config, degrees_of(config), tmp_path)
 
 
-@pytest.mark.parametrize(("method", "words"), [("full", None), ("lora", "^lora: .* gpt2 have transposed linears")])
-def test_transposed_linears_take_no_adapters(make_run: MakeRun, tmp_path: Path, method: str, words: str | None) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    config = make_run(training__method=method).config
-    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_model_directory(config, degrees_of(config), tmp_path)
+@pytest.mark.parametrize(
+    ("family", "targets", "words"),
+    [
+        ("llama", ["q_proj", "1.mlp.up_proj", "embed_tokens", "lm_head"], None),
+        (
+            "llama",
+            ["q_proj", "c_attn"],
+            "'c_attn' matches .*; it has down_proj, embed_tokens, gate_proj, k_proj, ",
+        ),
+        ("llama", ["99.mlp.up_proj"], "'99.mlp.up_proj' matches"),
+        ("llama", ["proj"], "'proj' matches"),
+        ("gpt_neox", ["q_proj"], "it has dense, dense_4h_to_h, dense_h_to_4h, embed_in, lm_head, query_key_value$"),
+        ("phi3", None, None),
+        ("gpt2", None, None),
+    ],
+    ids=str,
+)
+def test_targets_that_a_family_has(
+    make_run: MakeRun, tmp_path: Path, family: str, targets: list[str] | None, words: str | None
+) -> None:
+    """Before anything is submitted; training all parameters needs none."""
+    model = LLAMA | {"model_type": family}
+    if family == "gpt2":
+        model |= {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    given = {"lora__target_modules": targets} if targets else {}
+    for method in ("lora", "full"):
+        config = make_run(parallelism={"ranks_per_node": 1}, training__method=method, **given).config
+        refused = words is not None and method == "lora"
+        expected = f"^lora.target_modules: .*{words}" if refused else ""
+        with pytest.raises(UserError, match=expected) if refused else contextlib.nullcontext():
+            check_model_directory(config, degrees_of(config), tmp_path)
 
 
 def test_sequence_parallelism_of_divided_rows(make_run: MakeRun) -> None:

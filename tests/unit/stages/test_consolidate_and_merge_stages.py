@@ -1,12 +1,13 @@
 """Stages consolidate and merge on a run directory: which checkpoint they take, what they leave, what the card says."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
@@ -30,9 +31,12 @@ def trained(base: Path) -> dict[str, torch.Tensor]:
 
 
 def record_training(run: Run, steps: int) -> None:
-    facts = {"steps": steps, "final_loss": 0.123456789, "epochs": 2.0, "tokens": 4096}
-    fingerprint = run.plan["train"].fingerprint
-    Record("train", fingerprint, {}, (), facts, "", 0.0, "", "").write(run.record_path("train"))
+    record(run, "train", {"steps": steps, "final_loss": 0.123456789, "epochs": 2.0, "tokens": 4096})
+
+
+def record(run: Run, stage: str, facts: dict[str, Any]) -> None:
+    fingerprint = run.plan[stage].fingerprint
+    Record(stage, fingerprint, {}, (), facts, "", 0.0, "", "").write(run.record_path(stage))
 
 
 def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -42,6 +46,9 @@ def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Te
     record_training(run, 12)
     done = consolidate.work(run)
     assert done.outputs == (run.adapter,) and done.facts["checkpoint"] == "step-00000012"
+    taught = "writes a question as rows of format prompt-completion"
+    assert done.facts["chat_template"] == taught
+    record(run, "consolidate", done.facts)
     done = merge.work(run)
     assert done.outputs == (run.tuned_model,)
     assert done.facts["merged"] == 14 and done.facts["tensors"] == 21 and done.facts["shards"] > 1
@@ -56,6 +63,11 @@ def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Te
     card = ModelCard(text)
     assert card.data.base_model == "tiny" and card.data.library_name == "transformers"
     assert card.data.tags == ["hyperpod-ft", "sft", "lora"]
+    assert f"| chat template | {taught} |" in text
+    asked = AutoTokenizer.from_pretrained(run.tuned_model).apply_chat_template(
+        [{"role": "user", "content": "the prompt"}], add_generation_prompt=True, tokenize=False
+    )
+    assert asked == "<s>the prompt"
     assert run.model_asset.revision in text and "| final training loss | 0.123457 |" in text
     fence = "````"
     assert text.count(fence) == 2
@@ -69,6 +81,7 @@ def test_method_full_consolidates_into_the_final_model(base: Path, tmp_path: Pat
     add_checkpoint(run, {name: value + 0.01 for name, value in tiny_checkpoints.trainable(model).items()})
     assert consolidate.work(run).outputs == (run.tuned_model,)
     assert AutoModelForCausalLM.from_pretrained(run.tuned_model)
+    assert "set chat_prompt" in (run.tuned_model / "chat_template.jinja").read_text()
     assert "full-fine-tuning" in (run.tuned_model / "README.md").read_text()
 
 

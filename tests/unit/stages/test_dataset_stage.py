@@ -19,6 +19,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit import tiny_t5
 from tests.unit.small_volume import small_volume
 from tests.unit.stage_runs import finish, finished, make_run, start, tree
 from tests.unit.tiny_tokenizer import make, save
@@ -45,6 +46,20 @@ def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:
     shutil.copy(source, run.raw_dataset)
     finish(run, "download")
     return run
+
+
+def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """T5's tokenizers have no token for some characters of code, such as braces."""
+    rows = [("say red dog", "dog red"), ("say {blue} cat", "cat"), ("say red", "{ red }")]
+    text = "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows)
+    known = {"format": "prompt-completion", "max_target_length": 16, "validation_share": 0.0}
+    run = prepared_run(tmp_path, text.encode(), **known)
+    shutil.rmtree(run.base_model)
+    tiny_t5.save(run.base_model, ["say red dog blue cat"])
+    facts = stage.work(run).facts
+    assert (facts["unknown_tokens"], facts["unknown_in"]) == (4, 2)
+    printed = capsys.readouterr().out
+    assert "unknown tokens: 4, in 2 examples: the tokenizer has no token for some of their characters" in printed
 
 
 def dolly(count: int) -> bytes:

@@ -1,7 +1,9 @@
 """Stage generate: both models' answers and losses, and the failure when the training changed nothing."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from hyperpod_ft.config.run_config import Dataset, RunConfig
+from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Split
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import answers
-from hyperpod_ft.evaluation.loss import mean_loss
+from hyperpod_ft.evaluation.loss import document_losses, mean_loss
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import generate
 from tests.unit import tiny_checkpoints
+from tests.unit.tiny_tokenizer import make
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,10 @@ def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = 
     run.dataset_path.mkdir(parents=True)
     rows = [("train", f"t{number}", "right") for number in range(12)]
     rows += [("validation", f"v{number}", "right") for number in range(12)] if validation else []
-    samples = [{"split": split, "prompt": prompt, "completion": completion} for split, prompt, completion in rows]
+    samples = [
+        {"split": split, "prompt": prompt, "completion": completion, "templated": prompt == "t0"}
+        for split, prompt, completion in rows
+    ]
     (run.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     (run.dataset_path / "report.json").write_text("{}")
     if validation:
@@ -118,6 +126,8 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     found = json.loads(run.samples_path.read_text())
     assert [row["prompt"] for row in found["prompts"]] == ["plain text", "a row", "without completion"]
     assert [row["prompt"] for row in found["samples"]] == ["t0", "t1", "t2", "t3", "t4", "v0", "v1", "v2"]
+    # a server that is asked the same must know whether the prompt has its special tokens
+    assert [row["templated"] for row in (*found["prompts"], *found["samples"])] == [*[False] * 3, True, *[False] * 7]
     assert found["exact_match"]["train"] == {"rows": 5, "base": 0, "tuned": 0}
     assert found["answers"] == 11 and 0 < found["answers_changed"] <= 11
     losses = found["validation_loss"]
@@ -135,11 +145,78 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     assert "exact answers, train rows: base 0/5, tuned 0/5" in printed
 
 
-def test_equal_answers_mean_that_nothing_was_learned(base: Path, tmp_path: Path) -> None:
+def test_a_model_that_did_not_change_is_refused(base: Path, tmp_path: Path) -> None:
     run = prepared_run(tmp_path, base, base, prompts=["plain text"])
-    with pytest.raises(UserError, match=r"all 17 prompts .*training\.learning_rate"):
+    with pytest.raises(UserError, match=r"all 17 prompts, and has the same .*training\.learning_rate"):
         generate.work(run)
     assert not run.samples_path.exists()
+
+
+def test_equal_answers_alone_are_no_error(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a short training the first tokens may be those of before, and the loss is not."""
+    tuned = tmp_path / "tuned"
+    shutil.copytree(base, tuned)
+    tensors = load_file(tuned / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] * 1.01  # the same order of all tokens
+    save_file(tensors, tuned / "model.safetensors", metadata={"format": "pt"})
+    run = prepared_run(tmp_path, base, tuned, prompts=["plain text"])
+    facts = generate.work(run).facts
+    assert facts["answers_changed"] == 0 and run.samples_path.exists()
+    assert facts["validation_loss"]["base"] != facts["validation_loss"]["tuned"]
+    assert "both models give the same answers to all 17 prompts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["gptj", "gpt_neox", "mpt"])
+def test_documents_do_not_see_one_another(model_type: str) -> None:
+    """Also in families that would let them, when they get the row as a whole."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    own = {"d_model": 32, "n_layers": 2, "n_heads": 4} if model_type == "mpt" else {"num_attention_heads": 4}
+    rotary = {"rotary_dim": 4} if model_type == "gptj" else {}
+    config = AutoConfig.for_model(model_type, **sizes | own | rotary | {"initializer_range": 0.5})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    documents = [[[5, 6, 7, 8, 9], [9, 10, 4]], [[11, 12, 13, 14, 15, 16, 17]]]
+    found = document_losses(model, split_of(documents, 12), max_rows=9)
+    for document, loss in zip(documents[0] + documents[1], found.summed, strict=True):
+        with torch.inference_mode():
+            mean = model(torch.tensor([document]), labels=torch.tensor([document])).loss
+        assert loss == pytest.approx(float(mean) * (len(document) - 1), rel=1e-4)
+
+
+def test_the_loss_of_preferences(base: Path, other: Path, tmp_path: Path) -> None:
+    """That of DPO, whose reference is the base model; by hand from the log-probabilities of both documents."""
+    run = prepared_run(tmp_path, base, other)
+    settings = {"training": {"objective": "dpo"}, "dataset": {"format": "preference"}, "dpo": {"beta": 0.02}}
+    values = run.config.model_dump()
+    for section, changes in settings.items():
+        values[section] |= changes
+    config = RunConfig.model_validate(values)
+    run = replace(run, config=config)
+    losses = generate.work(run).facts["validation_loss"]
+    assert losses["base"]["mean"] == pytest.approx(math.log(2)) and losses["tuned"]["tokens"] == 15
+    rewards = []
+    for document in ([0, 5, 6, 7], [0, 8, 9]):
+        likely = []
+        for directory in (base, other):
+            model = AutoModelForCausalLM.from_pretrained(directory).eval()
+            with torch.inference_mode():
+                loss = model(torch.tensor([document]), labels=torch.tensor([document])).loss
+            likely.append(-float(loss) * (len(document) - 1))
+        rewards.append(0.02 * (likely[1] - likely[0]))
+    assert losses["tuned"]["mean"] == pytest.approx(math.log1p(math.exp(rewards[1] - rewards[0])), rel=1e-4)
+
+
+@pytest.mark.parametrize("dataset_format", ["chat", "preference"])
+def test_a_text_is_what_the_user_says_where_rows_are_chats(dataset_format: str) -> None:
+    dataset = Dataset(source="./rows", format=dataset_format)  # type: ignore[arg-type]
+    key = "messages" if dataset_format == "chat" else "prompt"
+    said = [{"role": "user", "content": "hello"}]
+    for prompt in ("hello", {key: "hello"}, {key: said}):
+        row = generate._as_chat(dataset, prompt)  # type: ignore[arg-type]
+        assert row == {key: said}
+        assert formats.prompt_of(dataset, row, make()) == make().apply_chat_template(
+            said, tokenize=False, add_generation_prompt=True
+        )
 
 
 def test_without_questions_only_losses_are_compared(

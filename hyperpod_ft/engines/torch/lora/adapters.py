@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al., arXiv:2106.09685) and their variants, on a Hugging Face model's own modules.
 
 A target keeps its place and the names of its parameters, so that weights are found under the names in the model's
-files: `adapt` replaces an nn.Linear by a `LoraLinear`, which is one too, and adds the factors to an nn.Embedding. The
-factors have the names in PEFT's files, without their prefix `base_model.model.`:
+files: `adapt` replaces an nn.Linear, or a Conv1D as GPT-2 has, by a `LoraLinear`, and adds the factors to an
+nn.Embedding. The factors have the names in PEFT's files, without their prefix `base_model.model.`:
 
     <module>.lora_A.weight         (r, in)      of a linear layer
     <module>.lora_B.weight         (out, r)
@@ -31,15 +31,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.config.run_config import Lora
-from hyperpod_ft.engines.lora_targets import no_such_module
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.model.divided_dropout import dropout_of_part
+from hyperpod_ft.planning.lora_targets import is_target, refuse_unknown, targets
 
 
-def adapt(model: nn.Module, lora: Lora, seed: int) -> None:
+def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     """Freeze `model` and give the targets adapters, in place; on the meta device too.
 
     Factors are on their module's device. On a real device they have their initial values; on the meta device,
@@ -49,14 +51,13 @@ def adapt(model: nn.Module, lora: Lora, seed: int) -> None:
     """
     model.requires_grad_(False)
     candidates = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D | nn.Embedding)
     }
-    for target in lora.target_modules:
-        if not any(_is_target(name, target) for name in candidates):
-            raise no_such_module(target, candidates)
+    wanted = targets(lora, model.config.model_type)
+    refuse_unknown(wanted, candidates)
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for name, module in candidates.items():
-        if not any(_is_target(name, target) for target in lora.target_modules):
+        if not any(is_target(name, target) for target in wanted):
             continue
         if isinstance(module, nn.Embedding):
             _adapt_embedding(module, lora)
@@ -69,10 +70,6 @@ def adapt(model: nn.Module, lora: Lora, seed: int) -> None:
             if parameter.requires_grad and not parameter.is_meta:
                 value = initial_value(f"{name}.{key}", parameter.shape, seed)
                 parameter.data.copy_(initial_magnitude(adapted) if value is None else value)
-
-
-def _is_target(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
 
 
 def initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | None:
@@ -97,7 +94,7 @@ def initial_magnitude(module: Any) -> torch.Tensor:
     is sharded. An embedding's output is a column of its weight.
     """
     if isinstance(module, LoraLinear):
-        weight = module.base_weight(torch.float32) if module.codes is not None else module.weight.detach()
+        weight = module.base_weight(torch.float32)
     else:
         weight = module.weight.detach().T
     norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
@@ -127,13 +124,18 @@ def learning_rate_factor(name: str, lora: Lora) -> float:
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with a LoRA adapter: x [..., in] -> [..., out]."""
+    """A frozen linear layer with a LoRA adapter: x [..., in] -> [..., out].
+
+    `transposed`: `weight` is [in, out], as Conv1D stores it.
+    """
 
     codes: torch.Tensor | None
     scales: torch.Tensor | None
 
-    def __init__(self, base: nn.Linear, lora: Lora, quantized: bool = False) -> None:
-        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+    def __init__(self, base: nn.Linear | Conv1D, lora: Lora, quantized: bool = False) -> None:
+        self.transposed = isinstance(base, Conv1D)
+        inputs, outputs = base.weight.shape if self.transposed else reversed(base.weight.shape)
+        super().__init__(inputs, outputs, bias=False, device="meta")
         device = base.weight.device
         self.weight, self.bias = base.weight, base.bias
         self.scale, self.dropout = _scale(lora), lora.dropout
@@ -152,17 +154,17 @@ class LoraLinear(nn.Linear):
                 self.quantize(base.weight)
 
     def quantize(self, weight: torch.Tensor) -> None:
-        """Keep the base weight [out, in] as NF4."""
-        self.codes, self.scales = nf4.quantize(weight)
+        """Keep the base weight, as stored, as NF4."""
+        self.codes, self.scales = nf4.quantize(weight.T if self.transposed else weight)
 
     def divide_rows(self, group: dist.ProcessGroup) -> None:
         """Each rank of the group has a part of every row of the weight; the caller sums outputs and adds the bias."""
         self.row_group = group
 
     def base_weight(self, dtype: torch.dtype) -> torch.Tensor:
-        """The frozen weight [out, in]; one in 4 bits is decoded to `dtype`."""
+        """The frozen weight [out, in], a view of what is stored; one in 4 bits is decoded to `dtype`."""
         if self.codes is None or self.scales is None:
-            return self.weight.detach()
+            return self.weight.detach().T if self.transposed else self.weight.detach()
         return nf4.dequantize(self.codes, self.scales, (self.out_features, self.in_features), dtype)
 
     def ratio(self, plain: torch.Tensor) -> torch.Tensor:
@@ -172,7 +174,7 @@ class LoraLinear(nn.Linear):
     def forward(self, input: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """`ratio`: what the method of this name returns, for a caller that calls this more than once."""
         a, b = self.lora_A.weight, self.lora_B.weight
-        weight = self.weight if self.codes is None else self.codes
+        weight = self.base_weight(input.dtype) if self.codes is None else self.codes
         bias = self.bias if self.row_group is None else None
         dropped = self._dropped(input) if self.training and self.dropout else None
         if self.lora_magnitude_vector is None:

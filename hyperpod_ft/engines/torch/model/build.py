@@ -167,8 +167,9 @@ def _initialize_adapters(
     with SliceReader() as reader:
         for name, module in model.named_modules():
             if isinstance(module, adapters.LoraLinear) and module.codes is not None:
-                weight = torch.empty(module.out_features, module.in_features, device=module.codes.device)
-                reader.copy(weights[f"{name}.weight"], (0, 0), weight)
+                stored = weights[f"{name}.weight"]
+                weight = torch.empty(stored.shape, device=module.codes.device)
+                reader.copy(stored, (0, 0), weight)
                 module.quantize(weight)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
@@ -125,7 +126,7 @@ class Splitting:
             self._sum(linear.lora_A.weight)
             self.divide(linear.lora_B, outputs, {"weight": 0})
         self.divide(linear, outputs, {"weight": int(self.family.transposed), "bias": 0, "lora_magnitude_vector": 0})
-        if self.family.transposed:
+        if isinstance(linear, Conv1D):
             linear.nf = linear.weight.shape[1]
 
     def row(self, linear: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.config.run_config import Lora, Training
 from hyperpod_ft.engines.torch.lora import product as lora_product
@@ -38,21 +38,35 @@ def llama(**options: Any) -> LlamaForCausalLM:
     return model
 
 
-def peft_config(lora: Lora) -> LoraConfig:
+def gpt2(**options: Any) -> GPT2LMHeadModel:
+    """Its linears are transposed, and attention's last one is square; without dropout."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "initializer_range": 0.1}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def peft_config(lora: Lora, transposed: bool) -> LoraConfig:
     return LoraConfig(
+        fan_in_fan_out=transposed,
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
+        target_modules=list(lora.target_modules or ()),
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         task_type="CAUSAL_LM",
     )
 
 
-def both(lora: Lora, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[nn.Module, PeftModel]:
+def both(
+    lora: Lora, dtype: torch.dtype = torch.float64, base: Any = llama, **options: Any
+) -> tuple[nn.Module, PeftModel]:
     """The engine's model and PEFT's, with equal random factors."""
-    ours, theirs = llama(**options), get_peft_model(llama(**options), peft_config(lora))
+    ours, theirs = base(**options), get_peft_model(base(**options), peft_config(lora, base is gpt2))
     adapt(ours, lora, seed=3)
     torch.manual_seed(1)
     values = dict(theirs.named_parameters())
@@ -84,7 +98,9 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 VARIANTS: dict[str, tuple[Lora, dict[str, Any]]] = {
     "lora": (Lora(r=3, alpha=6, target_modules=LINEARS), {}),
     "biases": (Lora(r=3, target_modules=LINEARS), {"attention_bias": True, "mlp_bias": True}),
-    "rslora": (Lora(r=3, rslora=True), {}),
+    "rslora": (Lora(r=3, rslora=True, target_modules=LINEARS), {}),
+    "transposed": (Lora(r=3, alpha=6, target_modules=("c_attn", "c_proj", "c_fc")), {"base": gpt2}),
+    "dora of transposed": (Lora(r=3, dora=True, target_modules=("attn.c_proj", "c_fc")), {"base": gpt2}),
     "few": (Lora(r=2, target_modules=("0.self_attn.q_proj", "down_proj")), {}),
     "embedding and head": (Lora(r=2, target_modules=("embed_tokens", "q_proj", "lm_head")), {}),
     "tied": (Lora(r=2, target_modules=("lm_head", "v_proj")), {"tie_word_embeddings": True}),

@@ -132,6 +132,7 @@ def test_a_container_checks_its_own_environment(tmp_path: Path, stop: Stop) -> N
     (tmp_path / "env").unlink()
     (tmp_path / "sbatch" / "env.sbatch").write_text(f"touch {tmp_path}/env")
     assert entry.lead(job, kit, stop) == 0  # type: ignore[arg-type]
+    assert kit.calls == ["before env", "before train", "after train", "advance"], "nothing of it is pushed"
 
 
 def test_the_notice_comes_well_before_the_limit() -> None:

@@ -37,6 +37,14 @@ def test_another_torch_comes_with_its_cuda_libraries() -> None:
     ]
 
 
+def test_dependencies_come_with_the_pins_or_from_pip() -> None:
+    directory = Path(interpreter.__file__).parents[2] / "pins"
+    for name, without in (("torch", ["--no-deps"]), ("neuron-2.26.1", []), ("torch-neuron", [])):
+        lines = (directory / f"{name}.txt").read_text().splitlines()
+        assert interpreter.options(lines) == without
+        assert len(interpreter.to_install(lines, lambda _: None)) > 5, "every line is understood"
+
+
 def test_an_interpreter_of_the_image_is_used_as_it_is(tmp_path: Path) -> None:
     interpreter.prepare(Path(sys.executable), "", tmp_path)
     with pytest.raises(JobError, match=r"env\.python: no .*sagemaker\.image"):

@@ -111,7 +111,7 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
     with followers(job, "exit 0") as hosts:
-        step.dismiss(job, [LEADER, "algo-2"])
+        step.dismiss(job, [LEADER, "algo-2"], 30)
         hosts[0].thread.join(10)
         assert hosts[0].status == 0 and hosts[0].started == []
 

@@ -334,6 +334,32 @@ def test_an_interpreter_of_the_image_need_not_be_here(make_run: Callable[..., Ru
     assert jobs.requests[0]["HyperParameters"]["python"] == "/opt/venv/bin/python"
 
 
+def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable[..., Run], jobs: Jobs) -> None:
+    """Containers have one of their own, and record that; the file system that Slurm's nodes share has none."""
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", env={})
+    finish(run, ["env", "download", "dataset"])
+    submitted(run)
+    assert [job.stage for job in run.jobs()] == ["train", "consolidate", "merge", "generate"]
+    submit.cancel(run, Launchers())
+    slurm = Recording()
+    submit.submit(run, Launchers(slurm=slurm), Selection(), "slurm")  # type: ignore[arg-type]
+    assert slurm.stages[:2] == ["env", "train"]
+
+
+@dataclass
+class Recording:
+    """A launcher that only notes what is submitted."""
+
+    name: str = "slurm"
+    stages: list[str] = field(default_factory=list)
+
+    def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None]) -> None:
+        self.stages += [stage.name for stage in stages]
+
+    def active(self, run: Run, jobs: object) -> list[Any]:
+        return []
+
+
 def test_states_say_what_a_job_waits_for(run: Run, jobs: Jobs) -> None:
     submitted(run)
     found = states(run, as_jobs(jobs))

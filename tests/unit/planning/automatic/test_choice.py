@@ -154,6 +154,26 @@ def test_nothing_fits() -> None:
     assert all(fact in str(raised.value) for fact in facts), raised.value
 
 
+def test_the_only_layout_does_not_fit() -> None:
+    training = {"method": "full", "micro_batch_size": 64}
+    with pytest.raises(UserError) as raised:
+        propose(config("p4d.24xlarge", training=training, ranks_per_node=1), GPTJ_6B)
+    assert "degrees: the only possible layout does not fit: dp 1 x tp 1, training.method full: needs" in str(
+        raised.value
+    )
+
+
+def test_a_schedule_is_for_layouts_with_a_pipeline() -> None:
+    """Those without one are proposed as if it had not been given."""
+    given = config("p4d.24xlarge", pipeline_schedule="interleaved", virtual_pipeline_parallel=3)
+    chosen = propose(given, LLAMA_3_8B).chosen
+    assert str(chosen.degrees) == "dp 8 x tp 1"
+    assert (chosen.config.parallelism.pipeline_schedule, chosen.config.parallelism.virtual_pipeline_parallel) == (
+        "1f1b",
+        2,
+    )
+
+
 def test_nothing_is_possible() -> None:
     """The error is that of the run file without auto."""
     with pytest.raises(UserError, match=r"^parallelism.ranks_per_node: required"):

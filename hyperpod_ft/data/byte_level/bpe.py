@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.merge_order import merges_follow_ranks
+from hyperpod_ft.data.byte_level.merge_order import merges_follow_ranks
 
 # How text is split before the merges. Regex engines agree on these patterns; a test compares those of `tokenizers` and
 # tiktoken over all of Unicode.

@@ -1,0 +1,180 @@
+"""`hyperpod-ft deploy`: each command parses, calls one function and prints. boto3 is imported late."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hyperpod_ft.cli import show_endpoints
+
+if TYPE_CHECKING:
+    from hyperpod_ft.runs.run import Run
+    from hyperpod_ft.serving.endpoint.commands import EndpointCommands
+
+
+class _CreateByDefault(TyperGroup):
+    """`deploy RUN` is `deploy create RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="deploy",
+    cls=_CreateByDefault,
+    help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.",
+    no_args_is_help=True,
+)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe.")]
+Reference = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe; or an endpoint's name.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of section deploy, e.g. deploy.instances=2."),
+]
+Region = Annotated[
+    str | None, typer.Option("--region", help="Region. Default: the run file's, or that of the AWS configuration.")
+]
+Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
+
+@app.command()
+def create(
+    run: RunArgument,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; make nothing.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep what was made when the container fails, to look at it.")
+    ] = False,
+    profile: Profile = None,
+) -> None:
+    """Upload the tuned model, create its endpoint, wait, and compare its answers with samples.json.
+
+    Safe to run again after an interruption. Exit code 1 when the endpoint does not answer like the tuned model.
+    """
+    found = _run(run, overrides)
+    commands = _commands(found, None, profile)
+    planned = commands.preview(found)
+    show_endpoints.planned(planned, commands.price(planned.target.settings.instance_type))
+    if dry_run:
+        show_endpoints.requests(planned)
+        return
+    with _interruptible(planned.target.name):
+        proof = commands.deploy(planned, keep=keep)
+    raise typer.Exit(show_endpoints.deployed(planned, proof))
+
+
+@app.command("list")
+def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
+    """List the endpoints that the kit made in a region, with their hours and price."""
+    commands = _commands(None, region, profile)
+    show_endpoints.listed(commands.listed(), commands.region, as_json)
+
+
+@app.command()
+def ask(
+    endpoint: Reference,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to ask.")],
+    raw: Annotated[bool, typer.Option("--raw", help="TEXT is the whole prompt; no chat template is applied.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Print the endpoint's greedy answer as it comes."""
+    name, commands, _ = _found(endpoint, region, profile)
+    for piece in commands.ask(name, text, max_tokens, raw=raw):
+        show_endpoints.piece(piece)
+    print()
+
+
+@app.command()
+def url(endpoint: Reference, region: Region = None, profile: Profile = None) -> None:
+    """Print the base URL and a fresh token for OpenAI clients, as two lines for a shell's `eval`.
+
+    The token is a secret. It ends after 12 hours, or with temporary credentials.
+    """
+    name, commands, _ = _found(endpoint, region, profile)
+    address, token = commands.url(name)
+    print(f"export OPENAI_BASE_URL={address}\nexport OPENAI_API_KEY={token}")
+
+
+@app.command()
+def logs(
+    endpoint: Reference,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more lines.")] = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Print the log of the endpoint's container from CloudWatch."""
+    name, commands, _ = _found(endpoint, region, profile)
+    for line in commands.logs(name, follow=follow):
+        print(line, flush=follow)
+
+
+@app.command()
+def delete(
+    endpoint: Reference,
+    keep_bundle: Annotated[bool, typer.Option("--keep-bundle", help="Keep the uploaded model in S3.")] = False,
+    yes: Yes = False,
+    region: Region = None,
+    profile: Profile = None,
+) -> None:
+    """Delete the endpoint, its configurations, models, log and uploaded files: nothing of it costs money afterwards.
+
+    Safe to run again after an interruption.
+    """
+    name, commands, run = _found(endpoint, region, profile)
+    if not yes:
+        show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
+    with _interruptible(name):
+        commands.delete(name, run, keep_bundle=keep_bundle)
+    print(f"Nothing of endpoint {name} costs money any more{', but its files in S3' * keep_bundle}.")
+
+
+def _run(reference: str, overrides: list[str] | None) -> "Run":
+    from hyperpod_ft.runs import references  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.serving.endpoint.deployment import with_settings  # noqa: PLC0415 - as above
+
+    return with_settings(references.find(reference), overrides or ())
+
+
+def _found(reference: str, region: str | None, profile: str | None) -> tuple[str, "EndpointCommands", "Run | None"]:
+    """The endpoint that a name or a run means, and the commands in its region."""
+    from hyperpod_ft.serving.endpoint.deployment import endpoint_name, is_endpoint_name  # noqa: PLC0415 - as above
+
+    if is_endpoint_name(reference) and not Path(reference).exists():
+        return reference, _commands(None, region, profile), None
+    run = _run(reference, None)
+    return endpoint_name(run), _commands(run, region, profile), run
+
+
+def _commands(run: "Run | None", region: str | None, profile: str | None) -> "EndpointCommands":
+    from hyperpod_ft.serving.endpoint.commands import EndpointCommands  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.serving.endpoint.deployment import region_of  # noqa: PLC0415 - as above
+
+    named = region_of(run) if run else None
+    return EndpointCommands.of(region or named, profile, show_endpoints.progress)
+
+
+@contextmanager
+def _interruptible(name: str) -> Iterator[None]:
+    """Ctrl-C ends the command, not what AWS does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show_endpoints.progress(
+            f"interrupted: what was made of {name} stays and may cost money; run the command again to continue, or"
+            f" `hyperpod-ft deploy delete {name}`"
+        )
+        raise

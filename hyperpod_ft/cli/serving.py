@@ -1,0 +1,116 @@
+"""The commands that ask a model: serve and ask."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.runs.run import Run
+    from hyperpod_ft.serving.models import Models
+
+app = typer.Typer()
+
+Reference = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN|DIR]", help="A run, or a model's directory. Default: the run submitted last."),
+]
+Device = Annotated[str, typer.Option("--device", help="`cpu`, `cuda`, or `auto`: a GPU if there is one.")]
+
+
+@app.command()
+def serve(
+    reference: Reference = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; any but this machine's own needs an API key.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="0: a free one.", show_default="8000; on a node 0")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="NAME=DIR", help="Also serve a PEFT adapter of the base model."),
+    ] = None,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Also serve a run's base model.")] = True,
+    device: Device = "auto",
+    python: Annotated[
+        Path | None, typer.Option("--with", metavar="PYTHON", help="Serve with vLLM, which this interpreter has.")
+    ] = None,
+    vllm_args: Annotated[
+        str, typer.Option("--vllm-args", metavar="ARGS", help="Further arguments for vLLM, in one text.")
+    ] = "",
+    on_node: Annotated[
+        bool, typer.Option("--on-node", help="Serve a run in a Slurm job on a node of its cluster.")
+    ] = False,
+    time_limit: Annotated[
+        str | None,
+        typer.Option("--time", metavar="LIMIT", help="Of that job.", show_default="cluster.cpu_time_limit"),
+    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="Cancel that job.")] = False,
+) -> None:
+    """Serve a run's tuned model and its base model with the OpenAI API and a chat page.
+
+    Where the environment has HYPERPOD_FT_API_KEY, clients must send it as their API key.
+    """
+    from hyperpod_ft.serving import models, program, vllm  # noqa: PLC0415 - --help starts fast
+
+    if stop:
+        _stop(reference)
+        return
+    found = models.find(reference, adapter or (), base=base)
+    more = ["--host", host, "--port", str((0 if on_node else 8000) if port is None else port), "--device", device]
+    environment: dict[str, str] = {}
+    if python:
+        if not on_node:
+            vllm.check(python)
+        arranged = vllm.arrange(found, python, vllm_args, base=base, on_node=on_node)
+        found, environment = arranged.models, arranged.environment
+        more += arranged.options
+    if on_node:
+        _on_node(found, more, environment, time_limit, with_vllm=python is not None)
+    else:
+        program.server(found, more).become()
+
+
+@app.command()
+def ask(
+    reference: Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a model's directory.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
+    device: Device = "auto",
+) -> None:
+    """Print the tuned model's answer to one question, greedy."""
+    from hyperpod_ft.serving import models, program  # noqa: PLC0415
+
+    found = models.find(reference, base=False)
+    program.server(found, ["--device", device, f"--ask={question}"]).become()
+
+
+def _on_node(
+    found: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
+) -> None:
+    from hyperpod_ft.serving import node_job, program  # noqa: PLC0415
+
+    run = _required(found.run)
+    slurm = node_job.slurm_of(run)
+    wanted = node_job.resources(run, time_limit, accelerators=with_vllm)
+    job = node_job.start(run, slurm, wanted, program.options(found, more), environment)
+    address = node_job.wait(run, slurm, job, lambda line: print(line, flush=True))
+    for line in node_job.directions(run, job, address):
+        print(line)
+
+
+def _stop(reference: str | None) -> None:
+    from hyperpod_ft.runs import references  # noqa: PLC0415
+    from hyperpod_ft.serving import node_job  # noqa: PLC0415
+
+    run = references.find(reference)
+    job = node_job.stop(run, node_job.slurm_of(run))
+    print(f"cancelled job {job.job_id}" if job else "nothing to stop: no job serves this run")
+
+
+def _required(run: "Run | None") -> "Run":
+    if run is None:
+        raise UserError("--on-node: needs a run, whose file names the cluster", "give a run")
+    return run

@@ -1,0 +1,139 @@
+"""How `hyperpod-ft deploy` prints."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from hyperpod_ft.cli.tables import clock, console, table
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.terminal import printable
+
+if TYPE_CHECKING:
+    from hyperpod_ft.serving.endpoint.commands import Listed
+    from hyperpod_ft.serving.endpoint.deployment import Deployment
+    from hyperpod_ft.serving.endpoint.proof import Proof
+
+PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"
+_DIFFERENCES = 3  # answers that are shown
+_ANSWER_WIDTH = 90
+
+
+def progress(line: str) -> None:
+    print(f"{clock()}  {line}", file=sys.stderr, flush=True)
+
+
+def piece(text: str) -> None:
+    print(printable(text, keep="\n\t"), end="", flush=True)
+
+
+def planned(deployment: "Deployment", price: float | None) -> None:
+    """What will be made, how it fits, and what it costs."""
+    target, bundle = deployment.target, deployment.bundle
+    settings, fit = target.settings, target.fit
+    print(f"Endpoint {target.name} in {target.region}: {settings.instances} x ml.{settings.instance_type}")
+    print(f"Model: {settings.model}, {format_bytes(bundle.nbytes)}, {_source(deployment)}")
+    print(f"Image: {deployment.requests.model['PrimaryContainer']['Image']}")
+    print(f"Fit: tensor_parallel {fit.tensor_parallel}; {fit.arithmetic()}")
+    if fit.longest_requests is not None:
+        print(f"KV cache: {fit.longest_requests:,} requests of {fit.max_length:,} tokens at once")
+    if not bundle.chat:
+        print("No chat template: the endpoint answers completions, not chats")
+    unknown = f"; AWS's Price List gave none (it needs pricing:GetProducts): {PRICES_PAGE}" if price is None else ""
+    print(f"Price: {_price(price, settings.instances)}{unknown}")
+    if settings.scale_to_zero:
+        print("It scales to zero without requests; until then, and while it answers, it costs that much")
+
+
+def _source(deployment: "Deployment") -> str:
+    bundle = deployment.bundle
+    if bundle.stored is not None:
+        return f"read from the run's store, {bundle.stored}"
+    return f"uploaded from {deployment.run.directory}"
+
+
+def requests(deployment: "Deployment") -> None:
+    """The files and the requests of a dry run."""
+    for part in deployment.bundle.parts:
+        below = "/".join(filter(None, (deployment.target.bundle, part.prefix)))
+        for file in part.files:
+            print(f"upload {below}/{file.relative_to(part.root).as_posix()}  {format_bytes(file.stat().st_size)}")
+    for operation, request in deployment.requests.in_order():
+        print(f"{operation} {json.dumps(request, indent=2)}")
+
+
+def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
+    """The proof and the next commands; the exit status."""
+    name = deployment.target.name
+    if proof is None:
+        print(f"Not compared: {deployment.run.samples_path} is not there; stage generate writes it")
+    else:
+        print(proof.summary())
+        for one in proof.different[:_DIFFERENCES]:
+            print(f"  prompt   {_clip(one.question.prompt)}")
+            print(f"  recorded {_clip(one.question.tuned)}")
+            print(f"  endpoint {_clip(one.answer)}")
+        print(f"All answers: {deployment.run.endpoint_proof}")
+    print(f"Ask it:    hyperpod-ft deploy ask {name} 'TEXT'")
+    print(f'OpenAI:    eval "$(hyperpod-ft deploy url {name})"')
+    print(f"Delete it: hyperpod-ft deploy delete {name}   (it costs money until then)")
+    if proof is None or proof.holds:
+        return 0
+    print(f"error: endpoint {name}: does not answer like the tuned model; see its answers and log", file=sys.stderr)
+    return 1
+
+
+def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    asdict(one.endpoint)
+                    | {"created": one.endpoint.created.isoformat(), "run": one.run, "hours": round(one.hours, 2)}
+                    | {"price_per_hour": one.price, "cost": one.cost}
+                    for one in found
+                ],
+                indent=2,
+            )
+        )
+        return
+    if not found:
+        print(f"no endpoints of runs in {region}")
+        return
+    shown = table("endpoint", "state", "instances", "hours", "price", "so far", "run")
+    for one in found:
+        instances = f"{one.endpoint.instances} x ml.{one.endpoint.instance_type}"
+        shown.add_row(
+            one.endpoint.name,
+            one.endpoint.status,
+            instances,
+            f"{one.hours:.1f}",
+            _price(one.price, one.endpoint.instances),
+            "unknown" if one.cost is None else f"about ${one.cost:,.2f}",
+            one.run,
+        )
+    console().print(shown)
+    print("Hours: since creation, with the instances of now. Each costs money until `hyperpod-ft deploy delete NAME`.")
+
+
+def confirm(question: str) -> None:
+    """Raises UserError without a terminal, and typer's Exit for a no."""
+    if not sys.stdin.isatty():
+        raise UserError(f"{question} Not a terminal", "pass --yes")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+def _price(price: float | None, instances: int) -> str:
+    if price is None:
+        return "unknown"
+    return f"${price * instances:,.2f} an hour"
+
+
+def _clip(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _ANSWER_WIDTH else line[: _ANSWER_WIDTH - 1] + "…"

@@ -1,0 +1,88 @@
+"""Section `deploy` of a run file: the endpoint of `hyperpod-ft deploy`. It is not part of the run's identity."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hyperpod_ft.config import hosts
+from hyperpod_ft.config.fields import PositiveInt, Section, matches
+from hyperpod_ft.config.sagemaker_section import Region, RoleArn, S3Url
+from hyperpod_ft.errors import did_you_mean
+
+
+class Deploy(Section):
+    """The SageMaker endpoint that `hyperpod-ft deploy` creates for the tuned model. Changes nothing in the run."""
+
+    instance_type: str = Field(
+        description="Instance type of the endpoint, for example `g6.2xlarge`; with container `neuron` an inf2 or trn1"
+        " type."
+    )
+    store: S3Url | None = Field(
+        None,
+        description="Where the model is uploaded: `s3://bucket/prefix` in the endpoint's region. If not set:"
+        " sagemaker.store.",
+    )
+    role: RoleArn | None = Field(
+        None,
+        description="Execution role of the endpoint: it reads `store`, pulls the image and writes logs. If not set:"
+        " sagemaker.role.",
+    )
+    region: Region | None = Field(
+        None, description="AWS region. If not set: sagemaker.region, or that of the AWS configuration."
+    )
+    container: Literal["vllm", "lmi", "neuron"] | None = Field(
+        None,
+        description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"
+        " vLLM for inf2 and trn1). If not set: `neuron` on inf2 and trn1, otherwise `vllm`.",
+    )
+    model: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="`merged` serves the tuned model alone; `adapter` the base model with the adapter, side by side"
+        " (container `vllm`).",
+    )
+    image: Annotated[str, matches(r"\S{1,255}", "the URI of a container image")] | None = Field(
+        None, description="Another image for the same container, as an ECR URI; the kit's choice if not set."
+    )
+    instances: PositiveInt = Field(1, le=100, description="Number of instances, each with the whole model.")
+    scale_to_zero: bool = Field(
+        False,
+        description="Without requests for a while, give back all instances; the first request after that fails and"
+        " starts one again, which takes minutes. `instances` is then the most.",
+    )
+    max_length: PositiveInt | None = Field(
+        None,
+        description="Longest request, in tokens: prompt and answer. If not set: dataset.max_length +"
+        " generate.max_new_tokens, at most what the model has positions for.",
+    )
+    max_concurrency: PositiveInt = Field(8, le=1024, description="Requests that an instance answers at once.")
+    startup_minutes: PositiveInt | None = Field(
+        None,
+        le=60,
+        description="How long the container may take until it answers, in minutes. If not set: 20, with container"
+        " `neuron` 60, because it compiles first.",
+    )
+
+    @field_validator("instance_type")
+    @classmethod
+    def _known_instance(cls, value: str) -> str:
+        name = value.removeprefix("ml.")
+        if name not in hosts.HOSTS:
+            families = ", ".join(f"{family}.*" for family in hosts.families())
+            raise ValueError(f"unknown type of an endpoint{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
+        return name
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> "Deploy":
+        if (self.server == "neuron") != (hosts.HOSTS[self.instance_type].device == "neuron"):
+            raise ValueError(
+                f"container: {self.server} does not run on {self.instance_type}; neuron runs on inf2 and trn1, vllm and"
+                " lmi on GPUs"
+            )
+        if self.model == "adapter" and self.server != "vllm":
+            raise ValueError(f"model: container {self.server} serves no adapters here; use merged, or container vllm")
+        return self
+
+    @property
+    def server(self) -> Literal["vllm", "lmi", "neuron"]:
+        """The container, as set or by the instance type."""
+        return self.container or ("neuron" if hosts.HOSTS[self.instance_type].device == "neuron" else "vllm")

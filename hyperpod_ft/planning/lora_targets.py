@@ -1,0 +1,40 @@
+"""Which modules of a model get LoRA adapters: those that the run file names, or its family's."""
+
+from collections.abc import Iterable
+
+from hyperpod_ft.config.run_config import Lora, RunConfig, last_parts
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import default_targets
+from hyperpod_ft.planning.model_shape import ModelShape
+
+
+def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
+    """Ends of modules' names. `model_type`: config.json's."""
+    return default_targets(model_type) if lora.target_modules is None else lora.target_modules
+
+
+def target_names(lora: Lora, model_type: str) -> frozenset[str]:
+    """Their last parts."""
+    return last_parts(targets(lora, model_type))
+
+
+def is_target(module: str, target: str) -> bool:
+    """Whether the path of a module is `target`, or ends with it."""
+    return module == target or module.endswith(f".{target}")
+
+
+def check_targets(config: RunConfig, shape: ModelShape) -> None:
+    """Raise UserError for a target that the model has not."""
+    if config.training.method == "lora":
+        refuse_unknown(targets(config.lora, shape.family), shape.modules)
+
+
+def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
+    """`modules`: paths of those that can have adapters. Raises UserError, which lists the last parts of their names."""
+    paths = list(modules)
+    for target in wanted:
+        if not any(is_target(path, target) for path in paths):
+            raise UserError(
+                f"lora.target_modules: {target!r} matches no module of the model",
+                f"it has {', '.join(sorted(last_parts(paths)))}",
+            )

@@ -1,0 +1,147 @@
+"""Serve models, or answer one question.
+
+python -m hyperpod_ft.serving --model NAME=DIR [--model NAME=DIR]... [--adapter NAME=DIR]... [--port N]
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.model_directory import chat_template
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.serving import vllm
+from hyperpod_ft.serving.access import API_KEY, refuse_open, url
+from hyperpod_ft.serving.openai_api import ApiError, Request
+from hyperpod_ft.serving.server import Answers, Server
+
+_EXAMPLE = "Which command submits a batch script?"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = _parse(arguments)
+    try:
+        if given.ask is not None:
+            _ask(given)
+        else:
+            _serve(given)
+    except (UserError, ApiError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hyperpod_ft.serving", description="Serve models over HTTP.")
+    parser.add_argument(
+        "--model", action="append", type=_named, required=True, help="NAME=DIR; the first is the default"
+    )
+    parser.add_argument("--adapter", action="append", type=_named, default=[], help="NAME=DIR, of the last --model")
+    parser.add_argument("--tokenizer", type=Path, help="directory of tokenizer and chat template; by default the first")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    parser.add_argument("--title", default="hyperpod-ft")
+    parser.add_argument("--address-file", type=Path, help="file to write once the models answer: JSON")
+    parser.add_argument("--with", dest="python", type=Path, help="serve with vLLM of this Python interpreter")
+    parser.add_argument("--vllm-args", default="", help="further arguments for vLLM, in one text")
+    parser.add_argument("--ask", metavar="QUESTION", help="answer this on standard output instead of serving")
+    return parser.parse_args(arguments)
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, directory = text.partition("=")
+    if not equals or not name or not directory:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DIR")
+    return name, Path(directory)
+
+
+def _serve(given: argparse.Namespace) -> None:
+    # as PID 1 of a container, a process without a handler ignores it
+    signal.signal(signal.SIGTERM, _exit)
+    if given.python:
+        _serve_with_vllm(given)
+        return
+    server = Server(given.host, given.port, given.title, os.environ.get(API_KEY) or None)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    print(f"Loading {', '.join(name for name, _ in [*given.model, *given.adapter])} ...", flush=True)
+    server.answers = _load(given)
+    print(f"Chat page: {url(given.host, server.port)}/")
+    _announce(given, server.port, server.answers.names[0], chat=server.answers.chats)
+    threading.Event().wait()
+
+
+def _serve_with_vllm(given: argparse.Namespace) -> None:
+    if len(given.model) > 1:
+        raise UserError("--model: vLLM serves one model", "give one, and adapters of it")
+    key = os.environ.get(API_KEY) or None
+    refuse_open(given.host, key)
+    port = given.port or vllm.free_port(given.host)
+    (model,), tokenizer = given.model, given.tokenizer or given.model[0][1]
+    command = vllm.command(given.python, model, dict(given.adapter), tokenizer, given.host, port, given.vllm_args)
+    started = vllm.Vllm(command, given.host, port, key)
+    try:
+        started.wait_until_ready()
+        names = [name for name, _ in [*given.adapter, *given.model]]
+        _announce(given, port, names[0], chat=chat_template(tokenizer) is not None)
+        sys.exit(started.wait())
+    finally:
+        started.stop()
+
+
+def _exit(*_: object) -> NoReturn:
+    sys.exit(0)
+
+
+def _load(given: argparse.Namespace) -> Answers:
+    try:
+        from hyperpod_ft.serving.answering import Answering, device_named  # noqa: PLC0415 - imports torch, for seconds
+    except ModuleNotFoundError as error:
+        raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
+    tokenizer = given.tokenizer or given.model[0][1]
+    return Answering.load(dict(given.model), dict(given.adapter), tokenizer, device_named(given.device))
+
+
+def _announce(given: argparse.Namespace, port: int, name: str, *, chat: bool) -> None:
+    """Print a command to try, and write where the server listens."""
+    path = "chat/completions" if chat else "completions"
+    messages = [{"role": "user", "content": _EXAMPLE}]
+    question: dict[str, object] = {"messages": messages} if chat else {"prompt": _EXAMPLE}
+    key = f' -H "Authorization: Bearer ${API_KEY}"' if os.environ.get(API_KEY) else ""
+    body = shlex.quote(json.dumps({"model": name} | question))
+    print(f"curl {url(given.host, port)}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}")
+    print("Stop: Ctrl-C", flush=True)
+    if given.address_file:
+        publish.write_json(given.address_file, {"node": platform.node(), "host": given.host, "port": port})
+
+
+def _ask(given: argparse.Namespace) -> None:
+    answers = _load(given)
+    chat = answers.chats
+    question = Request(
+        model="",
+        messages=({"role": "user", "content": given.ask},) if chat else None,
+        prompt=None if chat else given.ask,
+        max_tokens=None,
+        temperature=0.0,
+        top_p=1.0,
+        seed=None,
+        stop=(),
+        stream=True,
+        include_usage=False,
+    )
+    answers.answer(question, lambda text: print(text, end="", flush=True))
+    print()
+
+
+if __name__ == "__main__":
+    main()

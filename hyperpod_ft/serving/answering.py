@@ -1,0 +1,266 @@
+"""The models of a server, and their answers to several questions at once.
+
+Each answer is one call of transformers' `generate`, as stage generate makes it, in the thread of its request. Only one
+thread computes at a time; after each token the next one has its turn, so that a long answer delays others only by its
+share.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from hyperpod_ft.data import chat
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.example import RowError
+from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.evaluation import pretrained
+from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
+from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.text_stream import TextStream
+from hyperpod_ft.serving.turns import Turns
+
+# The most tokens of an answer whose request sets no limit: a model that never ends one must not answer for minutes.
+_DEFAULT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model in memory; `adapter` is the one to switch on, where it has several. `switch`: None without adapters."""
+
+    model: PreTrainedModel
+    adapter: str | None = None
+    switch: Callable[[str | None], None] | None = None
+
+
+class Answering:
+    """All models of a server. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, models: Mapping[str, _Loaded]) -> None:
+        """`models` by name; the first answers requests that name none."""
+        self._tokenizer, self._models = tokenizer, dict(models)
+        self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
+        self._turns = Turns()
+
+    @classmethod
+    def load(
+        cls, models: Mapping[str, Path], adapters: Mapping[str, Path], tokenizer: Path, device: torch.device
+    ) -> "Answering":
+        """Model directories by name, and PEFT adapters of the last of them by name.
+
+        Raises UserError when one cannot be loaded, or does not fit into the device's memory.
+        """
+        loaded = {name: _Loaded(_load(directory, device)) for name, directory in models.items()}
+        if adapters:
+            base = list(loaded)[-1]
+            model = loaded[base].model
+            switch = _with_adapters(model, adapters)
+            loaded[base] = _Loaded(model, None, switch)
+            loaded |= {name: _Loaded(model, name, switch) for name in adapters}
+        return cls(tokenizers.load(tokenizer), loaded)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    @cached_property
+    def chats(self) -> bool:
+        """Whether the chat template takes a question: there may be none, or one that only refuses."""
+        try:
+            chat.prompt([{"role": "user", "content": "?"}], self._tokenizer)
+        except UserError:
+            return False
+        return True
+
+    def named(self, name: str) -> str:
+        """The name of the model that a request means. Raises ApiError (404) for one that is not served."""
+        if name and name not in self._models:
+            raise ApiError(
+                404, f"model {name!r} is not served here; there are: {', '.join(self._models)}", "model_not_found"
+            )
+        return name or next(iter(self._models))
+
+    def answer(self, request: Request, send: Callable[[str], None]) -> Answer:
+        """The answer to one question. `send` gets its text in pieces, in this thread; what it raises ends the answer.
+
+        Raises ApiError when the question is refused, or does not fit into memory.
+        """
+        name = self.named(request.model)
+        ids = self._prompt_ids(request, bool(self._models[name].model.config.is_encoder_decoder))
+        limit = self._limit(request, name, len(ids))
+        try:
+            return self._generate(request, name, ids, limit, send)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise ApiError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
+
+    def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
+        """As stage generate encodes prompts, which is as training does."""
+        if isinstance(request.prompt, tuple):
+            return list(request.prompt)
+        if request.prompt is not None:
+            encode = tokenizers.source_ids if paired else tokenizers.prompt_ids
+            return encode(self._tokenizer, request.prompt)
+        try:
+            text = chat.prompt(request.messages or (), self._tokenizer)
+        except RowError as error:
+            raise ApiError(400, f"messages: {error.problem}") from error
+        except UserError as error:
+            raise ApiError(
+                400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
+            ) from error
+        return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
+
+    def _limit(self, request: Request, name: str, prompt: int) -> int:
+        """How many tokens the answer may have. Raises ApiError when prompt and answer exceed the model's context."""
+        config = self._models[name].model.config
+        if not prompt:
+            raise ApiError(400, "the prompt has no tokens")
+        context = None if config.is_encoder_decoder else getattr(config, "max_position_embeddings", None)
+        if context is None:
+            return request.max_tokens or _DEFAULT_TOKENS
+        if prompt + (request.max_tokens or 1) > context:
+            asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
+            raise ApiError(
+                400, f"the prompt has {prompt} tokens{asked}; {name} has room for {context}", "context_length_exceeded"
+            )
+        return request.max_tokens or min(_DEFAULT_TOKENS, context - prompt)
+
+    def _generate(
+        self, request: Request, name: str, ids: Sequence[int], limit: int, send: Callable[[str], None]
+    ) -> Answer:
+        one, stops = self._models[name], self._stops[name]
+        stream = TextStream(lambda made: text_of(self._tokenizer, made), request.stop)
+        made: list[int] = []
+        ended = False
+
+        def after_token(so_far: list[int]) -> bool:
+            nonlocal made, ended
+            ended = so_far[-1] in stops
+            made = so_far[:-1] if ended else so_far
+            piece = stream.update(made, last=ended or len(so_far) == limit)
+            self._turns.release()
+            try:
+                send(piece)
+            finally:
+                self._turns.acquire()
+                _switch_on(one)
+            return stream.stopped
+
+        with self._turns, torch.inference_mode():
+            _switch_on(one)
+            input_ids = torch.tensor([ids], device=one.model.device)
+            one.model.generate(  # type: ignore[operator]
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=limit,
+                logits_processor=_sampling(request, one.model.device),
+                stopping_criteria=StoppingCriteriaList([_AfterToken(tokens_before(one.model, len(ids)), after_token)]),
+            )
+        return Answer(stream.text, "stop" if ended or stream.stopped else "length", len(ids), len(made) + ended)
+
+
+class _AfterToken(StoppingCriteria):
+    """Calls a function with the answer's tokens after each one; it says whether to stop."""
+
+    def __init__(self, before: int, function: Callable[[list[int]], bool]) -> None:
+        self._before, self._function = before, function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        stop = self._function(input_ids[0, self._before :].tolist())
+        return torch.full((len(input_ids),), stop, device=input_ids.device, dtype=torch.bool)
+
+
+class _Draw(LogitsProcessor):
+    """Draws the next token, with random numbers of its own, and leaves only that one for greedy search to take.
+
+    `generate` itself would draw from torch's one generator, which all threads share: a seed would mean nothing.
+    """
+
+    def __init__(self, temperature: float, top_p: float, generator: torch.Generator) -> None:
+        self._temperature, self._top_p, self._generator = temperature, top_p, generator
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del input_ids
+        chances, order = torch.softmax(scores.float() / self._temperature, -1).sort(descending=True)
+        # the most likely tokens, until they have top_p together
+        chances[chances.cumsum(-1) - chances >= self._top_p] = 0
+        drawn = order.gather(-1, torch.multinomial(chances, 1, generator=self._generator))
+        return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+
+
+def _sampling(request: Request, device: torch.device) -> LogitsProcessorList:
+    if not request.temperature:
+        return LogitsProcessorList()
+    generator = torch.Generator(device)
+    if request.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(request.seed)
+    # at 0 no token would be left
+    return LogitsProcessorList([_Draw(request.temperature, max(request.top_p, 1e-9), generator)])
+
+
+def _switch_on(one: _Loaded) -> None:
+    if one.switch is not None:
+        one.switch(one.adapter)
+
+
+def _load(directory: Path, device: torch.device) -> PreTrainedModel:
+    model = pretrained.load(directory, "auto")
+    try:
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{directory}: does not fit into the memory of {device}",
+            "serve one model (--no-base), or divide it over GPUs with vLLM (--with)",
+        ) from error
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _with_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Callable[[str | None], None]:
+    """Put PEFT adapters into the model; returns what switches one on, or with None all of them off."""
+    from peft import PeftModel  # noqa: PLC0415 - only for adapters
+
+    wrapped: Any = None
+    for name, directory in adapters.items():
+        try:
+            if wrapped is None:
+                wrapped = PeftModel.from_pretrained(model, str(directory), adapter_name=name)
+            else:
+                wrapped.load_adapter(str(directory), adapter_name=name)
+        except Exception as error:  # a foreign or damaged adapter raises errors of any type
+            raise UserError(
+                f"{directory}: cannot load the adapter: {type(error).__name__}: {first_sentence(error)}",
+                "serve it with the model that it was trained on",
+            ) from error
+    wrapped.eval()
+    current: list[str | None] = []
+
+    def switch(name: str | None) -> None:
+        if current == [name]:
+            return
+        if name is None:
+            wrapped.base_model.disable_adapter_layers()
+        else:
+            wrapped.base_model.enable_adapter_layers()
+            wrapped.set_adapter(name)
+        current[:] = [name]
+
+    return switch
+
+
+def device_named(name: str) -> torch.device:
+    """`auto` is the GPU if torch finds one. Raises UserError for one that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: {first_sentence(error)}", "use auto, cpu or cuda") from error

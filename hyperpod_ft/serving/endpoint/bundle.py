@@ -1,0 +1,176 @@
+"""Which files of a run an endpoint is given, and what they are: read from the run's directory, never written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
+from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, is_encoder_decoder, read_config
+from hyperpod_ft.config.deploy import Deploy
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY, longest_lora_rank
+from hyperpod_ft.serving.endpoint.fit import Served
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_MODEL_CONFIG = ("config.json", "generation_config.json")
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files below one directory, and where they go in the bundle: "" is its top."""
+
+    root: Path
+    files: tuple[Path, ...]
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`version` names the content: the fingerprint of the stage that made it. `dtype` is vLLM's --dtype.
+
+    `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
+    """
+
+    parts: tuple[Part, ...]
+    nbytes: int
+    version: str
+    served: Served
+    dtype: str
+    chat: bool  # has a chat template
+    lora_rank: int | None = None
+    stored: str | None = None
+
+
+def small_files_in_store(run: Run) -> list[str]:
+    """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
+    record = run.record(_last_stage(run))
+    if record is None or run.config.sagemaker is None or run.config.sagemaker.store is None:
+        return []
+    wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
+    wanted.append(run.samples_path.relative_to(run.root).as_posix())
+    return [path for path in wanted if not (run.root / path).exists()]
+
+
+def bundle_of(run: Run, settings: Deploy) -> Bundle:
+    """The files for an endpoint. Raises UserError when they are not there, or when no container can serve them."""
+    stage = _last_stage(run)
+    if why := run.why_not_done(stage):
+        raise UserError(
+            f"{run.directory}: stage {stage} {why}: there is no tuned model to deploy",
+            f"hyperpod-ft resume {run.directory}",
+        )
+    config = read_config(run.tuned_model)
+    if is_encoder_decoder(config):
+        raise UserError(
+            f"{run.tuned_model}: vLLM serves no encoder-decoder such as {config.get('model_type', 'this')}",
+            "serve it with `hyperpod-ft serve`, or deploy a causal model",
+        )
+    version, chat = run.plan[stage].fingerprint[:12], _has_chat_template(run.tuned_model)
+    record = run.record(stage)
+    assert record is not None, "a stage that is done has one"
+    weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
+    here = all((run.root / output.path).is_file() for output in weights)
+    if settings.model == "adapter":
+        if not here:
+            raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
+        return _with_adapter(run, config, version)
+    parts = (_part(run.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
+    return Bundle(
+        parts,
+        _size(parts) if here else sum(output.size for output in record.outputs),
+        version,
+        _served(config, sum(output.size for output in weights)),
+        _dtype(config),
+        chat,
+        stored=None if here else _stored(run),
+    )
+
+
+def _stored(run: Run) -> str:
+    """Where the run's store has the tuned model: a store has the same tree as `cluster.root`."""
+    assert run.config.sagemaker is not None, "only a store has what is not here"
+    return f"{run.config.sagemaker.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+
+
+def _last_stage(run: Run) -> str:
+    """The stage that makes the tuned model."""
+    return "merge" if "merge" in run.plan else "consolidate"
+
+
+def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
+    """The base model with the tuned model's tokenizer and chat template, and the adapter."""
+    _check_adapter(run)
+    parts = (
+        _part(run.base_model, (*_MODEL_CONFIG, *_WEIGHTS)),
+        _part(run.tuned_model, TOKENIZER),
+        _part(run.adapter, ("adapter_config.json", "adapter_model.safetensors"), ADAPTER_DIRECTORY),
+    )
+    weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
+    return Bundle(
+        parts,
+        _size(parts),
+        f"adapter-{version}",
+        _served(config, weights),
+        _dtype(config),
+        _has_chat_template(run.tuned_model),
+        run.config.lora.r,
+    )
+
+
+def _check_adapter(run: Run) -> None:
+    if run.config.training.method != "lora":
+        raise UserError("deploy.model: a run with training.method full has no adapter", "set it to merged")
+    if not (run.adapter / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{run.adapter}: the adapter is not there any more", "set deploy.model to merged, or run consolidate again"
+        )
+    if run.config.lora.dora:
+        raise UserError("deploy.model: vLLM serves no DoRA adapters beside a base model", "set it to merged")
+    most = longest_lora_rank()
+    if run.config.lora.r > most:
+        raise UserError(
+            f"deploy.model: vLLM serves adapters of rank {most} or less, this one has {run.config.lora.r}",
+            "set it to merged",
+        )
+
+
+def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> Part:
+    files = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
+    return Part(root, tuple(sorted(files)), prefix)
+
+
+def _size(parts: tuple[Part, ...]) -> int:
+    return sum(file.stat().st_size for part in parts for file in part.files)
+
+
+def _served(config: Mapping[str, Any], weights: int) -> Served:
+    shape = model_shape(config)
+    heads = shape.heads if shape else config.get("num_attention_heads", config.get("n_head", 1))
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    return Served(
+        weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
+        shape=shape,
+        heads=heads,
+        positions=positions,
+        model_type=str(config.get("model_type", "")),
+    )
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """fp32 weights are served in bf16: vLLM's `auto` would make fp16 of them, with a smaller range."""
+    return "bfloat16" if _stored_dtype(config) == "float32" else "auto"
+
+
+def _stored_dtype(config: Mapping[str, Any]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if any((directory / name).is_file() for name in _CHAT_TEMPLATES):
+        return True
+    file = directory / "tokenizer_config.json"
+    return file.is_file() and '"chat_template"' in file.read_text(encoding="utf-8")

@@ -1,0 +1,148 @@
+"""The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
+from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
+from hyperpod_ft.serving.endpoint.creation import Creation
+from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
+from hyperpod_ft.serving.endpoint.endpoint_request import TUNED
+from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
+from hyperpod_ft.serving.endpoint.invoking import stream
+from hyperpod_ft.serving.endpoint.price import price_per_hour
+from hyperpod_ft.serving.endpoint.proof import Proof
+from hyperpod_ft.serving.endpoint.remove import remove
+from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
+
+Say = Callable[[str], None]
+_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"  # for tests, whose stand-in for AWS answers at once
+_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An endpoint that the kit made. `price`: US dollars for an hour of one instance, None when unknown."""
+
+    endpoint: Endpoint
+    run: str
+    price: float | None
+
+    @property
+    def hours(self) -> float:
+        """Since its creation."""
+        return (datetime.now(timezone.utc) - self.endpoint.created).total_seconds() / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars since its creation, as if it always had the instances of now."""
+        return None if self.price is None else round(self.hours * self.price * self.endpoint.instances, 2)
+
+
+@dataclass(frozen=True)
+class EndpointCommands:
+    """The operations on the endpoints of a region. Methods raise UserError; times are in seconds."""
+
+    session: Session
+    say: Say
+    poll_seconds: float = POLL_SECONDS
+
+    @classmethod
+    def of(cls, region: str | None, profile: str | None, say: Say) -> "EndpointCommands":
+        session = Session(region, profile or os.environ.get("AWS_PROFILE"))
+        return cls(session, say, float(os.environ.get(_POLL_VARIABLE, POLL_SECONDS)))
+
+    @property
+    def region(self) -> str:
+        with explained("endpoint"):
+            return str(self.session.client("sagemaker").meta.region_name)
+
+    def preview(self, run: Run) -> Deployment:
+        """What `deploy` would make. Changes nothing in AWS; small files of a run in a store are fetched from there."""
+        if names := small_files_in_store(run):
+            assert run.config.sagemaker and run.config.sagemaker.store, "only then there are such files"
+            trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
+        return deployment(run, self.region)
+
+    def price(self, instance_type: str) -> float | None:
+        return price_per_hour(self.session, instance_type, self.region)
+
+    def deploy(self, planned: Deployment, *, keep: bool) -> Proof | None:
+        """Make the endpoint, wait for it, and ask it the run's prompts: see `Creation`. Safe to repeat."""
+        name = planned.target.name
+        with self._explained(name):
+            watch = self._watch(name, scales=planned.requests.component is not None)
+            return Creation(planned, self.session, watch, self.say).run(keep=keep)
+
+    def listed(self) -> list[Listed]:
+        """The endpoints of the region that the kit made, newest first."""
+        with explained("endpoints"):
+            found = [self._endpoints.find(name) for name in self._endpoints.all_names() if is_endpoint_name(name)]
+            runs = [(one, self._endpoints.run_of(one)) for one in found if one is not None]
+        prices = {kind: self.price(kind) for kind in {one.instance_type for one, run in runs if run} - {""}}
+        return [Listed(one, run, prices.get(one.instance_type)) for one, run in runs if run]
+
+    def ask(self, name: str, text: str, max_tokens: int, *, raw: bool) -> Iterator[str]:
+        """Pieces of the greedy answer, as they come. `raw`: the text is the prompt, without the chat template."""
+        with self._explained(name):
+            require(self._endpoints, name)
+            component = self._endpoints.component(name)
+            models = self._endpoints.models(name)
+            variables = self._endpoints.server_variables(models[0]) if models else {}
+            request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
+            request |= {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
+            if any(key.startswith("SM_VLLM_") for key in variables):
+                request["model"] = TUNED
+            runtime = self.session.client("sagemaker-runtime")
+            for event in stream(runtime, name, component.name if component else None, request):
+                for choice in event.get("choices", []):
+                    yield (choice.get("text") if raw else choice.get("delta", {}).get("content")) or ""
+
+    def url(self, name: str) -> tuple[str, str]:
+        """Base URL and a fresh token for OpenAI clients."""
+        with self._explained(name):
+            require(self._endpoints, name)
+            component = self._endpoints.component(name)
+            runtime = self.session.client("sagemaker-runtime")
+            address = bearer_token.base_url(runtime.meta.endpoint_url, name, component.name if component else None)
+            return address, bearer_token.bearer_token(self.session.credentials(), self.region)
+
+    def logs(self, name: str, *, follow: bool) -> Iterator[str]:
+        """What the container printed."""
+        with self._explained(name):
+            component = self._endpoints.component(name)
+            group = endpoint_logs.log_group(name, component.name if component else None)
+            yield from endpoint_logs.lines(self.session.client("logs"), group, follow=follow)
+
+    def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:
+        """Delete the endpoint and all that was made for it. `run`: whose, to find a bundle that no model names yet."""
+        with self._explained(name):
+            if not remove(self._watch(name), self.session.client, _bundles(run), keep_bundle=keep_bundle):
+                raise UserError(
+                    f"no endpoint {name} in {self.region}, and nothing that was made for one",
+                    "`hyperpod-ft deploy list` shows those of a region; check --region",
+                )
+
+    @property
+    def _endpoints(self) -> Endpoints:
+        return Endpoints(self.session.client("sagemaker"), self.say)
+
+    def _watch(self, name: str, *, scales: bool = False) -> Watch:
+        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.say, self.poll_seconds)
+
+    def _explained(self, name: str) -> AbstractContextManager[None]:
+        return explained(f"endpoint {name}", {"ResourceLimitExceeded": _QUOTA})
+
+
+def _bundles(run: Run | None) -> list[str]:
+    """Where a run's bundles are, one that no model names yet included."""
+    prefix = bundle_prefix(run) if run is not None else None
+    return [prefix] if prefix else []

@@ -1,0 +1,123 @@
+"""What `hyperpod-ft deploy` will make of a run: settings, files, fit and requests, decided before anything costs."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hyperpod_ft.aws.validation.service_model import check_request
+from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.deploy import Deploy
+from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.run_file import RUN_FILE
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
+from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
+from hyperpod_ft.serving.endpoint.fit import fit
+
+_LONGEST_NAME = 54  # of 63: names of models, configurations and components add up to nine characters
+_NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    run: Run
+    target: Target
+    bundle: Bundle
+    requests: Requests
+
+
+def with_settings(run: Run, overrides: Sequence[str]) -> Run:
+    """The run with other settings of section `deploy`, which is not part of its identity. Raises UserError."""
+    if not overrides:
+        return run
+    values: dict[str, Any] = run.config.model_dump(mode="json")
+    values["deploy"] = values["deploy"] or {}
+    for text in overrides:
+        if not text.startswith("deploy."):
+            raise UserError(f"--set {text}: only keys of section deploy can be set here", "--set deploy.KEY=VALUE")
+        yaml_file.override(RUN_FILE, values, text)
+    return replace(run, config=run_file.validate(values, "--set"))
+
+
+def settings_of(run: Run) -> Deploy:
+    """Section `deploy` of the run. Raises UserError when it is missing."""
+    if run.config.deploy is None:
+        raise UserError(
+            f"{run.config.name}: the run file has no section deploy",
+            "add it, or pass --set deploy.instance_type=g6.2xlarge --set deploy.store=s3://BUCKET/PREFIX"
+            " --set deploy.role=ROLE_ARN",
+        )
+    return run.config.deploy
+
+
+def endpoint_name(run: Run) -> str:
+    """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
+    run_id = run.plan.run_id
+    words = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-") or "run"
+    return f"{words[: _LONGEST_NAME - len(run_id) - 1].rstrip('-')}-{run_id}"
+
+
+def is_endpoint_name(name: str) -> bool:
+    """Whether a name has the form that `endpoint_name` gives."""
+    return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
+
+
+def region_of(run: Run) -> str | None:
+    """The region that the run file names for its endpoint."""
+    return _given(run, "region")
+
+
+def bundle_prefix(run: Run) -> str | None:
+    """The S3 prefix of every bundle of the run's endpoint, with a slash at its end; None without a store."""
+    store = _given(run, "store")
+    return f"{store.rstrip('/')}/endpoints/{endpoint_name(run)}/" if store else None
+
+
+def deployment(run: Run, region: str) -> Deployment:
+    """Raises UserError when the model cannot be served, does not fit, or a request is not what AWS accepts."""
+    settings = settings_of(run)
+    bundle = bundle_of(run, settings)
+    role = _given(run, "role")
+    if role is None:
+        raise UserError("deploy.role: is not set", "set it to the ARN of the endpoint's execution role")
+    found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
+    target = Target(
+        endpoint_name(run),
+        f"{run.config.name}/{run.plan.run_id}",
+        region,
+        role,
+        bundle.stored or _bundle_url(run, bundle),
+        bundle.nbytes,
+        settings,
+        found,
+        bundle.dtype,
+        bundle.lora_rank,
+    )
+    made = requests(target)
+    for operation, request in made.in_order():
+        for violation in check_request("sagemaker", operation, request):
+            raise UserError(f"{operation}: {violation.path}: {violation.problem}", "correct section deploy")
+    return Deployment(run, target, bundle, made)
+
+
+def _bundle_url(run: Run, bundle: Bundle) -> str:
+    prefix = bundle_prefix(run)
+    if prefix is None:
+        raise UserError("deploy.store: is not set", "set it to s3://BUCKET/PREFIX, where the model is uploaded")
+    return f"{prefix}{bundle.version}"
+
+
+def _given(run: Run, key: Literal["region", "role", "store"]) -> str | None:
+    """A key of section `deploy`, or else of section `sagemaker`."""
+    found = (getattr(section, key, None) for section in (run.config.deploy, run.config.sagemaker))
+    return next((str(value) for value in found if value), None)
+
+
+def _max_length(run: Run, bundle: Bundle) -> int:
+    settings = settings_of(run)
+    if settings.max_length is not None:
+        return settings.max_length
+    trained = run.config.dataset.max_length + run.config.generate.max_new_tokens
+    return min(trained, bundle.served.positions or trained)

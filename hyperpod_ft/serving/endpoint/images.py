@@ -1,0 +1,54 @@
+"""The container images of endpoints, by region, and how each is configured. Pure.
+
+Tags: the newest in the documentation of AWS's Deep Learning Containers and in Hugging Face's table of Neuron images,
+August to November 2026. None was started by the kit on AWS.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker.images import ACCOUNTS
+
+Server = Literal["vllm", "lmi", "neuron"]
+
+_NEURON_REGIONS = frozenset(
+    {
+        *("us-east-1", "us-east-2", "us-west-2", "eu-central-1", "eu-west-1", "eu-west-3"),
+        *("ap-northeast-1", "ap-south-1", "ap-southeast-1", "ap-southeast-2", "sa-east-1"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """`ami`: SageMaker's InferenceAmiVersion, whose driver the image needs."""
+
+    repository: str
+    tag: str
+    ami: str
+
+
+IMAGES: dict[Server, Image] = {
+    # SageMaker's default AMI has no driver for CUDA 13
+    "vllm": Image("vllm", "server-sagemaker-cuda-v2.6", "al2023-ami-sagemaker-inference-gpu-4-1"),
+    "lmi": Image("djl-inference", "0.38.0-lmi29.0.0-cu130", "al2023-ami-sagemaker-inference-gpu-4-1"),
+    "neuron": Image(
+        "huggingface-vllm-inference-neuronx",
+        "0.11.0-optimum0.4.5-neuronx-py310-sdk2.26.1-ubuntu22.04",
+        "al2-ami-sagemaker-inference-neuron-2",
+    ),
+}
+
+
+def image_uri(server: Server, region: str) -> str:
+    """The URI of a server's image in a region's registry. Raises UserError for a region that has none."""
+    account = ACCOUNTS.get(region)
+    if account is None or (server == "neuron" and region not in _NEURON_REGIONS):
+        raise UserError(
+            f"deploy.region: no image of container {server} is known in {region}",
+            "set deploy.image to the URI of a copy in your own registry, or choose another region",
+        )
+    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    image = IMAGES[server]
+    return f"{account}.dkr.ecr.{region}.{suffix}/{image.repository}:{image.tag}"

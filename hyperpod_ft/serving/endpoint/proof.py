@@ -1,0 +1,123 @@
+"""The proof of an endpoint: its greedy answers to the run's own prompts beside those of samples.json. Pure.
+
+The container computes in another precision, in other batches and with other kernels than stage generate, so that a
+right answer may leave the recorded one at a token that is almost as likely. A wrong model (the base without its
+adapter, another prompt format) answers otherwise from the start. So each answer is also compared with the base model's.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.errors import UserError
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of samples.json with both models' recorded answers. `templated`: it has all special tokens already."""
+
+    prompt: str
+    templated: bool
+    base: str
+    tuned: str
+
+    @property
+    def telling(self) -> bool:
+        """Whether the answer shows which of the two models gave it."""
+        return self.base.strip() != self.tuned.strip()
+
+
+@dataclass(frozen=True)
+class Asked:
+    question: Question
+    answer: str
+
+    @property
+    def equal(self) -> bool:
+        return self.answer.strip() == self.question.tuned.strip()
+
+    @property
+    def like_tuned(self) -> bool:
+        """Whether the answer agrees with the tuned model's for longer than with the base model's."""
+        return self._agrees(self.question.tuned) > self._agrees(self.question.base)
+
+    def _agrees(self, recorded: str) -> int:
+        answer, recorded = self.answer.strip(), recorded.strip()
+        pairs = enumerate(zip(answer, recorded, strict=False))
+        same = next((place for place, (one, other) in pairs if one != other), min(len(answer), len(recorded)))
+        # an answer that ends where the recorded one does agrees for longer than one that goes on
+        return same + (answer == recorded)
+
+
+@dataclass(frozen=True)
+class Proof:
+    asked: tuple[Asked, ...]
+
+    @property
+    def equal(self) -> int:
+        return sum(one.equal for one in self.asked)
+
+    @property
+    def different(self) -> list[Asked]:
+        """The answers that do not equal samples.json."""
+        return [one for one in self.asked if not one.equal]
+
+    @property
+    def telling(self) -> int:
+        return sum(one.question.telling for one in self.asked)
+
+    @property
+    def like_tuned(self) -> int:
+        """How many of the telling answers agree with the tuned model's for longer than with the base model's."""
+        return sum(one.like_tuned for one in self.asked if one.question.telling)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the endpoint answers like the tuned model: more than half of the telling answers do."""
+        return 2 * self.like_tuned > self.telling or (self.telling == 0 and self.equal == len(self.asked))
+
+    def summary(self) -> str:
+        rest = f"; of {self.telling} where base and tuned model differ, {self.like_tuned} are nearer to the tuned one"
+        return f"{self.equal} of {len(self.asked)} answers equal samples.json{rest}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "answers": len(self.asked),
+            "equal": self.equal,
+            "telling": self.telling,
+            "like_tuned": self.like_tuned,
+            "asked": [asdict(one.question) | {"answer": one.answer, "equal": one.equal} for one in self.asked],
+        }
+
+
+def questions(samples: Path) -> list[Question]:
+    """The prompts of samples.json. Raises UserError when it is damaged."""
+    try:
+        values = json.loads(samples.read_text(encoding="utf-8"))
+        return [
+            Question(row["prompt"], row.get("templated", False), row["base"], row["tuned"])
+            for row in (*values["prompts"], *values["samples"])
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{samples}: is damaged", "run stage generate again") from error
+
+
+def completion_request(question: Question, model: str | None, max_new_tokens: int) -> dict[str, Any]:
+    """A completion in the way of stage generate: greedy, whatever generation_config.json says."""
+    request: dict[str, Any] = {
+        "prompt": question.prompt,
+        "max_tokens": max_new_tokens,
+        "temperature": 0,
+        "repetition_penalty": 1.0,
+        "add_special_tokens": not question.templated,
+    }
+    return request if model is None else {"model": model, **request}
+
+
+def completion_text(answer: dict[str, Any]) -> str:
+    """The text of a server's answer. Raises UserError when it is not an OpenAI completion."""
+    try:
+        return str(answer["choices"][0]["text"])
+    except (KeyError, IndexError, TypeError) as error:
+        raise UserError(f"the endpoint's answer is not a completion: {str(answer)[:200]}", "see its log") from error

@@ -1,0 +1,88 @@
+"""Delete an endpoint and everything that was made for it. Whatever is gone already is skipped."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hyperpod_ft.aws.s3 import small_objects, trees
+from hyperpod_ft.aws.session import error_code, explained
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
+from hyperpod_ft.serving.endpoint.endpoint_request import component_name
+from hyperpod_ft.serving.endpoint.endpoints import DELETING
+from hyperpod_ft.serving.endpoint.waiting import Watch
+
+DEADLINE_SECONDS = 1800.0
+
+
+def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bundle: bool = False) -> bool:
+    """Delete what an endpoint has: instances first, since they cost most; the models last, which name the bundles.
+
+    `clients`: boto3's client of a service. `bundles`: S3 prefixes beside those that the models name. Returns whether
+    there was anything.
+    """
+    endpoints, name = watch.endpoints, watch.name
+    models, configs = endpoints.models(name), endpoints.configs(name)
+    endpoint = endpoints.find(name)
+    component = endpoints.component(name)
+    if component is not None:
+        scaling.remove(clients("application-autoscaling"), clients("cloudwatch"), component.name)
+        if component.status != DELETING:
+            endpoints.delete_component(name)
+        watch.until_gone(lambda: endpoints.component(name) is not None, "inference component", DEADLINE_SECONDS)
+        watch.say(f"deleted inference component {component.name}")
+    if endpoint is not None:
+        watch.until_gone(lambda: _delete(watch), "endpoint", DEADLINE_SECONDS)
+        watch.say(f"deleted endpoint {name}")
+    for config in configs:
+        endpoints.delete_config(config)
+    removed = 0
+    if not keep_bundle:
+        for url in sorted({*bundles, *(endpoints.bundle(model) for model in models)} - {""}):
+            removed += _remove_bundle(watch, clients("s3"), url)
+    found = bool(models or configs or endpoint or component or removed)
+    if found:
+        _remove_logs(watch, clients("logs"))
+    for model in models:
+        endpoints.delete_model(model)
+    return found
+
+
+def _delete(watch: Watch) -> bool:
+    """Ask for the deletion, as soon as SageMaker accepts it; whether the endpoint still exists."""
+    found = watch.endpoints.find(watch.name)
+    if found is not None and found.status != DELETING:
+        watch.endpoints.delete_endpoint(watch.name)
+    return found is not None
+
+
+def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
+    if f"/endpoints/{watch.name}/" not in url:
+        watch.say(f"kept {url}: it is not a bundle of this endpoint")
+        return 0
+    names = _names(s3, url)
+    small_objects.remove(s3, url, names)
+    if left := _names(s3, url):
+        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "allow s3:DeleteObject to these credentials")
+    if names:
+        watch.say(f"deleted {len(names)} objects at {url}")
+    return len(names)
+
+
+def _names(s3: Any, url: str) -> list[str]:
+    """The files below a prefix; a bucket that no longer exists has none."""
+    try:
+        return [entry.name for entry in trees.listing(s3, url)]
+    except UserError as error:
+        if error_code(error.__cause__ or error) == "NoSuchBucket":
+            return []
+        raise
+
+
+def _remove_logs(watch: Watch, logs: Any) -> None:
+    groups = (endpoint_logs.log_group(watch.name), endpoint_logs.log_group(watch.name, component_name(watch.name)))
+    try:
+        with explained("its log", {"AccessDeniedException": "allow logs:DeleteLogGroup, or delete it yourself"}):
+            for group in groups:
+                endpoint_logs.delete(logs, group)
+    except UserError as error:
+        watch.say(f"{groups[0]} is left, and AWS charges for what it stores: {error}")

@@ -1,0 +1,108 @@
+"""Wait for an endpoint: report every change, and the last line of its container's log while it starts."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft.aws.session import explained
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.serving.endpoint import endpoint_logs
+from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
+from hyperpod_ft.terminal import printable
+
+POLL_SECONDS = 15.0
+_LOG_WIDTH = 160
+
+
+class EndpointFailedError(UserError):
+    """SageMaker reports the endpoint or its component as failed; the problem is its reason."""
+
+
+@dataclass
+class Watch:
+    """Follows one endpoint, and its inference component if it has one."""
+
+    endpoints: Endpoints
+    logs: Any  # boto3's client
+    name: str
+    scales_to_zero: bool
+    say: Callable[[str], None]
+    poll_seconds: float = POLL_SECONDS
+    _reported: dict[str, str] = field(default_factory=dict)
+
+    def until_endpoint(self, timeout_seconds: float) -> None:
+        """Wait until the endpoint is in service. Raises EndpointFailedError, or UserError at the timeout."""
+        self._until(self._endpoint_state, timeout_seconds, "endpoint")
+
+    def until_component(self, timeout_seconds: float) -> None:
+        """The same for the inference component, of an endpoint in service."""
+        self._until(self._component_state, timeout_seconds, "inference component")
+
+    def until_gone(self, exists: Callable[[], bool], what: str, timeout_seconds: float) -> None:
+        """Wait for a deletion. Raises UserError at the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        while exists():
+            self._report(what, DELETING)
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still not deleted",
+                    "run the command again; until then it costs money",
+                )
+            time.sleep(self.poll_seconds)
+
+    def _until(self, state_of: Callable[[], tuple[str, str]], timeout_seconds: float, what: str) -> None:
+        started = time.monotonic()
+        while True:
+            status, failure = state_of()
+            waited = time.monotonic() - started
+            self._report(what, status)
+            if status == IN_SERVICE:
+                return
+            if status in (FAILED, "OutOfService"):
+                raise EndpointFailedError(f"{what} {self.name}: {failure or 'SageMaker gave no reason'}")
+            if status == DELETING:
+                raise UserError(f"{what} {self.name} is being deleted", "run the command again when it is deleted")
+            if status == CREATING:
+                self._report_log(waited)
+            if waited > timeout_seconds:
+                raise UserError(
+                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}; it costs money",
+                    "run the command again to keep waiting, or `hyperpod-ft deploy delete`",
+                )
+            time.sleep(self.poll_seconds)
+
+    def _endpoint_state(self) -> tuple[str, str]:
+        found = self.endpoints.find(self.name)
+        if found is None:
+            raise UserError(f"endpoint {self.name} no longer exists", "deploy it again")
+        return found.status, found.failure
+
+    def _component_state(self) -> tuple[str, str]:
+        found = self.endpoints.component(self.name)
+        if found is None:
+            raise UserError(f"inference component of {self.name} no longer exists", "deploy it again")
+        return found.status, found.failure
+
+    def log_group(self) -> str:
+        component = self.endpoints.component(self.name) if self.scales_to_zero else None
+        return endpoint_logs.log_group(self.name, component.name if component else None)
+
+    def _report_log(self, waited: float) -> None:
+        """What the container printed last; without permission to read it, nothing."""
+        try:
+            with explained("its log"):
+                last = endpoint_logs.tail(self.logs, self.log_group(), 1)
+        except UserError:
+            return
+        for line in last:
+            self._report("container", printable(line.strip())[:_LOG_WIDTH], f"after {waited / 60:.0f} min: ")
+
+    def _report(self, what: str, state: str, before: str = "") -> None:
+        if self._reported.get(what) != state:
+            self._reported[what] = state
+            self.say(f"{what}: {before}{state}")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes"

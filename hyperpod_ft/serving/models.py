@@ -1,0 +1,74 @@
+"""Which models a command means: those of a run side by side, or a directory, and adapters by name."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.checkpoint import kinds
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs import references
+from hyperpod_ft.runs.run import Run
+
+TUNED, BASE = "tuned", "base"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Models:
+    """Model directories by name, the default first; `adapters` by name belong to the last of them.
+
+    `tokenizer`: where tokenizer and chat template are; all models of a run are asked as the tuned one was taught.
+    `run`: the run that made the models; None for a directory.
+    """
+
+    title: str
+    directories: dict[str, Path]
+    adapters: dict[str, Path]
+    tokenizer: Path
+    run: Run | None = None
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that has torch: that of the run, or this one."""
+        return self.run.python if self.run else Path(sys.executable)
+
+
+def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = True) -> Models:
+    """The models of a RUN or DIR argument; None is the run submitted last. `base`: also the base model of a run.
+
+    `adapters`: NAME=DIR. Raises UserError when there is no such run or directory, or no tuned model yet.
+    """
+    named = dict(_adapter(text) for text in adapters)
+    if reference is not None and Path(reference).is_dir() and not (Path(reference) / "run.yaml").exists():
+        directory = Path(reference)
+        kinds.expect("", directory, "model")
+        name = directory.resolve().name
+        return _checked(Models(name, {name: directory}, named, directory))
+    run = references.find(reference)
+    stage = "merge" if "merge" in run.plan else "consolidate"
+    if reason := run.why_not_done(stage):
+        raise UserError(
+            f"{run.directory}: no tuned model yet: stage {stage}: {reason}", f"hyperpod-ft resume {run.directory}"
+        )
+    directories = {TUNED: run.tuned_model}
+    if base or named:
+        kinds.expect("base model", run.base_model, "model")
+        directories[BASE] = run.base_model
+    title = f"{run.config.name}/{run.plan.run_id}"
+    return _checked(Models(title, directories, named, run.tuned_model, run))
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, equals, directory = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise UserError(f"--adapter {text}: is not NAME=DIR", "e.g. --adapter mine=out/adapter")
+    kinds.expect(f"--adapter {name}", Path(directory), "adapter")
+    return name, Path(directory)
+
+
+def _checked(models: Models) -> Models:
+    if both := sorted(models.directories.keys() & models.adapters.keys()):
+        raise UserError(f"--adapter {both[0]}: a model has this name already", "choose another")
+    return models

@@ -1,0 +1,150 @@
+"""A Slurm job that serves a run's model on a node of the cluster, and how to reach it."""
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from hyperpod_ft import publish
+from hyperpod_ft.config.fields import TimeLimit
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.render import Kit, render_server
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.planning.plan import Resources
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.run import Run
+
+JOB = "serve"
+_JOB = TypeAdapter(Job)
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens: on `host`, an address of machine `node` itself."""
+
+    node: str
+    host: str
+    port: int
+
+
+def start(
+    run: Run, slurm: SlurmLauncher, wanted: Resources, options: Sequence[str], environment: Mapping[str, str]
+) -> Job:
+    """Submit the job. `options`: those of `python -m hyperpod_ft.serving`; `environment`: more variables for it.
+
+    Raises UserError when a job already serves this run, or Slurm refuses it.
+    """
+    if (earlier := _recorded(run)) and _state(run, slurm, earlier).active:
+        raise UserError(
+            f"{run.directory}: job {earlier.job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
+        )
+    kit = Kit(Path(sys.executable), snapshot(run.code_copies))
+    run.logs.mkdir(exist_ok=True)
+    publish.write_text(run.script(JOB), render_server(run, kit, JOB, wanted, options, environment))
+    job = slurm.submit_beside(run, JOB)
+    publish.write_json(_record(run), asdict(job))
+    return job
+
+
+def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resources:
+    """Those of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
+
+    Raises UserError for what is no time limit of Slurm.
+    """
+    if time_limit is not None:
+        try:
+            TypeAdapter(TimeLimit).validate_python(time_limit)
+        except ValidationError as error:
+            raise UserError(f"--time {time_limit}: is not a time limit of Slurm", "e.g. 08:00:00") from error
+    cluster = run.config.cluster
+    wanted = run.plan["generate"].resources
+    if accelerators and CATALOGUE[cluster.instance_type].has_accelerators:
+        wanted = replace(wanted, nodes=1, cpus=None, partition=cluster.partition)
+    return replace(wanted, time_limit=time_limit or wanted.time_limit)
+
+
+def wait(run: Run, slurm: SlurmLauncher, job: Job, show: Callable[[str], None]) -> Address:
+    """Wait until the server answers; `show` gets a line whenever the job's state changes.
+
+    Raises UserError when the job ends before.
+    """
+    shown = ""
+    while True:
+        try:
+            return Address(**json.loads(_address(run, job).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            state = _state(run, slurm, job)
+        if not state.active:
+            log = run.log(JOB, job.job_id)
+            reason = last_line(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else "it has no log"
+            raise UserError(f"job {job.job_id} ended ({state.state}): {reason}", f"see {log}")
+        line = f"job {job.job_id}: {state.state.lower()} {state.reason or state.nodes}".rstrip()
+        if line != shown:
+            show(line)
+            shown = line
+        time.sleep(_POLL_SECONDS)
+
+
+def directions(run: Run, job: Job, address: Address) -> list[str]:
+    """How to reach the server from here, and how to end it."""
+    local = address.node == platform.node()
+    here = address.port if local else 8000
+    tunnel = f"ssh -N -L {here}:{address.host}:{address.port} {address.node}"
+    return [
+        f"job {job.job_id} serves {run.config.name}/{run.plan.run_id} on {address.node}, port {address.port}",
+        *([f"Tunnel: {tunnel}"] * (not local)),
+        f"URL:    http://127.0.0.1:{here}/v1",
+        f"Log:    {run.log(JOB, job.job_id)}",
+        f"Stop:   hyperpod-ft serve {run.directory} --stop",
+    ]
+
+
+def stop(run: Run, slurm: SlurmLauncher) -> Job | None:
+    """Cancel the job that serves the run, and wait until it has ended; None when there is none."""
+    job = _recorded(run)
+    if job is None or not _state(run, slurm, job).active:
+        return None
+    slurm.cancel(run, [job])
+    while _state(run, slurm, job).active:
+        time.sleep(_POLL_SECONDS)
+    return job
+
+
+def slurm_of(run: Run) -> SlurmLauncher:
+    """The Slurm of the run's jobs."""
+    launcher = Launchers.of(run).slurm
+    assert isinstance(launcher, SlurmLauncher)
+    return launcher
+
+
+def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
+    if job.cluster_is_gone:
+        return JobState("CANCELLED")
+    # a job that Slurm has forgotten has ended
+    return slurm.states(run, [job]).get(job.job_id, JobState("COMPLETED"))
+
+
+def _recorded(run: Run) -> Job | None:
+    try:
+        return _JOB.validate_json(_record(run).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _record(run: Run) -> Path:
+    return run.serving / "job.json"
+
+
+def _address(run: Run, job: Job) -> Path:
+    """What the job writes once it answers."""
+    return run.serving / f"{job.job_id}.json"

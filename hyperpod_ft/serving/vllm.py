@@ -1,0 +1,187 @@
+"""vLLM as the server, from an interpreter that has it: its command line, and its life as a child process.
+
+vLLM holds one model. For a LoRA run that is the base model, which answers as `base`, with the run's adapter as `tuned`;
+else the tuned model alone.
+"""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.processes import die_with_parent
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.access import url
+from hyperpod_ft.serving.models import BASE, TUNED, Models
+
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank accepts
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """What vLLM is to serve: the models, options of `python -m hyperpod_ft.serving`, and its environment."""
+
+    models: Models
+    options: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> Arranged:
+    """`arguments`: the user's own. `base`: the base model is wanted too. `on_node`: on a node of the run's cluster.
+
+    Raises UserError where vLLM cannot serve what is wanted.
+    """
+    run = models.run
+    if on_node and run is not None and _is_for_neuron(run):
+        one = replace(models, directories={TUNED: run.tuned_model})
+        if models.adapters:
+            raise UserError("--adapter: not with vLLM for Neuron", "merge it, and serve the merged model")
+        return Arranged(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
+    return Arranged(_one_model(models, base=base), _options(python, arguments), {})
+
+
+def _options(python: Path, arguments: str) -> tuple[str, ...]:
+    return ("--with", str(python.absolute()), f"--vllm-args={arguments.strip()}")
+
+
+def _one_model(models: Models, *, base: bool) -> Models:
+    """A run's adapter on its base, or its tuned model alone."""
+    run = models.run
+    if run is None:
+        return models
+    adapted = base and run.config.training.method == "lora" and not run.config.lora.dora
+    if adapted and (run.adapter / CONFIG).is_file():
+        return replace(models, directories={BASE: run.base_model}, adapters={TUNED: run.adapter, **models.adapters})
+    if models.adapters:
+        raise UserError("--adapter: vLLM adds adapters to the base model only", "leave --no-base out")
+    return replace(models, directories={TUNED: run.tuned_model})
+
+
+def _is_for_neuron(run: Run) -> bool:
+    """Whether the run's nodes have Trainium."""
+    return CATALOGUE[run.config.cluster.instance_type].device == "neuron"
+
+
+def _neuron_arguments(run: Run) -> str:
+    sequences = 4
+    return (
+        f"--tensor-parallel-size {CATALOGUE[run.config.cluster.instance_type].tensor_parallel}"
+        # one block a sequence, which it requires without prefix caching
+        f" --max-num-seqs {sequences} --num-gpu-blocks-override {sequences} --no-enable-prefix-caching"
+    )
+
+
+def _neuron_environment(run: Run) -> dict[str, str]:
+    """The first start compiles the model and keeps the result with the run; later ones load it."""
+    return {
+        "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
+        "NEURON_COMPILED_ARTIFACTS": str(run.serving / "neuron-artifacts"),
+    }
+
+
+def command(
+    python: Path,
+    model: tuple[str, Path],
+    adapters: Mapping[str, Path],
+    tokenizer: Path,
+    host: str,
+    port: int,
+    more: str,
+) -> list[str]:
+    """vLLM's command line. `more`: the user's arguments, which come last and win.
+
+    Raises UserError for an adapter that vLLM cannot serve.
+    """
+    name, directory = model
+    # not `vllm serve`: this also runs where the program is not on PATH, and is what AWS's container runs
+    line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+    line += ["--served-model-name", name, "--tokenizer", str(tokenizer), "--host", host, "--port", str(port)]
+    if (tokenizer / CHAT_TEMPLATE).is_file():
+        line += ["--chat-template", str(tokenizer / CHAT_TEMPLATE)]
+    if adapters:
+        line += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(_rank(adapters))]
+        line += ["--lora-modules", *(f"{name}={directory}" for name, directory in adapters.items())]
+    return [*line, *shlex.split(more)]
+
+
+def _rank(adapters: Mapping[str, Path]) -> int:
+    largest = 0
+    for name, directory in adapters.items():
+        config = read_config(directory / CONFIG)
+        if config.use_dora:
+            raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
+        largest = max(largest, config.r, *config.rank_pattern.values())
+    if fitting := [rank for rank in _RANKS if rank >= largest]:
+        return fitting[0]
+    raise UserError(
+        f"the adapters have rank {largest}, vLLM serves at most {_RANKS[-1]}", "serve the merged model (--no-base)"
+    )
+
+
+def check(python: Path) -> None:
+    """Raise UserError unless it is an interpreter with vLLM."""
+    program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        done = subprocess.run([str(python), "-c", program], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--with {python}: cannot run it: {error}", "give the path of a Python interpreter") from error
+    if done.returncode:
+        raise UserError(f"--with {python}: has no vLLM", "pip install vllm in its environment")
+
+
+class Vllm:
+    """A running vLLM server. Ends with this process."""
+
+    def __init__(self, command: Sequence[str], host: str, port: int, api_key: str | None) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VLLM_API_KEY")}
+        environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        if api_key:
+            environment["VLLM_API_KEY"] = api_key
+        self._health = f"{url(host, port)}/health"
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - before any thread
+        )
+
+    def wait_until_ready(self) -> None:
+        """Raises UserError when it ends before it answers."""
+        while True:
+            if (status := self._process.poll()) is not None:
+                raise UserError(f"vLLM ended with status {status} before it answered", "see its messages above")
+            try:
+                with urllib.request.urlopen(self._health, timeout=5):  # noqa: S310 - its own loopback address
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(_POLL_SECONDS)
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def free_port(host: str) -> int:
+    """A port that was free just now."""
+    with socket.create_server((host, 0)) as listening:
+        return int(listening.getsockname()[1])

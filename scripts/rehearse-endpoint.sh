@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Deploy a finished run to an endpoint on a stand-in for AWS on this machine, ask it, and delete it. Costs nothing.
+#
+#   ./scripts/rehearse-endpoint.sh [RUN]     a run directory; without one, the quickstart's (./scripts/quickstart.sh)
+#
+# Starts tests/aws/server.py on the loopback interface; its endpoint runs the kit's own server with the run's model. It
+# contacts no real AWS endpoint and reads no credentials.
+set -Eeuo pipefail
+run=${1:+$(realpath "$1")}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+if [[ -z $run ]]; then
+  run=$(find "$PWD/.quickstart/runs/quickstart" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | head -n 1)
+  [[ $run ]] || die "no run to deploy: run ./scripts/quickstart.sh first, or give a run directory"
+fi
+setup_python --editable '.[torch,aws]' --group dev
+directory=$(mktemp -d)
+coproc server { exec .venv/bin/python -m tests.aws.server; }
+stop() {
+  local status=$?
+  kill "${server_PID:-}" 2>/dev/null || true
+  rm -rf "$directory"
+  exit "$status"
+}
+trap stop EXIT
+read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
+
+for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
+touch "$directory/empty"
+export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-west-2 \
+  AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
+  HYPERPOD_FT_POLL_SECONDS=1
+.venv/bin/python - <<'PYTHON'
+import json
+
+import boto3
+
+may_assume = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": "sagemaker.amazonaws.com"}}
+trust = json.dumps({"Version": "2012-10-17", "Statement": [may_assume]})
+boto3.client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=trust)
+where = {"LocationConstraint": "us-west-2"}
+boto3.client("s3").create_bucket(Bucket="rehearsal", CreateBucketConfiguration=where)
+PYTHON
+
+kit() {
+  say "hyperpod-ft deploy $*"
+  .venv/bin/hyperpod-ft deploy "$@"
+}
+settings=(--set deploy.instance_type=g6.xlarge --set deploy.store=s3://rehearsal
+  --set deploy.role=arn:aws:iam::123456789012:role/endpoint)
+
+kit "$run" --dry-run "${settings[@]}"
+kit "$run" "${settings[@]}"
+kit list
+kit ask "$run" "Which command submits a batch script to Slurm?"
+kit logs "$run"
+kit delete "$run" --yes
+say "Rehearsed: deployed, compared with samples.json, asked and deleted, all on this machine"

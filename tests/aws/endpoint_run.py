@@ -1,0 +1,100 @@
+"""A finished run of the included tiny Llama, without its training: adapter, merged model, answers of both models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
+from hyperpod_ft.config import run_file
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.evaluation import pretrained
+from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.greedy import answers
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import shipped
+
+_PROMPTS = ("### Instruction\nWhich command submits a batch script?\n\n### Answer\n", "squeue", "A node is")
+BUCKET, ROLE = "sagemaker-models", "arn:aws:iam::123456789012:role/endpoint"
+
+
+def frozen(base: Path, **sections: Any) -> Run:
+    """The run in its directory, with nothing done."""
+    values = {
+        "name": "tiny.llama",
+        "engine": "torch",
+        "cluster": {"root": str(base / "root"), "instance_type": "local"},
+        "parallelism": {"ranks_per_node": 1},
+        "env": {"python": "current"},
+        "model": {"source": "example:tiny-llama"},
+        "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256},
+        "lora": {"r": 4, "alpha": 8},
+        "generate": {"max_new_tokens": 12},
+        "deploy": {"instance_type": "g6.2xlarge", "store": f"s3://{BUCKET}/kit", "role": ROLE, "region": "us-west-2"},
+        **sections,
+    }
+    run = Run.of(run_file.resolve(run_file.validate(values, "test"), base))
+    run.freeze()
+    return run
+
+
+def make_run(base: Path) -> Run:
+    run = frozen(base)
+    run.base_model.parent.mkdir(parents=True)
+    run.base_model.symlink_to(shipped("examples/quickstart/tiny-llama"))
+    _adapter(run)
+    merge(run.base_model, [WeightedAdapter(run.adapter)], run.tuned_model)
+    run.samples_path.write_text(json.dumps(_comparison(run).as_dict()))
+    for stage, outputs in (("consolidate", [run.adapter]), ("merge", [run.tuned_model])):
+        made = run.outputs_of(outputs, digests=False)
+        record = Record(stage, run.plan[stage].fingerprint, {}, made, {}, utc_now(), 0.0, "test", "")
+        record.write(run.record_path(stage))
+    return run
+
+
+def only_in_store(finished: Run, base: Path, s3: Any) -> Run:
+    """The same run after training jobs: its outputs are in a store in S3, its records here."""
+    store = {"store": f"s3://{BUCKET}/store", "role": ROLE, "region": "us-west-2"}
+    run = frozen(base, sagemaker=store, deploy={"instance_type": "g6.2xlarge"})
+    merged, files = finished.record("merge"), [finished.samples_path]
+    assert merged is not None
+    merged.write(run.record_path("merge"))
+    files += [finished.root / output.path for output in merged.outputs]
+    names = [file.relative_to(finished.root).as_posix() for file in files]
+    for name, file in zip(names, files, strict=True):
+        s3.upload_file(str(file), BUCKET, f"store/{name}")
+    sizes = {name: file.stat().st_size for name, file in zip(names, files, strict=True)}
+    run.store_listing.write_text(json.dumps(sizes))
+    return run
+
+
+def _adapter(run: Run) -> None:
+    """Random factors, large enough to change what the model says."""
+    model: Any = AutoModelForCausalLM.from_pretrained(run.base_model)
+    torch.manual_seed(7)
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+    adapted.save_pretrained(run.adapter)
+
+
+def _comparison(run: Run) -> Comparison:
+    tokenizer = tokenizers.load(run.tuned_model)
+    ids = [tokenizers.prompt_ids(tokenizer, prompt) for prompt in _PROMPTS]
+    both = [
+        answers(pretrained.load(where, "auto").eval(), tokenizer, ids, run.config.generate.max_new_tokens)  # type: ignore[no-untyped-call]
+        for where in (run.base_model, run.tuned_model)
+    ]
+    return Comparison(
+        tuple(
+            AnswerPair("prompts", prompt, one.text, other.text, one.ids == other.ids)
+            for prompt, one, other in zip(_PROMPTS, *both, strict=True)
+        ),
+        None,
+    )

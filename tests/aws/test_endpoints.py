@@ -1,0 +1,276 @@
+"""`hyperpod-ft deploy` as users run it, on the stand-in for AWS, whose endpoints run the kit's own server."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.endpoint.deployment import endpoint_name
+from tests.aws.account_place import trust
+from tests.aws.conftest import REGION, Aws
+from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
+from tests.aws.kit import ROOT
+
+WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
+
+
+class Deploy:
+    """The command, with a finished run and what an endpoint needs in an account: a role and a bucket."""
+
+    def __init__(self, aws: Aws, run: Run, home: Path) -> None:
+        self.aws, self.run, self.name = aws, run, endpoint_name(run)
+        self.environment = {
+            **aws.environment,
+            "HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "HYPERPOD_FT_POLL_SECONDS": "0.05",
+            "OMP_NUM_THREADS": "1",
+        }
+        role = ROLE.rpartition("/")[2]
+        aws.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
+        aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        self._before = len(aws.requests())
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "hyperpod_ft", "deploy", *arguments],
+            cwd=self.run.root,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == status, output
+        assert "Traceback" not in output
+        return output
+
+    @property
+    def directory(self) -> str:
+        return str(self.run.directory)
+
+    def objects(self) -> list[str]:
+        listing = self.aws.client("s3").list_objects_v2(Bucket=BUCKET)
+        return [entry["Key"] for entry in listing.get("Contents", [])]
+
+    def nothing_left(self) -> bool:
+        """Whether nothing that AWS bills is left."""
+        sagemaker, logs = self.aws.client("sagemaker"), self.aws.client("logs")
+        return not (
+            sagemaker.list_endpoints()["Endpoints"]
+            or sagemaker.list_endpoint_configs()["EndpointConfigs"]
+            or sagemaker.list_models()["Models"]
+            or self.objects()
+            or logs.describe_log_groups(logGroupNamePrefix="/aws/sagemaker/")["logGroups"]
+        )
+
+    def writes(self) -> list[str]:
+        """The operations since the account was made ready that create, change or delete."""
+        return [operation for _, operation in self.aws.requests()[self._before :] if operation.startswith(WRITES)]
+
+    def recorded(self, column: str = "tuned", **container: Any) -> None:
+        """Containers answer from samples.json, without a model."""
+        rows = json.loads(self.run.samples_path.read_text())["prompts"]
+        self.aws.scenario(endpoint_container={"answers": {row["prompt"]: row[column] for row in rows}, **container})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("deploy"))
+
+
+@pytest.fixture
+def deploy(aws: Aws, finished: Run, tmp_path: Path) -> Deploy:
+    finished.endpoint_proof.unlink(missing_ok=True)
+    return Deploy(aws, finished, tmp_path)
+
+
+def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> None:
+    deploy.aws.scenario(prices={"ml.g6.2xlarge": 1.25})
+    output = deploy(deploy.directory)
+    assert "3 of 3 answers equal samples.json" in output
+    assert "$1.25 an hour" in output
+    proof = json.loads(deploy.run.endpoint_proof.read_text())
+    assert proof["equal"] == proof["answers"] == 3
+    assert proof["telling"] == proof["like_tuned"] == 2
+    bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}"
+    assert f"{bundle}/model.safetensors" in deploy.objects()
+    (listed,) = json.loads(deploy("list", "--json"))
+    assert (listed["name"], listed["status"], listed["price_per_hour"]) == (deploy.name, "InService", 1.25)
+    assert listed["run"] == f"tiny.llama/{deploy.run.plan.run_id}"
+    question = json.loads(deploy.run.samples_path.read_text())["prompts"][0]
+    asked = deploy("ask", deploy.name, question["prompt"], "--raw", "--max-tokens", "12")
+    assert asked == f"{question['tuned']}\n"
+    assert "Loading tuned" in deploy("logs", deploy.directory)
+    _check_openai(deploy)
+    again = deploy(deploy.directory)
+    assert "exists already" in again
+    assert "created" not in again
+    deploy("delete", deploy.name, "--yes")
+    assert deploy.nothing_left()
+    assert "no endpoints" in deploy("list")
+    assert "nothing that was made" in deploy("delete", deploy.name, "--yes", status=2)
+
+
+def _check_openai(deploy: Deploy) -> None:
+    """The base URL and token that `url` prints are enough for a client; errors of the server reach the user."""
+    base_url, token = (line.partition("=")[2] for line in deploy("url", deploy.name).splitlines())
+    request = urllib.request.Request(
+        f"{base_url}/chat/completions",
+        json.dumps({"model": "", "messages": [{"role": "user", "content": "squeue"}], "max_tokens": 4}).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["choices"][0]["message"]["content"]
+    assert deploy("ask", deploy.name, "squeue", "--max-tokens", "4").strip()
+    assert "max_tokens" in deploy("ask", deploy.name, "squeue", "--max-tokens", "100000", status=2)
+
+
+def test_a_dry_run_shows_requests_fit_and_price_and_changes_nothing(deploy: Deploy) -> None:
+    deploy.aws.scenario(prices={"ml.g6.xlarge": 0.5})
+    output = deploy("--dry-run", deploy.directory, "--set", "deploy.instance_type=g6.xlarge")
+    for text in ("CreateModel {", "CreateEndpointConfig {", "CreateEndpoint {", "$0.50 an hour", "ml.g6.xlarge"):
+        assert text in output
+    assert "GiB of weights" in output
+    assert deploy.writes() == []
+    assert "unknown" in deploy("--dry-run", deploy.directory)  # the price of another type
+
+
+def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> None:
+    deploy.aws.scenario(
+        seconds={"endpoint.health": 1.0}, endpoint_container={"broken": "ValueError: no kernel for head_dim 17"}
+    )
+    output = deploy(deploy.directory, status=2)
+    assert "ValueError: no kernel for head_dim 17" in output
+    assert "did not pass the ping health check" in output
+    assert deploy.nothing_left()
+    assert "head_dim 17" in (deploy.run.logs / "endpoint.log").read_text()
+    kept = deploy(deploy.directory, "--keep", status=2)
+    assert f"hyperpod-ft deploy delete {deploy.name}" in kept
+    assert not deploy.nothing_left()
+    # a failed endpoint is replaced, once its container works
+    deploy.aws.scenario(seconds={"endpoint.health": 120.0})
+    deploy.recorded(broken="")
+    assert "3 of 3 answers equal" in deploy(deploy.directory)
+
+
+def test_a_broken_component_is_replaced(deploy: Deploy) -> None:
+    """Its endpoint is in service: only the component has failed."""
+    deploy.aws.scenario(seconds={"endpoint.health": 0.5}, endpoint_container={"broken": "no kernel"})
+    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", "--keep", status=2)
+    assert "no kernel" in output
+    assert "inference component" in output
+    deploy.aws.scenario(seconds={"endpoint.health": 120.0})
+    deploy.recorded(broken="")
+    assert "3 of 3 answers equal" in deploy(deploy.directory, "--set", "deploy.scale_to_zero=true")
+    deploy("delete", deploy.directory, "--yes")
+    assert deploy.nothing_left()
+
+
+def test_a_bucket_in_another_region_is_refused_before_anything_costs(deploy: Deploy) -> None:
+    deploy.aws.client("s3", "eu-west-1").create_bucket(
+        Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    output = deploy(deploy.directory, "--set", "deploy.store=s3://far-away", status=2)
+    assert "far-away is in eu-west-1" in output
+    assert "far-nowhere" in deploy(deploy.directory, "--set", "deploy.store=s3://far-nowhere", status=2)
+    assert deploy.nothing_left()
+
+
+def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
+    deploy.recorded(slow=0.5)
+    output = deploy(deploy.directory)
+    assert "endpoint: Creating" in output
+    assert "3 of 3 answers equal" in output
+
+
+@pytest.mark.parametrize("seen", ["uploading", "created configuration", "created endpoint"])
+def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
+    deploy.recorded()
+    process = deploy.start(deploy.directory)
+    assert process.stdout is not None
+    assert any(seen in line for line in process.stdout)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    if seen in ("uploading", "created configuration"):
+        # half of a deployment can be deleted as well as completed
+        deploy("delete", deploy.directory, "--yes", status=0 if deploy.objects() else 2)
+        assert deploy.nothing_left()
+    output = deploy(deploy.directory)
+    assert "3 of 3 answers equal" in output
+    deploy("delete", deploy.directory, "--yes")
+    assert deploy.nothing_left()
+
+
+@pytest.mark.parametrize("seen", ["endpoint: Deleting", "deleted 6 objects"])
+def test_a_deletion_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
+    deploy.recorded()
+    deploy(deploy.directory)
+    process = deploy.start("delete", deploy.name, "--yes")
+    assert process.stdout is not None
+    assert any(seen in line for line in process.stdout)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deploy(
+        "delete", deploy.name, "--yes", status=2 if not deploy.aws.client("sagemaker").list_models()["Models"] else 0
+    )
+    assert deploy.nothing_left()
+
+
+def test_an_adapter_is_served_beside_its_base(deploy: Deploy) -> None:
+    output = deploy(deploy.directory, "--set", "deploy.model=adapter")
+    assert "3 of 3 answers equal" in output
+    assert any(key.endswith("/adapters/tuned/adapter_model.safetensors") for key in deploy.objects())
+    # with other settings it is another endpoint, which is not made beside this one
+    assert "other settings" in deploy(deploy.directory, status=2)
+
+
+def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path: Path) -> None:
+    deploy.recorded()
+    run = only_in_store(deploy.run, tmp_path / "laptop", deploy.aws.client("s3"))
+    before = deploy.objects()
+    output = deploy(str(run.directory))
+    assert "3 of 3 answers equal" in output
+    assert "uploading" not in output
+    deploy("delete", str(run.directory), "--yes")
+    assert deploy.objects() == before  # the run's own model is not the endpoint's to delete
+    assert not (run.tuned_model / "model.safetensors").exists()
+
+
+def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:
+    deploy.recorded()
+    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true")
+    assert "3 of 3 answers equal" in output
+    assert deploy.writes().count("PutScalingPolicy") == 2
+    (alarm,) = deploy.aws.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    assert alarm["MetricName"] == "NoCapacityInvocationFailures"
+    assert "recorded answers" in deploy("logs", deploy.name)
+    deploy("delete", deploy.name, "--yes")
+    assert deploy.nothing_left()
+    assert deploy.aws.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
+
+
+def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
+    """As when a server ignores an adapter."""
+    deploy.recorded("base")
+    output = deploy(deploy.directory, status=1)
+    assert "does not answer like the tuned model" in output
+    assert "1 of 3 answers equal" in output
+    assert json.loads(deploy.run.endpoint_proof.read_text())["like_tuned"] == 0
+
+
+def test_a_quota_is_explained(deploy: Deploy) -> None:
+    deploy.aws.scenario(quotas={"ml.g6.2xlarge for endpoint usage": 0})
+    output = deploy(deploy.directory, status=2)
+    assert "ResourceLimitExceeded" in output
+    assert "quota" in output

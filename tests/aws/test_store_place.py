@@ -1,0 +1,109 @@
+"""What the client knows of a run in a store: records and sizes of outputs that it does not have. S3 is moto's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.config import run_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker import store
+from hyperpod_ft.launch.sagemaker.place import Place, place_of
+from hyperpod_ft.launch.status import tuned_model
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
+from tests.aws.conftest import REGION, Aws
+from tests.conftest import run_file_values
+
+STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store": "s3://place/ft"}
+
+
+@pytest.fixture
+def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Run, Place]]:
+    """The same run on a machine of its own: another root, the same store."""
+    aws.client("s3").create_bucket(Bucket="place", CreateBucketConfiguration={"LocationConstraint": REGION})
+    monkeypatch.setattr(store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
+
+    def make(name: str) -> tuple[Run, Place]:
+        values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge")
+        run = Run.of(run_file.validate(values, "run.yaml"))
+        run.freeze()
+        return run, place_of(run, Session(REGION))
+
+    return make
+
+
+def finish(run: Run, stage: str, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(f"output of {stage}")
+    found = run.outputs_of([output])
+    Record(stage, run.plan[stage].fingerprint, {}, found, {}, "2026-01-01T00:00:00Z", 1.0, "x", "y").write(
+        run.record_path(stage)
+    )
+
+
+def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str], tuple[Run, Place]], aws: Aws) -> None:
+    (container, there), (client, here) = machine("container"), machine("client")
+    finish(container, "merge", container.tuned_model / "model.safetensors")
+    finish(container, "download", container.base_model / "config.json")
+    there.prepare()
+    assert client.why_not_done("merge") == "has not run"
+    here.refresh()
+    assert client.is_done("merge")
+    assert client.is_done("download"), "its record is shared among runs"
+    assert not client.tuned_model.exists()
+    client.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
+    model = f"ft/runs/test/{client.plan.run_id}/merged"
+    assert tuned_model(client) == f"s3://place/{model}"
+    aws.client("s3").put_object(Bucket="place", Key=f"{model}/model.safetensors", Body=b"another size")
+    here.refresh()
+    assert "has 12 bytes, was 15" in client.why_not_done("merge")
+    aws.client("s3").delete_object(Bucket="place", Key=f"{model}/model.safetensors")
+    here.refresh()
+    assert "no longer exists" in client.why_not_done("merge")
+
+
+def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Place]], aws: Aws) -> None:
+    """Such as a download with a token of the Hub, which containers do not get."""
+    client, here = machine("client")
+    here.refresh()
+    finish(client, "download", client.base_model / "config.json")
+    here.prepare()
+    here.refresh()
+    (client.base_model / "config.json").unlink()
+    assert client.is_done("download")
+    before = len([call for call in aws.requests() if call == ("s3", "PUT")])
+    here.prepare()
+    assert len([call for call in aws.requests() if call == ("s3", "PUT")]) == before
+
+
+def test_discarding_removes_records_but_not_those_of_a_training(
+    machine: Callable[[str], tuple[Run, Place]],
+) -> None:
+    client, here = machine("client")
+    for stage in ("train", "merge"):
+        finish(client, stage, client.directory / stage / "file")
+    here.prepare()
+    with pytest.raises(UserError, match=r"--force: stage train.*s3://place/ft/runs/.*/checkpoints"):
+        here.discard(["train", "merge"])
+    here.refresh()
+    assert client.is_done("merge"), "nothing was removed"
+    here.discard(["consolidate", "merge"])
+    client.record_path("merge").unlink()
+    here.refresh()
+    assert not client.is_done("merge")
+    assert client.is_done("train")
+
+
+def test_what_is_published_reaches_the_others(machine: Callable[[str], tuple[Run, Place]]) -> None:
+    (container, there), (client, here) = machine("container"), machine("client")
+    here.prepare()
+    client.add_job(Job("train", "x-train-1", "sagemaker", "2026-01-01T00:00:00Z", code="0.1.0-a"))
+    client.cancel_marker("train", "x-train-1").parent.mkdir(parents=True)
+    client.cancel_marker("train", "x-train-1").touch()
+    here.publish([client.jobs_path, client.cancel_marker("train", "x-train-1")])
+    there.refresh()
+    assert container.jobs() == client.jobs()
+    assert container.cancel_marker("train", "x-train-1").exists()

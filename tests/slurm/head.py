@@ -1,0 +1,69 @@
+"""The head node of the tests: the command of a user, and what Slurm says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass
+class Head:
+    """The head node of a user: a working directory, an environment, and the command."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def write(self, content: dict[str, Any], name: str = "run.yaml") -> str:
+        (self.directory / name).write_text(yaml.safe_dump(content), encoding="utf-8")
+        return name
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hyperpod_ft", *arguments],
+            cwd=self.directory,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    def status(self, *run: str, exit_status: int = 0) -> dict[str, Any]:
+        """Of the run that was submitted last, or of the given one."""
+        found: dict[str, Any] = json.loads(self("status", *run, "--json", status=exit_status))
+        return found
+
+    def slurm(self, *arguments: str) -> str:
+        return subprocess.run(
+            arguments,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+
+    def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.run("status").stdout
+            time.sleep(0.2)
+
+    def wait_for_the_queue(self, seconds: float = 240) -> None:
+        """Until Slurm has no job left."""
+        self.wait(lambda: not self.slurm("squeue", "--noheader"), seconds)

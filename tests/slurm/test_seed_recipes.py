@@ -1,0 +1,110 @@
+"""The recipes for GPT-J and Flan-T5 end to end on a real Slurm with two nodes, at toy size.
+
+Each is the packaged recipe with other values of a few keys: a toy model and its data, the degrees of two small nodes,
+few steps. The rest is as shipped: method, format, precision, packing, checkpointing, what is kept.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJForCausalLM
+
+from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.runs.run import Run
+from tests.slurm.head import Head
+from tests.unit import tiny_t5, tiny_tokenizer
+
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+
+WORDS = ["red", "blue", "green", "dog", "cat", "bird", "seven"]
+ROWS = [
+    {"instruction": f"swap {one} {other}", "context": "", "response": f"{other} {one}", "category": "open_qa"}
+    for one in WORDS
+    for other in WORDS
+    if one != other
+]
+TEXT = [f"### Instruction\n{row['instruction']}\n\n### Answer\n{row['response']}" for row in ROWS]
+# two nodes of four CPUs, without accelerators
+TOY = {
+    "cluster.instance_type": "local",
+    "cluster.nodes": 2,
+    "cluster.partition": "null",
+    "env.python": "current",
+    "model.revision": "null",
+    "dataset.revision": "null",
+    "dataset.files": "[rows.jsonl]",
+    "dataset.validation_share": 0.2,
+    "training.epochs": 1,
+    "training.max_steps": 4,
+    "training.save_every_steps": 2,
+    "training.evaluate_every_steps": 2,
+    "training.learning_rate": 5e-3,
+    "generate.max_new_tokens": 4,
+    "generate.train_samples": 2,
+    "generate.validation_samples": 2,
+}
+# the first would be data-parallel over 4 of 8 ranks; here stages of a pipeline are, with its micro batches
+GPTJ = {
+    "dataset.max_length": 256,
+    "training.micro_batch_size": 1,
+    "training.activation_offload": "true",
+    "parallelism.ranks_per_node": 4,
+    "parallelism.pipeline_parallel": 2,
+    "parallelism.sharding": "zero1",
+}
+T5 = {"dataset.max_length": 128, "dataset.max_target_length": 32, "parallelism.ranks_per_node": 1}
+
+
+def gptj(directory: Path) -> None:
+    tokenizer = tiny_tokenizer.make(chat_template=None, adds_bos=False)
+    tokenizer.save_pretrained(directory)
+    sizes = {"vocab_size": len(tokenizer), "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512}
+    no_dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    GPTJForCausalLM(GPTJConfig(**sizes, **no_dropout, **ids, rotary_dim=8)).save_pretrained(directory)
+
+
+def submit(head: Head, root: Path, recipe: str, model: Path, changes: dict[str, Any]) -> Run:
+    data = head.directory / "data"
+    data.mkdir(exist_ok=True)
+    (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    values = TOY | {"cluster.root": root, "model.source": model, "dataset.source": data} | changes
+    head("submit", recipe, *(part for key, value in values.items() for part in ("--set", f"{key}={value}")))
+    return Run.open(Path(head.status()["directory"]))
+
+
+def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
+    gptj(tmp_path / "gptj")
+    tiny_t5.save(tmp_path / "t5", TEXT)
+    root = tmp_path / "root"
+    runs = {
+        "gptj-6b-full-p4d": submit(head, root, "gptj-6b-full-p4d", tmp_path / "gptj", GPTJ),
+        "flan-t5-xl-full-p4d": submit(head, root, "flan-t5-xl-full-p4d", tmp_path / "t5", T5),
+        "flan-t5-xxl-lora-p4d": submit(head, root, "flan-t5-xxl-lora-p4d", tmp_path / "t5", T5),
+    }
+    head.wait_for_the_queue(seconds=540)
+    for recipe, run in runs.items():
+        logs = "".join(path.read_text() for path in run.logs.glob("*.out"))
+        unfinished = [stage.name for stage in run.plan.stages if not run.is_done(stage.name)]
+        assert not unfinished, f"{recipe}: {unfinished}\n{logs}"
+        assert verify(run.tuned_model).findings == (), recipe
+        facts = run.record("train").facts  # type: ignore[union-attr]
+        steps = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+        assert [row["step"] for row in steps] == [1, 2, 3, 4] and math.isfinite(facts["final_loss"])
+        # the best weights are what is consolidated: their loss is that of the model in the end
+        assert (run.best_checkpoint / "checkpoint.json").exists()
+        losses = json.loads(run.samples_path.read_text())["validation_loss"]
+        assert losses["tuned"]["mean"] == pytest.approx(facts["best_validation_loss"], rel=0.02), recipe
+        assert losses["tuned"]["mean"] < losses["base"]["mean"]
+    degrees = runs["gptj-6b-full-p4d"].plan.degrees
+    assert (str(degrees), degrees.nodes) == ("dp 2 x pp 2 x tp 2", 2)
+    facts = {recipe: run.record("train").facts for recipe, run in runs.items()}  # type: ignore[union-attr]
+    assert facts["gptj-6b-full-p4d"]["sharding"] == "zero1 over 2 ranks"
+    assert facts["flan-t5-xl-full-p4d"]["world_size"] == 2
+    adapter = json.loads((runs["flan-t5-xxl-lora-p4d"].adapter / "adapter_config.json").read_text())
+    assert set(adapter["target_modules"]) == {"q", "k", "v", "o", "wi_0", "wi_1", "wo"}

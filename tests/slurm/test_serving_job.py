@@ -1,0 +1,59 @@
+"""`serve --on-node` on a real Slurm: a job, its address, an answer, and its end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.run import Run
+from tests.unit.serving import tuned
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tuned.make(tmp_path_factory.mktemp("tuned"))
+
+
+def serve(cluster: LocalCluster, run: Run, *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", "serve", str(run.directory), *options],
+        env=os.environ | cluster.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_job_serves_a_run_until_it_is_stopped(cluster: LocalCluster, run: Run) -> None:
+    started = serve(cluster, run, "--on-node", "--time", "00:30:00")
+    assert started.returncode == 0, started.stderr
+    assert re.search(r"^job \d+: running", started.stdout, re.MULTILINE)
+    url = re.search(r"^URL: +(\S+)$", started.stdout, re.MULTILINE)
+    assert url is not None
+    asking = openai.OpenAI(base_url=url[1], api_key="none", max_retries=0)
+    (sample, *_) = json.loads(run.samples_path.read_text())["prompts"]
+    for name in ("tuned", "base"):
+        answer = asking.completions.create(model=name, prompt=sample["prompt"], max_tokens=tuned.TOKENS)
+        assert answer.choices[0].text == sample[name]
+
+    again = serve(cluster, run, "--on-node")
+    assert again.returncode == 2 and "already serves it" in again.stderr and "--stop" in again.stderr
+
+    stopped = serve(cluster, run, "--stop")
+    assert re.fullmatch(r"cancelled job \d+\n", stopped.stdout), stopped.stderr
+    assert "nothing to stop" in serve(cluster, run, "--stop").stdout
+
+
+def test_a_job_that_fails_says_why(cluster: LocalCluster, run: Run, tmp_path: Path) -> None:
+    failed = serve(cluster, run, "--on-node", "--host", "0.0.0.0")
+    assert failed.returncode == 2
+    assert re.search(r"job \d+ ended \(FAILED\): error: --host 0\.0\.0\.0: .*HYPERPOD_FT_API_KEY", failed.stderr)

@@ -1,0 +1,122 @@
+"""A headless Chromium, driven by chromedriver with the W3C WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's key of an element's reference
+ENTER, ESCAPE, SHIFT, TAB, RELEASE = "\ue007", "\ue00c", "\ue008", "\ue004", "\ue000"
+# Nothing but the page may use the network, and no name resolves.
+_ARGUMENTS = [
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"),
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+def installed() -> bool:
+    return all(shutil.which(program) for program in ("chromium", "chromedriver"))
+
+
+@dataclass
+class Browser:
+    """One window. Elements are named by CSS selectors."""
+
+    session: str
+
+    def open(self, url: str) -> None:
+        self.call("POST", "url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a script's `return`."""
+        return self.call("POST", "execute/sync", {"script": script, "args": list(arguments)})
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
+        """The first true value of the condition."""
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < deadline, self.text("body")
+            time.sleep(0.02)
+        return value
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
+
+    def texts(self, selector: str) -> list[str]:
+        return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector))
+
+    def type(self, selector: str, keys: str) -> None:
+        found = self.call("POST", "element", {"using": "css selector", "value": selector})
+        self.call("POST", f"element/{found[_ELEMENT]}/value", {"text": keys})
+
+    def press(self, key: str) -> None:
+        """A key for whatever has the focus."""
+        actions = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
+        self.call("POST", "actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def resize(self, width: int, height: int) -> None:
+        """The page's own size: a window cannot be narrower than 500 pixels."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self.call("POST", "goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
+
+    def screenshot(self, file: Path) -> None:
+        file.write_bytes(base64.b64decode(self.call("GET", "screenshot")))
+
+    def requests(self) -> list[str]:
+        """The addresses of all requests since the last call."""
+        entries = [
+            json.loads(entry["message"])["message"] for entry in self.call("POST", "se/log", {"type": "performance"})
+        ]
+        return [
+            entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"
+        ]
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console."""
+        return [entry["message"] for entry in self._log("browser")]
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.call("POST", "se/log", {"type": kind}))
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return _call(method, f"{self.session}/{path}", body)
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """`profile`: an empty directory for Chromium's files."""
+    driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        started = next(line for line in driver.stdout if "started successfully on port" in line)
+        url = f"http://127.0.0.1:{started.rstrip().rstrip('.').rpartition(' ')[2]}/session"
+        options = {"args": [*_ARGUMENTS, f"--user-data-dir={profile}"]}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"}}
+        made = _call("POST", url, {"capabilities": {"alwaysMatch": wanted}})
+        session = f"{url}/{made['sessionId']}"
+        try:
+            yield Browser(session)
+        finally:
+            _call("DELETE", session)
+    finally:
+        driver.terminate()
+        driver.wait(30)
+
+
+def _call(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["value"]
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read().decode()) from error

@@ -1,0 +1,62 @@
+"""The script of the job that serves a run: equal to the golden ones, accepted by bash and shellcheck."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.render import Kit, render_server
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import node_job, program, vllm
+from hyperpod_ft.serving.models import BASE, TUNED, Models
+
+GOLDEN = Path(__file__).with_name("golden")
+KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
+PYTHON = Path("/fsx/vllm/bin/python")
+
+
+def both(run: Run) -> Models:
+    return Models("a run", {TUNED: run.tuned_model, BASE: run.base_model}, {}, run.tuned_model, run)
+
+
+def own_server() -> str:
+    run = Run.of(run_file.load(run_file.find("llama3-8b-dpo-p5")))
+    resources = node_job.resources(run, "04:00:00", accelerators=False)
+    return render_server(run, KIT, "serve", resources, program.options(both(run), ["--port", "0"]), {})
+
+
+def with_vllm(recipe: str) -> str:
+    run = Run.of(run_file.load(run_file.find(recipe)))
+    arranged = vllm.arrange(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
+    options = program.options(arranged.models, ["--port", "0", *arranged.options])
+    resources = node_job.resources(run, None, accelerators=True)
+    return render_server(run, KIT, "serve", resources, options, arranged.environment)
+
+
+SCRIPTS = {
+    "own-server": own_server,
+    "vllm-gpu": lambda: with_vllm("llama3-8b-dpo-p5"),
+    "vllm-neuron": lambda: with_vllm("llama3-8b-dolly-lora-trn1"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_equal_the_golden_ones(name: str) -> None:
+    """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/serving/test_node_job.py rewrites them."""
+    text, golden = SCRIPTS[name](), GOLDEN / f"{name}.sbatch"
+    if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.read_text() == text
+    subprocess.run(["bash", "-n", golden], check=True)
+    done = subprocess.run(["shellcheck", golden], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_time_limit_is_checked() -> None:
+    run = Run.of(run_file.load(run_file.find("quickstart")))
+    with pytest.raises(UserError, match=r"--time tomorrow .*08:00:00"):
+        node_job.resources(run, "tomorrow\n#SBATCH --wrap=x", accelerators=False)

@@ -1,0 +1,152 @@
+"""vLLM as the server: its command line, a program in its place, and vLLM itself where there is one."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import openai
+import pytest
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import models, vllm
+from tests.unit.serving import tuned
+from tests.unit.serving.conftest import serve
+
+# In the place of vLLM's server: answers /health, and writes what it was started with.
+STAND_IN = """
+import http.server, json, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+port = int(sys.argv[sys.argv.index("--port") + 1])
+key = os.environ.get("VLLM_API_KEY")
+json.dump([sys.argv[1:], key, os.environ.get("PYTHONPATH"), os.getpid()], open({file!r}, "w"))
+if "--fail" in sys.argv:
+    sys.exit(3)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def stand_in(directory: Path) -> Path:
+    """An interpreter whose `-m vllm...` is the program above."""
+    directory.mkdir()
+    program = directory / "server.py"
+    program.write_text(STAND_IN.format(file=str(directory / "started.json")))
+    python = directory / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {shlex.quote(sys.executable)} {program} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+def arguments_of(line: list[str]) -> dict[str, str]:
+    return {name: value for name, value in pairwise(line) if name.startswith("--")}
+
+
+def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
+    arranged = vllm.arrange(models.find(str(tuned_run.directory)), Path("/p"), "", base=True, on_node=False)
+    assert arranged.models.directories == {"base": tuned_run.base_model}
+    assert (
+        arranged.models.adapters == {"tuned": tuned_run.adapter} and arranged.models.tokenizer == tuned_run.tuned_model
+    )
+    (model,) = arranged.models.directories.items()
+    line = vllm.command(
+        Path("/p"), model, arranged.models.adapters, arranged.models.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'"
+    )
+    given = arguments_of(line)
+    assert line[:3] == ["/p", "-m", "vllm.entrypoints.openai.api_server"] and line[-2:] == ["--dtype", "float32"]
+    assert given["--chat-template"] == str(tuned_run.tuned_model / "chat_template.jinja")
+    assert (given["--max-lora-rank"], given["--lora-modules"]) == ("8", f"tuned={tuned_run.adapter}")
+
+
+def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
+    found = models.find(str(tuned_run.directory))
+    arranged = vllm.arrange(found, Path("/p"), "", base=False, on_node=False)
+    assert arranged.models.directories == {"tuned": tuned_run.tuned_model} and not arranged.models.adapters
+    with pytest.raises(UserError, match="--no-base"):
+        vllm.arrange(replace(found, adapters={"a": tuned_run.adapter}), Path("/p"), "", base=False, on_node=False)
+
+
+def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
+    config = json.loads((tuned_run.adapter / "adapter_config.json").read_text())
+    for changes, reason in (({"use_dora": True}, "DoRA"), ({"r": 600}, "rank 600")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(UserError, match=f"{reason}.*--no-base"):
+            vllm.command(Path("/p"), ("base", tmp_path), {"a": tmp_path}, tmp_path, "127.0.0.1", 1, "")
+
+
+def test_trainium_serves_the_merged_model_with_kept_artifacts() -> None:
+    run = Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1")))
+    found = models.Models("t", {"tuned": run.tuned_model, "base": run.base_model}, {}, run.tuned_model, run)
+    arranged = vllm.arrange(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
+    assert list(arranged.models.directories) == ["tuned"]
+    assert arranged.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.directory))
+    assert arranged.options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in arranged.options[-1]
+
+
+def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
+    python = stand_in(tmp_path / "vllm")
+    started = serve(str(tuned_run.directory), "--with", str(python), HYPERPOD_FT_API_KEY="secret")
+    line, key, path, pid = json.loads((tmp_path / "vllm" / "started.json").read_text())
+    assert key == "secret" and "secret" not in " ".join(line) and path is None
+    (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
+    assert '"model": "tuned"' in command and "chat/completions" in command
+    started.process.terminate()
+    assert started.process.wait(30) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_goes_wrong_is_one_line(tuned_run: Run, tmp_path: Path) -> None:
+    python = stand_in(tmp_path / "vllm")
+    command = [sys.executable, "-m", "hyperpod_ft", "serve", str(tuned_run.directory), "--port", "0"]
+    for options, reason in (
+        (["--with", str(python), "--vllm-args", "--fail"], "vLLM ended with status 3 before it answered"),
+        (["--with", sys.executable], "has no vLLM; pip install vllm"),
+        (["--with", str(tmp_path / "none")], "cannot run it"),
+        (["--with", str(python), "--host", "0.0.0.0"], "HYPERPOD_FT_API_KEY"),
+    ):
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(
+    "HYPERPOD_FT_VLLM_PYTHON" not in os.environ, reason="HYPERPOD_FT_VLLM_PYTHON names no interpreter with vLLM"
+)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("base", ["--base", "--no-base"])
+def test_vllm_answers_as_stage_generate(tuned_run: Run, base: str) -> None:
+    """On CPUs: LD_PRELOAD of its libiomp5.so, VLLM_CPU_KVCACHE_SPACE and the like are the caller's environment."""
+    options = "--dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 2"
+    started = serve(
+        str(tuned_run.directory), base, "--with", os.environ["HYPERPOD_FT_VLLM_PYTHON"], "--vllm-args", options
+    )
+    asking = openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0)
+    try:
+        for row, sample in zip(tuned.ROWS, json.loads(tuned_run.samples_path.read_text())["prompts"], strict=True):
+            for name in ("tuned", "base")[: 2 if base == "--base" else 1]:
+                text = asking.completions.create(
+                    model=name, prompt=sample["prompt"], max_tokens=tuned.TOKENS, temperature=0
+                )
+                assert text.choices[0].text == sample[name]
+                messages = [{"role": "system", "content": row["context"]}] if row["context"] else []
+                messages += [{"role": "user", "content": row["instruction"]}]
+                chat = asking.chat.completions.create(
+                    model=name,
+                    messages=messages,  # type: ignore[arg-type]
+                    max_tokens=tuned.TOKENS,
+                    temperature=0,
+                )
+                assert chat.choices[0].message.content == sample[name] and chat.usage == text.usage
+    finally:
+        started.process.terminate()
+        started.process.wait(60)
