@@ -235,11 +235,13 @@ def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "copy") == tree(root)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_native_client_where_boto3_chooses_it(
     client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here boto3 falls back on its Python transfer, with the same calls: the native one needs an endpoint of AWS."""
     monkeypatch.setattr(crt, "is_used", lambda _: True)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it does not survive a fork"))
     trees.push(client, URL, root, files_below(root))
     assert client.head_object(Bucket="bucket", Key="a/prefix/model/c.bin")["Metadata"] == {
         DIGEST: file_xxh3(root / "model/c.bin")

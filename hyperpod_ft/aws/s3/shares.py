@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.processes import die_with_parent
 
 Item = TypeVar("Item")
@@ -39,7 +40,8 @@ def run(
 
     `threads`: those of all processes together. After the first error in any process all end; raises it.
     """
-    count = _processes([size(item) for item in items])
+    # AWS's native client has threads of its own, which do not survive a fork, and is for one process on a machine
+    count = 1 if crt.is_used(client) else _processes([size(item) for item in items])
     if count == 1:
         work(list(items), threads, done)
         return
