@@ -34,6 +34,8 @@ stop() {
   exit "$status"
 }
 trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
 
 for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
