@@ -1,6 +1,7 @@
 """Trees in S3, on moto's: pushed and pulled whole, again after a kill at any step, and no more than what differs."""
 
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from hyperpod_ft.aws.s3 import crt, trees
+from hyperpod_ft.aws.s3 import crt, shares, trees
 from hyperpod_ft.aws.s3.download import RANGE_BYTES
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.location import Location
@@ -179,6 +180,53 @@ def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path
     assert tree(copy) == whole
 
 
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes, however little there is to transfer, and however many processors there are."""
+    monkeypatch.setattr(shares, "_processes", lambda sizes: min(3, len(sizes)))
+
+
+@pytest.mark.usefixtures("processes")
+def test_several_processes(client: Any, root: Path, tmp_path: Path) -> None:
+    trees.push(client, URL, root, files_below(root))
+    received: list[int] = []
+    trees.pull_entries(client, URL, tmp_path / "copy", trees.listing(client, URL), received.append)
+    assert tree(tmp_path / "copy") == tree(root)
+    assert sum(received) == sum(FILES.values())
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_error_in_one_process_ends_all(
+    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"cannot write s3://none/a: .*NoSuchBucket; correct the bucket"):
+        trees.push(client, "s3://none/a", root, files_below(root))
+    trees.push(client, URL, root, files_below(root))
+    get_object = client.get_object
+
+    def fail(**arguments: Any) -> Any:
+        if arguments["Key"].endswith("b.bin"):
+            raise ClientError({"Error": {"Code": "SlowDown", "Message": ""}}, "GetObject")
+        return get_object(**arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "get_object", fail)
+        with pytest.raises(UserError, match="throttled"):
+            trees.pull(client, URL, tmp_path / "copy")
+        patched.setattr(client, "get_object", lambda **_: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(RuntimeError, match="ended with exit status -9"):
+            trees.pull(client, URL, tmp_path / "copy")
+    assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # the server is still there, and no process has been left
+    trees.pull(client, URL, tmp_path / "copy")
+    assert tree(tmp_path / "copy") == tree(root)
+
+
+def test_shares_cost_about_the_same() -> None:
+    sizes = [5 << 20, 4 << 20, 3 << 20, 2 << 20, 10, 10]
+    assert shares.divided(sizes, lambda size: size, 2) == [[5 << 20, 2 << 20, 10], [4 << 20, 3 << 20, 10]]
+    assert shares.divided([1], lambda size: size, 4) == [[1]]
+
+
 def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
     trees.push(client, URL, root, files_below(root))
     with ThreadPoolExecutor() as pool:
@@ -187,11 +235,13 @@ def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "copy") == tree(root)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_native_client_where_boto3_chooses_it(
     client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here boto3 falls back on its Python transfer, with the same calls: the native one needs an endpoint of AWS."""
     monkeypatch.setattr(crt, "is_used", lambda _: True)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it does not survive a fork"))
     trees.push(client, URL, root, files_below(root))
     assert client.head_object(Bucket="bucket", Key="a/prefix/model/c.bin")["Metadata"] == {
         DIGEST: file_xxh3(root / "model/c.bin")

@@ -5,12 +5,13 @@
 for what a user can correct.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
+from hyperpod_ft.aws.s3 import shares
 from hyperpod_ft.aws.s3.download import Downloads, finish
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
@@ -49,24 +50,27 @@ def push(
     total = sum(path.stat().st_size for path in named.values())
     with explained_s3(url, "write"), ByteProgress(what, total) as progress:
         there = objects.entries_named(client, location, named)
-        uploads = Uploads(client, location.bucket, progress.add)
 
-        def send(name: str, path: Path) -> Iterator[Task] | None:
-            digest = digests.get(path, "")
-            entry = there.get(name)
-            size = path.stat().st_size
-            if entry is not None and entry.size == size:
-                digest = digest or file_xxh3(path)
-                if objects.digest_of(client, location.bucket, entry) == digest:
-                    progress.add(size)
-                    return None
-            return uploads.send(path, location.key(name), digest)
+        def send_all(share: Sequence[str], threads: int, sent: Callable[[int], object]) -> None:
+            uploads = Uploads(client, location.bucket, sent)
 
-        try:
-            run_all((partial(send, name, path) for name, path in named.items()), _threads(client))
-        except BaseException:
-            uploads.abort()
-            raise
+            def send(name: str) -> Iterator[Task] | None:
+                path, entry = named[name], there.get(name)
+                digest, size = digests.get(path, ""), path.stat().st_size
+                if entry is not None and entry.size == size:
+                    digest = digest or file_xxh3(path)
+                    if objects.digest_of(client, location.bucket, entry) == digest:
+                        sent(size)
+                        return None
+                return uploads.send(path, location.key(name), digest)
+
+            try:
+                run_all((partial(send, name) for name in share), threads)
+            except BaseException:
+                uploads.abort()
+                raise
+
+        shares.run(client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add)
 
 
 def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull") -> None:
@@ -101,7 +105,8 @@ def pull_entries(
     location = Location.of(url)
     for entry in entries:
         check_name(url, entry.name)
-    with explained_s3(url, "read"):
+
+    def fetch_all(share: Sequence[Entry], threads: int, received: Callable[[int], object]) -> None:
         downloads = Downloads(client, location.bucket, received)
 
         def fetch(entry: Entry) -> Iterator[Task] | None:
@@ -111,9 +116,12 @@ def pull_entries(
             return downloads.fetch(entry, root / entry.name)
 
         try:
-            run_all((partial(fetch, entry) for entry in entries), _threads(client))
+            run_all((partial(fetch, entry) for entry in share), threads)
         finally:
             downloads.close()
+
+    with explained_s3(url, "read"):
+        shares.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
         finish(root, entries)
 
 
