@@ -27,11 +27,8 @@ from hyperpod_ft.runs.run import Run
 
 GEOMETRY = Geometry(layers=8, hidden=256, intermediate=768, heads=8, kv_heads=4, vocabulary=2048)
 WARM_UP, STEPS = 2, 7
-CASES = [
-    (ranks, micro_batches, name)
-    for ranks, micro_batches in ((2, 4), (2, 16), (4, 8))
-    for name in ("1f1b", "interleaved", "gpipe")
-]
+SIZES = ((2, 4), (2, 16), (4, 8))  # ranks, micro batches
+SCHEDULES = ("1f1b", "interleaved", "gpipe")
 Passes = Sequence[Sequence[tuple[str, int, int, float]]]
 """Of each rank, in its order: F or B, stage, micro batch, seconds."""
 
@@ -40,23 +37,23 @@ def main() -> None:
     arguments = command.parser("Benchmark the idle share of pipelines.", peers=False).parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     cases = []
-    for ranks, micro_batches, name in CASES:
+    for ranks, micro_batches in SIZES:
         with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
             directory = Path(scratch).resolve()
-            run = _prepared(directory, ranks, micro_batches, name)
-            steps = [
-                passes for number in range(arguments.rounds) for passes in _train(run, ranks, directory / f"{number}")
-            ]
-        case = {
-            "ranks": ranks,
-            "micro_batches": micro_batches,
-            "schedule": name,
-            "formula": schedule.idle_share(run.config, run.plan.degrees),
-            "idle": statistics.median(idle(passes) for passes in steps),
-            "uneven": statistics.median(_uneven(passes) for passes in steps),
-        }
-        cases.append(case)
-        print(case, flush=True)
+            runs = [_prepared(directory, ranks, micro_batches, name) for name in SCHEDULES]
+            rounds = [_train(runs, ranks, directory / str(number)) for number in range(arguments.rounds)]
+        for run, of_rounds in zip(runs, zip(*rounds, strict=True), strict=True):
+            steps = [passes for found in of_rounds for passes in found]
+            case = {
+                "ranks": ranks,
+                "micro_batches": micro_batches,
+                "schedule": run.config.parallelism.pipeline_schedule,
+                "formula": schedule.idle_share(run.config, run.plan.degrees),
+                "idle": statistics.median(idle(passes) for passes in steps),
+                "uneven": statistics.median(_uneven(passes) for passes in steps),
+            }
+            cases.append(case)
+            print(case, flush=True)
     line = f"python -m benchmarks.pipeline --rounds {arguments.rounds}"
     facts = command.facts_alone(arguments.work, line, KIT_PACKAGES)
     command.record(arguments.results, "pipeline", "idle", facts | {"cases": cases})
@@ -68,15 +65,16 @@ def _prepared(directory: Path, ranks: int, micro_batches: int, name: str) -> Run
         "parallelism": {"ranks_per_node": ranks, "pipeline_parallel": ranks, "pipeline_schedule": name},
         "training": {"micro_batch_size": 1, "gradient_accumulation_steps": micro_batches},
     }
-    return Run.open(prepare(directory, case, STEPS, changes))
+    return Run.open(prepare(directory, case, STEPS, changes, name))
 
 
-def _train(run: Run, ranks: int, output: Path) -> list[Passes]:
-    """The passes of all ranks, step by step. Raises CommandError."""
+def _train(runs: Sequence[Run], ranks: int, output: Path) -> list[list[Passes]]:
+    """For each run, the passes of all ranks, step by step. Raises CommandError."""
     output.mkdir()
+    directories = [str(run.directory) for run in runs]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     done = subprocess.run(
-        [sys.executable, "-m", *torchrun, "benchmarks.pipeline_ranks", str(run.directory), str(WARM_UP), str(output)],
+        [sys.executable, "-m", *torchrun, "benchmarks.pipeline_ranks", str(WARM_UP), str(output), *directories],
         cwd=command.ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -86,7 +84,7 @@ def _train(run: Run, ranks: int, output: Path) -> list[Passes]:
     if done.returncode:
         raise CommandError(f"exit code {done.returncode}: {done.stderr.strip()[-500:]}")
     of_ranks = [json.loads((output / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
-    return list(zip(*of_ranks, strict=True))
+    return [list(zip(*of_run, strict=True)) for of_run in zip(*of_ranks, strict=True)]
 
 
 def idle(order: Passes) -> float:

@@ -1,18 +1,20 @@
-"""One rank of `benchmarks.pipeline`: trains a prepared run, and writes how long each pass through a stage took.
+"""One rank of `benchmarks.pipeline`: trains prepared runs, and writes how long each pass through a stage took.
 
-python -m torch.distributed.run ... -m benchmarks.pipeline_ranks RUN_DIRECTORY WARM_UP OUTPUT_DIRECTORY
+python -m torch.distributed.run ... -m benchmarks.pipeline_ranks WARM_UP OUTPUT_DIRECTORY RUN_DIRECTORY...
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.pipeline.pipeline import ScheduledStage
@@ -23,13 +25,21 @@ Pass = tuple[str, int, int, float]
 
 
 def main() -> None:
-    directory, warm_up, output = sys.argv[1:]
+    warm_up, output, *directories = sys.argv[1:]
     torch.set_num_threads(1)
     passes: list[Pass] = []
     for name, kind in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
         setattr(ScheduledStage, name, _timed(getattr(ScheduledStage, name), kind, passes))
-    run = Run.open(Path(directory))
-    processes = join_processes(run.plan.degrees.world_size)
+    found = []
+    for index, directory in enumerate(directories):
+        run = Run.open(Path(directory))
+        processes = join_processes(run.plan.degrees.world_size)
+        processes = replace(processes, store=dist.PrefixStore(str(index), processes.store))
+        found.append(_steps(run, processes, passes)[int(warm_up) :])
+    (Path(output) / f"{processes.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _steps(run: Run, processes: Processes, passes: list[Pass]) -> list[list[Pass]]:
     device = device_of("local", processes.local_rank)
     sharding = loop.sharding_of(run)
     steps = []
@@ -39,7 +49,7 @@ def main() -> None:
             passes.clear()
             training.step(number, [])
             steps.append([*passes])
-    (Path(output) / f"{processes.rank}.json").write_text(json.dumps(steps[int(warm_up) :]), encoding="utf-8")
+    return steps
 
 
 def _timed(method: Callable[..., Any], kind: str, passes: list[Pass]) -> Callable[..., Any]:

@@ -19,18 +19,23 @@ setup_python --editable '.[torch,aws]' --group dev
 python=$PWD/.venv/bin/python kit=$PWD/.venv/bin/hyperpod-ft
 directory=$(mktemp -d)
 coproc server { exec "$python" -m tests.aws.server; }
-tell() { # tell ACTION JSON: what tests can do with the stand-in, see tests/aws/scenario.py
+tell() { # tell JSON: what the stand-in shall do, see tests/aws/scenario.py
   "$python" -c 'import sys, urllib.request as request; request.urlopen(sys.argv[1], sys.argv[2].encode())' \
-    "${endpoint:-}/_test/$1" "$2"
+    "$endpoint/_test/scenario" "$1"
 }
 stop() {
   local status=$?
-  tell reset '{}' || true # ends the containers
-  kill "${interruption:-}" "${server_PID:-}" 2>/dev/null || true
+  kill "${interruption:-}" 2>/dev/null || true
+  if [[ -n "${server_PID:-}" ]]; then
+    eval "exec ${server[1]}>&-" # the stand-in's standard input: it then ends its containers, and itself
+    wait "$server_PID" || true
+  fi
   rm -rf "$directory"
   exit "$status"
 }
 trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
 
 for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
@@ -46,7 +51,7 @@ if [[ ${1:-} == --store ]]; then
 else
   root=$directory/fsx/ft
   mkdir -p "$root"
-  tell scenario "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
+  tell "{\"file_systems\": {\"fs-0123456789abcdef0\": \"$directory/fsx\"}}"
   place='  file_system:
     id: fs-0123456789abcdef0
     directory: /abcdefgh/ft
@@ -78,7 +83,7 @@ while True:
 END
 }
 say "Submitting the quickstart recipe as SageMaker training jobs"
-(name=$(training) && say "Taking the spot instances of $name away" && tell scenario "{\"interruptions\": {\"$name\": \"spot\"}}") &
+(name=$(training) && say "Taking the spot instances of $name away" && tell "{\"interruptions\": {\"$name\": \"spot\"}}") &
 interruption=$!
 "$kit" submit run.yaml --launcher sagemaker --watch
 wait "$interruption"

@@ -90,8 +90,13 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         assert endpoint, "the server that stands in for AWS did not start"
         server = Aws(endpoint, {**environment, "AWS_ENDPOINT_URL": endpoint})
         yield server
-        server.reset()  # which ends what runs
-        process.kill()
+        # it then ends its containers, and itself
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
 
 
 @pytest.fixture

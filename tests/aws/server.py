@@ -75,6 +75,11 @@ class Server:
         self.world = World(endpoint)
         threading.Thread(target=self._tick, daemon=True).start()
 
+    def close(self) -> None:
+        """End what runs, and answer nothing more."""
+        self._lock.acquire()
+        self.world.close()
+
     def _tick(self) -> None:
         """Time advances between requests too, because moto answers some without the lock (logs, EC2)."""
         try:
@@ -179,10 +184,13 @@ class _Quiet(MotoRequestHandler):
         pass
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(server: Server) -> None:
     """stdin is a pipe whose other end only the parent holds: it closes when the parent ends, for whatever reason."""
     sys.stdin.buffer.read()
-    os._exit(0)
+    try:
+        server.close()
+    finally:
+        os._exit(0)
 
 
 def main() -> None:
@@ -193,8 +201,8 @@ def main() -> None:
     account.add_managed_policies()
     server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    server.app = Server(endpoint)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    server.app = application = Server(endpoint)
+    threading.Thread(target=_end_with_parent, args=[application], daemon=True).start()
     print(endpoint, flush=True)
     server.serve_forever()
 

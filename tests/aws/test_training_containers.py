@@ -15,7 +15,7 @@ from tests.aws.training_run import Jobs
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.training, pytest.mark.timeout(1200)]
 
 STEPS = {"max_steps": 20, "save_every_steps": 4}
 

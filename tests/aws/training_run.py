@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FSX = "fs-0123456789abcdef0"
 MOUNT_NAME = "abcdefgh"
 BUCKET = "sagemaker-store"
-SECONDS = 240
+SECONDS = 900
 _FILE_SYSTEM = {
     "id": FSX,
     "directory": f"/{MOUNT_NAME}/ft",

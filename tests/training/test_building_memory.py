@@ -70,7 +70,7 @@ def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: in
     assert shape is not None
     (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
     memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
-    with meshes_of(0, sharding, degree) as meshes:
+    with meshes_of(0, sharding, degree, degree) as meshes:
         before = live_bytes()
         module = build(run, meshes, sharding)
         optimizer = AdamW(module.trained_weights, run.config.training, lambda _: 1.0)

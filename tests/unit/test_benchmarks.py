@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import goals, rounds, table, tensors, text
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, GOALS, KIT, REPEATED
+from benchmarks.goals import ALONE, COPY, GOALS, KIT, REPEATED
 from benchmarks.measure import CommandError
 from benchmarks.neuron_checkpoint import write_checkpoint
 from benchmarks.rounds import Contender
@@ -332,6 +332,21 @@ def training() -> dict[str, Any]:
     }
 
 
+def layouts() -> dict[str, Any]:
+    seconds = {ALONE: (1.0, 2.0, 1.0), "TP 2": (1.2, 2.2, 1.4)}
+    contenders = {
+        name: {"ranks": 1 + (name != ALONE), "rounds": [{"cpu": one, "sent": 2_500_000} for one in each]}
+        for name, each in seconds.items()
+    }
+    sent = {"PP": {"1": 0, "8": 1_040_000}}
+    return {"steps": {**HOW, "contenders": contenders}, "scaling": {**HOW, "sent": sent}}
+
+
+def pipelines() -> dict[str, Any]:
+    case = {"ranks": 2, "micro_batches": 4, "schedule": "gpipe", "formula": 0.2, "idle": 0.23, "uneven": 1.056}
+    return {"idle": {**HOW, "cases": [case]}}
+
+
 def test_figures() -> None:
     results = {
         "merge": {"8": checkpoints(), "24": checkpoints(120_000_000)},
@@ -361,8 +376,17 @@ def test_tables() -> None:
     assert made.count("not measured") == len(GOALS)
     made = table.document(
         made,
-        {"merge": {"8": checkpoints()}, "dataset": {"text": dataset()}, "training": {"lora-fp32-2048": training()}},
+        {
+            "merge": {"8": checkpoints()},
+            "dataset": {"text": dataset()},
+            "training": {"lora-fp32-2048": training()},
+            "layouts": layouts(),
+            "pipeline": pipelines(),
+        },
     )
+    assert "| TP 2 | 2 | 1.20x (1.10x–1.40x) | 2.50 |" in made
+    assert "|  | 1 rank | 8 ranks |\n|---|---|---|\n| PP | 0.00 | 1.04 |" in made
+    assert "| 2 | 4 | `gpipe` | 20.0 % | 23.0 % | 1.06 |" in made
     assert "| hyperpod-ft | 2,048 | 1.50x (1.50x–1.90x) | 1,000 MB | 10.5000 |" in made
     assert "| merge, 8 layers, wall against `cp -r` | 1.50x | 1.15x | 1.20x (1.10x–1.30x) |" in made
     assert "| hyperpod-ft | 13.0 s | 1.20x (1.10x–1.30x) | 0.20 | 100 MB | 5.0 GB |  |" in made

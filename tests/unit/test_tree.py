@@ -24,3 +24,9 @@ def test_packages_stay_small() -> None:
     """A package with more modules than these needs packages of its own."""
     modules = Counter(file.parent.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
     assert {str(package): count for package, count in modules.items() if count > 17} == {}
+
+
+def test_no_two_modules_of_tests_share_a_name() -> None:
+    """pytest would collect only one of them."""
+    names = Counter(file.name for file in (PACKAGE.parent / "tests").rglob("test_*.py"))
+    assert {name for name, count in names.items() if count > 1} == set()

@@ -14,7 +14,7 @@ from hyperpod_ft.serving.server import Server
 from tests.unit.serving import tuned
 from tests.unit.serving.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving.conftest import Serving
-from tests.unit.serving.test_server import MadeUp
+from tests.unit.serving.test_http_server import MadeUp
 
 pytestmark = pytest.mark.skipif(
     not installed(), reason="chromium and chromedriver are missing; ./scripts/test.sh installs them on Debian"
