@@ -274,12 +274,12 @@ GOALS = (
             (verb,),
             transfer_ratio,
             "{:.2f}x",
-            0.8,
+            must,
             1.0,
             is_rate=True,
             over_peers=True,
         )
-        for verb in ("push", "pull")
+        for verb, must in (("push", 0.8), ("pull", None))
     ),
 )
 
