@@ -28,25 +28,18 @@ The learning rate and the position in the data are functions of the step alone, 
 """
 
 import contextlib
-import itertools
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.checkpoint.sharded import dcp, description
+from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
-from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
-
-if TYPE_CHECKING:  # stage consolidate reads checkpoints without torch.distributed
-    from hyperpod_ft.engines.processes import Processes
 
 TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
@@ -90,53 +83,6 @@ class Progress:
         )
 
 
-def newest(run: Run, processes: "Processes") -> Progress | None:
-    """The progress of the newest checkpoint that is complete and undamaged; prints why it ignores others.
-
-    Collective: rank 0 chooses, and every rank reads a part of the files.
-    """
-    candidates = complete_checkpoints(run) if processes.leads else iter(())
-    for attempt in itertools.count():
-        candidate = next(candidates, None)
-        chosen = processes.gather(f"restore/{attempt}/chosen", asdict(candidate) if candidate else None)[0]
-        if chosen is None:
-            break
-        progress = _progress(chosen)
-        directory = run.checkpoint(progress.step)
-        reasons = processes.gather(
-            f"restore/{attempt}/damaged", why_damaged(directory, processes.rank, processes.world_size)
-        )
-        if not any(reasons):
-            return progress
-        if processes.leads:
-            print_ignored(directory, next(filter(None, reasons)))
-    return None
-
-
-def complete_checkpoints(run: Run) -> Iterator[Progress]:
-    """The progress of each complete checkpoint of this run, the newest first; prints why it ignores others.
-
-    Rank 0 only. Checks sizes alone; `why_damaged` reads the files.
-    """
-    for directory in _newest_first(run):
-        reason = why_unusable(directory, run.plan["train"].fingerprint)
-        if not reason and (directory / dcp.INDEX).exists():
-            reason = _why_unreadable(directory)
-        if reason:
-            print_ignored(directory, reason)
-            continue
-        yield _progress(description.read(directory).progress)
-
-
-def _progress(values: Mapping[str, Any]) -> Progress:
-    """From JSON, which has no tuples."""
-    return Progress(**{**values, "resumed_from": tuple(values["resumed_from"])})
-
-
-def print_ignored(directory: Path, reason: str) -> None:
-    print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
-
-
 def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> str:
     """Why a checkpoint is incomplete or does not belong to this run, by names and sizes; empty when it can be used.
 
@@ -158,33 +104,6 @@ def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> s
         actual = (directory / name).stat().st_size
         if actual != size:
             return f"{name} has {actual} bytes, was {size}"
-    return ""
-
-
-def why_damaged(directory: Path, part: int = 0, parts: int = 1) -> str:
-    """Why a complete checkpoint is damaged, by the digests of its files; empty when it is intact.
-
-    Ranks share the reading: each takes one of `parts` parts of the files.
-    """
-    recorded = description.read(directory).sha256
-    names = sorted(recorded)[part::parts]
-    with ThreadPoolExecutor() as pool:
-        reading = {name: pool.submit(file_sha256, directory / name) for name in names}
-    for name, digest in reading.items():
-        try:
-            if digest.result() != recorded[name]:
-                return f"{name} is damaged: its digest differs from the recorded one"
-        except OSError as error:  # a failing disk
-            return f"{name} is damaged: {error.strerror}"
-    return ""
-
-
-def _why_unreadable(directory: Path) -> str:
-    # DCP unpickles the index, so it must not get one with anything else in it
-    try:
-        dcp.index(directory)
-    except UserError as error:
-        return str(error)
     return ""
 
 
@@ -217,7 +136,7 @@ def check_best(run: Run, step: int | None, *, shared: bool = True) -> None:
         raise UserError(f"{directory}: is of step {found}, but the best step was {step}", TRAIN_AGAIN)
 
 
-def _newest_first(run: Run) -> list[Path]:
+def newest_first(run: Run) -> list[Path]:
     return list(reversed(run.checkpoints_by_step().values()))
 
 
@@ -228,7 +147,7 @@ def delete_old(run: Run, newest: Path, *, shared: bool = True) -> None:
     before a damaged checkpoint.
     """
     fingerprint = run.plan["train"].fingerprint
-    found = [path for path in _newest_first(run) if path != newest]
+    found = [path for path in newest_first(run) if path != newest]
     others = [path for path in found if not why_unusable(path, fingerprint, shared=shared)]
     for directory in others[run.config.training.keep_checkpoints - 1 :]:
         publish.discard(directory)

@@ -1,6 +1,7 @@
 """A run's store, on moto's S3: what each stage needs and gives, checkpoints of one node and of several, kills."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
-from hyperpod_ft.digests import file_xxh3, text_sha256
+from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker import checkpoint_store
 from hyperpod_ft.launch.sagemaker.store import RunStore
@@ -100,7 +101,7 @@ def make_checkpoint(
         degrees=RankDegrees(world_size=2, data_parallel=2, pipeline_parallel=1, tensor_parallel=1),
         progress={},
         files={name: len(data) for name, data in content.items()},
-        sha256={name: text_sha256(data.hex()) for name, data in content.items()},
+        sha256={name: sha256(data).hexdigest() for name, data in content.items()},
     )
     description.write(final, described)
     return final
@@ -220,6 +221,79 @@ def test_the_best_weights_as_of_the_checkpoint(client: Any, run: Run, other: Run
     store.push_checkpoint(make_checkpoint(run, 5, {"b": b"five"}, best=True))
     RunStore(other, client).pull_checkpoint()
     assert (other.best_checkpoint / "b").read_bytes() == b"three"
+
+
+def damage(client: Any, run: Run, step: int) -> None:
+    """Push another file than the one that the description of a checkpoint has the digest of."""
+    name = f"{below(run, run.checkpoint(step))}/a"
+    write(run.root / "other" / name, b"0" * 4)
+    trees.push(client, STORE, run.root / "other", [run.root / "other" / name])
+
+
+def test_a_damaged_checkpoint_of_the_store_is_passed_over(
+    client: Any, run: Run, other: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(run, client)
+    for step, content in ((2, b"two2"), (4, b"four")):
+        store.push_checkpoint(make_checkpoint(run, step, {"a": content}))
+    damage(client, run, 4)
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(2)
+    assert (other.checkpoint(2) / "a").read_bytes() == b"two2"
+    assert not (other.checkpoint(4) / description.NAME).exists()
+    assert "step-00000004 of the store: a is damaged" in capsys.readouterr().out
+    damage(client, run, 2)
+    publish.remove(other.checkpoints)
+    with pytest.raises(UserError, match="every complete checkpoint is damaged: step-00000004, step-00000002"):
+        RunStore(other, client).pull_checkpoint()
+
+
+def test_a_checkpoint_that_is_damaged_here_is_pulled_again(client: Any, run: Run) -> None:
+    RunStore(run, client).push_checkpoint(make_checkpoint(run, 4, {"a": b"four"}))
+    write(run.checkpoint(4) / "a", b"0000")
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
+    assert (run.checkpoint(4) / "a").read_bytes() == b"four"
+
+
+def test_a_damaged_checkpoint_is_not_pushed(
+    client: Any, run: Run, other: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it replace the one in the store."""
+    store = RunStore(run, client)
+    for step in (2, 4):
+        assert store.push_checkpoint(make_checkpoint(run, step, {"a": b"good"}))
+    write(make_checkpoint(run, 4, {"a": b"once more"}) / "a", b"0" * 9)
+    write(make_checkpoint(run, 6, {"a": b"good"}) / "a", b"0000")
+    for step in (4, 6):
+        assert not store.push_checkpoint(run.checkpoint(step))
+        assert f"not pushing checkpoint step-0000000{step}: a is damaged" in capsys.readouterr().out
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(4)
+    assert tree(other.checkpoint(4))["a"] == b"good"
+
+
+def test_the_checkpoint_that_another_node_has_pulled(client: Any, run: Run, other: Run) -> None:
+    """The first node got step 2, and step 4 was complete afterwards."""
+    store = RunStore(run, client)
+    for step in (2, 4):
+        store.push_checkpoint(make_checkpoint(run, step, {"a": b"%d" % step}))
+    assert RunStore(other, client).pull_checkpoint(2) == other.checkpoint(2)
+    assert not other.checkpoint(4).exists()
+    # one that the store no longer has
+    assert RunStore(other, client).pull_checkpoint(1) == other.checkpoint(4)
+
+
+def test_a_checkpoint_that_is_superseded_while_it_is_pulled(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pull_named = RunStore(make_run(run.root, keep_checkpoints=1), client), trees.pull_named
+    store.push_checkpoint(make_checkpoint(run, 4, {"a": b"four"}))
+
+    def late(*arguments: Any) -> None:
+        monkeypatch.setattr(trees, "pull_named", pull_named)
+        store.push_checkpoint(make_checkpoint(run, 6, {"a": b"six"}))
+        pull_named(*arguments)
+
+    monkeypatch.setattr(trees, "pull_named", late)
+    assert RunStore(other, client).pull_checkpoint() == other.checkpoint(6)
 
 
 CONTENT = {".metadata": b"m", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}

@@ -1,5 +1,7 @@
 """`checkpoint.json`: an engine's description of a checkpoint that it wrote. Written last, read first."""
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
 
 NAME = "checkpoint.json"
@@ -86,3 +89,16 @@ def read(directory: Path) -> Description:
 
 def write(directory: Path, description: Description) -> None:
     publish.write_json(directory / NAME, description.model_dump(mode="json"))
+
+
+def why_damaged(directory: Path, sha256: Mapping[str, str]) -> str:
+    """Why files of a checkpoint are damaged, by their hex digests; empty when they are intact. Reads all of them."""
+    with ThreadPoolExecutor() as pool:
+        reading = {name: pool.submit(file_sha256, directory / name) for name in sorted(sha256)}
+    for name, digest in reading.items():
+        try:
+            if digest.result() != sha256[name]:
+                return f"{name} is damaged: its digest differs from the recorded one"
+        except OSError as error:  # a failing disk
+            return f"{name} is damaged: {error.strerror}"
+    return ""

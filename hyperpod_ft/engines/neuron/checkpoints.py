@@ -29,11 +29,12 @@ from safetensors.torch import save_file
 
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
-from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -96,7 +97,8 @@ class Checkpoints:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
         if self._processes.leads:
             checkpoint_directory.remove_leftovers(self._run)
-        progress = checkpoint_directory.newest(self._run, self._processes)
+        volume = Volume(self._processes.leads, shared=True)
+        progress = newest_checkpoint.find(self._run, self._processes, volume)
         if progress is None:
             return Progress()
         directory, rank = self._run.checkpoint(progress.step), self._processes.rank

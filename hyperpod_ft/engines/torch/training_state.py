@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch import devices
@@ -55,10 +55,13 @@ class TrainingState:
         self._checkpoints.finish()
 
     def resume(self, steps: int) -> Progress:
-        """Load the newest complete checkpoint of a training of `steps` steps; without one, start at step 0."""
+        """Load the newest complete checkpoint of a training of `steps` steps; without one, start at step 0.
+
+        Raises RuntimeError when nodes have different ones.
+        """
         if self.volume.leads:
             checkpoint_directory.remove_leftovers(self._run)
-        progress = checkpoint_directory.newest(self._run, self._processes)
+        progress = newest_checkpoint.find(self._run, self._processes, self.volume)
         if self.volume.leads:
             checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
         if progress is None:

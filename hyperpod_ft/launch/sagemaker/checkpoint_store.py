@@ -8,7 +8,7 @@ names in their descriptions alone, beginning with the description itself.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ class CheckpointStore:
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
         """Push a published checkpoint: each of `nodes` nodes its own files, the first one at last what completes it.
 
-        Returns whether this node has done its part; False when training has removed the checkpoint meanwhile, here or
-        on another node. Then removes older ones from the store, as training does on the volume. Raises UserError when
-        another node does not push its files.
+        Returns whether this node has done its part; False when a file here is damaged, and when training has removed
+        the checkpoint meanwhile, here or on another node. Then removes older ones from the store, as training does on
+        the volume. Raises UserError when another node does not push its files.
         """
         with self._held(directory) as (held, described):
             if described is None:
@@ -58,6 +58,10 @@ class CheckpointStore:
             url, what = f"{self._url}/{name}", f"push checkpoint {name}"
             if self._is_complete(name, described):
                 return True
+            here = {file: digest for file, digest in described.sha256.items() if (held / file).exists()}
+            if reason := description.why_damaged(held, here):
+                print(f"train: not pushing checkpoint {name}: {reason}", flush=True)
+                return False
             self._forget_others(name, described)
             marker = held / description.NAME
             trees.push(self._client, url, held, [file for file in files_below(held) if file != marker], what)
@@ -73,21 +77,35 @@ class CheckpointStore:
             self._remove_old(name, described)
         return complete
 
-    def pull(self) -> Path | None:
-        """Pull the newest complete checkpoint of this training, with the files of all nodes, unless it is here.
+    def pull(self, step: int | None = None) -> Path | None:
+        """Pull the newest complete, undamaged checkpoint, with the files of all nodes, unless it is here.
 
-        Also the best weights as of its step. Returns its directory; None when the store has none.
+        Also the best weights as of its step. `step`: of the checkpoint that another node has pulled, which goes before
+        newer ones. Returns its directory; None when the store has no complete checkpoint of this training. Raises
+        UserError when it has some, and all are damaged.
         """
-        stored = self._complete()
-        name = max((name for name in stored if not is_best(name)), key=step_of, default=None)
-        if name is None:
-            return None
-        directory = self._run.checkpoint(step_of(name))
-        best = max((one for one in stored if is_best(one) and step_of(one) <= step_of(name)), key=step_of, default=None)
-        if best is not None:
-            self._pull(best, stored[best], self._run.best_checkpoint)
-        self._pull(name, stored[name], directory)
-        return directory
+        damaged: list[str] = []
+        while True:
+            stored = self._complete()
+            names = [name for name in stored if not is_best(name) and name not in damaged]
+            name = max(names, key=lambda name: (step_of(name) == step, step_of(name)), default=None)
+            if name is None:
+                break
+            try:
+                self._pull_best(step_of(name), stored)
+                if self._pull(name, stored[name], self._run.checkpoint(step_of(name))):
+                    return self._run.checkpoint(step_of(name))
+                damaged.append(name)
+            except UserError:
+                if self._is_complete(name, stored[name]):
+                    raise
+                # a training that goes on has removed it meanwhile, and has pushed another
+        if damaged:
+            raise UserError(
+                f"{self._url}: every complete checkpoint is damaged: {', '.join(damaged)}",
+                "to train from step 0, move them away (aws s3 mv --recursive)",
+            )
+        return None
 
     def pull_rest(self, directory: Path) -> None:
         """Pull the files of a checkpoint that other nodes have pushed; its description is here."""
@@ -104,13 +122,26 @@ class CheckpointStore:
         if not here and not self._is_complete(name, described):
             raise UserError(f"{self._url}/{name}: is not complete", _REMEDY)
 
-    def _pull(self, name: str, described: Description, directory: Path) -> None:
-        if _is_here(directory, described):
-            return
+    def _pull_best(self, step: int, stored: Mapping[str, Description]) -> None:
+        """Pull the best weights as of a step, if the store has them."""
+        best = max((name for name in stored if is_best(name) and step_of(name) <= step), key=step_of, default=None)
+        if best is not None:
+            self._pull(best, stored[best], self._run.best_checkpoint)
+
+    def _pull(self, name: str, described: Description, directory: Path) -> bool:
+        """Whether the checkpoint is here, complete and undamaged, once what is missing or damaged here is pulled."""
+        if _is_here(directory, described) and not description.why_damaged(directory, described.sha256):
+            return True
         # what is there may be another checkpoint of this step, or this node's part of it
         (directory / description.NAME).unlink(missing_ok=True)
-        for files in (described.files, [description.NAME]):
-            trees.pull_named(self._client, f"{self._url}/{name}", directory, files, f"pull checkpoint {name}")
+        url, what = f"{self._url}/{name}", f"pull checkpoint {name}"
+        trees.pull_named(self._client, url, directory, described.files, what)
+        # the store has the files that were pushed, which need not be those that training wrote
+        if reason := description.why_damaged(directory, described.sha256):
+            print(f"train: ignoring checkpoint {name} of the store: {reason}", flush=True)
+            return False
+        trees.pull_named(self._client, url, directory, [description.NAME], what)
+        return True
 
     def _complete(self) -> dict[str, Description]:
         """The complete checkpoints of this training in the store, by name."""

@@ -143,12 +143,14 @@ class RunStore:
             self.push_state()
         return self._checkpoints.push(directory, node, nodes)
 
-    def pull_checkpoint(self) -> Path | None:
+    def pull_checkpoint(self, step: int | None = None) -> Path | None:
         """Before training: pull the newest complete checkpoint, and what else training continues from.
 
-        Every node calls it and gets the files of all. Returns the checkpoint's directory; None without one.
+        Every node calls it and gets the files of all; the nodes after the first one with the `step` of the checkpoint
+        that the first one got. Returns the checkpoint's directory; None without one. Raises UserError when all are
+        damaged.
         """
-        found = self._checkpoints.pull()
+        found = self._checkpoints.pull(step)
         listed = trees.listing(self._client, f"{self._url}/{self._directory}")
         wanted = [entry for entry in listed if entry.name.startswith(("attempts/", f"{_REFERENCE}/", "metrics.jsonl"))]
         missing = [entry for entry in wanted if not (self._run.directory / entry.name).exists()]

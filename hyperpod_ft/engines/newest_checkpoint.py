@@ -1,0 +1,100 @@
+"""The checkpoint that training resumes from: the newest one that every node has complete and undamaged."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.sharded import dcp, description
+from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.engines.checkpoint_directory import Progress, newest_first, why_unusable
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.volume import Volume
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.run import Run
+
+
+def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
+    """The progress of the newest checkpoint that every node has complete and undamaged; prints why it ignores others.
+
+    Collective: one rank looks at each volume, and all its ranks read a part of the files. Raises RuntimeError when
+    nodes that share no volume have complete checkpoints, but not the same: training does not start again then, and
+    the next attempt may get the files that are missing here.
+    """
+    complete = [asdict(found) for found in _complete_checkpoints(run)] if volume.leads else None
+    by_volume = [
+        {(found["step"], found["digest"]): found["progress"] for found in of_volume}
+        for of_volume in processes.gather("restore/complete", complete)
+        if of_volume is not None
+    ]
+    common = [key for key in by_volume[0] if all(key in other for other in by_volume)]
+    elsewhere = sorted({step for of_volume in by_volume for step, digest in of_volume if (step, digest) not in common})
+    if processes.leads:
+        for step in elsewhere:
+            _print_ignored(run.checkpoint(step), "not every node has all of its files")
+    for step, digest in common:
+        directory = run.checkpoint(step)
+        reasons = processes.gather(f"restore/{step}/damaged", _why_damaged(directory, processes, volume, run))
+        if not any(reasons):
+            return _progress(by_volume[0][step, digest])
+        if processes.leads:
+            _print_ignored(directory, next(filter(None, reasons)))
+    if elsewhere:
+        raise RuntimeError(
+            f"{run.checkpoint(elsewhere[-1])} is complete on some nodes only, and no checkpoint on all of them:"
+            " training does not start again at step 0"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Complete:
+    """A complete checkpoint on one volume. `digest`: of all its files."""
+
+    step: int
+    digest: str
+    progress: Mapping[str, Any]
+
+
+def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
+    """The complete checkpoints of this run on this volume, the newest first; prints why it ignores others.
+
+    Checks sizes alone; `_why_damaged` reads the files.
+    """
+    for directory in newest_first(run):
+        reason = why_unusable(directory, run.plan["train"].fingerprint)
+        if not reason and (directory / dcp.INDEX).exists():
+            reason = _why_unreadable(directory)
+        if reason:
+            _print_ignored(directory, reason)
+            continue
+        described = description.read(directory)
+        yield _Complete(described.step, text_sha256(json.dumps(described.sha256, sort_keys=True)), described.progress)
+
+
+def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run) -> str:
+    """Why this rank's part of a complete checkpoint is damaged: the ranks on a volume share the reading."""
+    recorded = description.read(directory).sha256
+    part, parts = processes.rank, processes.world_size
+    if not volume.shared:
+        part, parts = processes.local_rank, processes.world_size // run.config.cluster.nodes
+    return description.why_damaged(directory, {name: recorded[name] for name in sorted(recorded)[part::parts]})
+
+
+def _progress(values: Mapping[str, Any]) -> Progress:
+    """From JSON, which has no tuples."""
+    return Progress(**{**values, "resumed_from": tuple(values["resumed_from"])})
+
+
+def _print_ignored(directory: Path, reason: str) -> None:
+    print(f"train: ignoring checkpoint {directory.name}: {reason}", flush=True)
+
+
+def _why_unreadable(directory: Path) -> str:
+    # DCP unpickles the index, so it must not get one with anything else in it
+    try:
+        dcp.index(directory)
+    except UserError as error:
+        return str(error)
+    return ""
