@@ -134,11 +134,14 @@ def newest_checkpoint(run: Run) -> int:
     return max(written, default=(0, 0))[1]
 
 
-def reference_stored(run: Run) -> int:
-    """When the latest part of DPO's reference was stored, in ns; 0: never."""
+def reference_measured(run: Run) -> int:
+    """How many of DPO's reference log-probabilities are stored.
+
+    Not when they were: a job that measures the same part as the one before it has made no progress.
+    """
     try:
-        return run.reference.stat().st_mtime_ns
-    except OSError:
+        return int(run.reference_count.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return 0
 
 

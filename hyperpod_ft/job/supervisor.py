@@ -102,13 +102,13 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     step = JobStep.from_environment()
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
-    begun_at, reference = attempts.newest_checkpoint(run), attempts.reference_stored(run)
+    begun_at, reference = attempts.newest_checkpoint(run), attempts.reference_measured(run)
     if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
     while True:
         earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
-        attempt = replace(attempt, measured=attempts.reference_stored(run) != reference)
+        attempt = replace(attempt, measured=attempts.reference_measured(run) > reference)
         decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
         if decision.action == "retry":
             restarts.add(run, stage, attempt)

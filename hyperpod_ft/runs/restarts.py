@@ -44,7 +44,7 @@ class Attempt:
     begun_at: int  # step of the newest checkpoint when the job began; 0: none
     checkpoint: int  # the same, at the end of the attempt
     step: int  # the last one that was logged
-    measured: bool = False  # objective dpo: since the job began, a part of the reference was stored
+    measured: bool = False  # objective dpo: since the job began, more of the reference was measured
 
     @property
     def first_failure(self) -> NodeFailure | None:

@@ -139,6 +139,11 @@ class Run:
         return self.directory / "reference"
 
     @property
+    def reference_count(self) -> Path:
+        """How many log-probabilities `reference` has."""
+        return self.reference / "measured"
+
+    @property
     def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"

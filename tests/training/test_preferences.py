@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,6 +274,7 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
         train_here(run)
     done = np.isfinite(np.load(run.reference / "train.npy"))
     assert done.any() and not done.all()
+    assert int(run.reference_count.read_text()) == done.sum()
     rows.append(-1)  # is not interrupted again
     train_here(run)
     measured = rows[: rows.index(-1)] + rows[rows.index(-1) + 1 :]
@@ -299,7 +301,7 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
         np.save(run.reference / "train.npy", np.full_like(whole, np.nan))
         yield
         np.save(run.reference / "train.npy", whole + 1)
-        (run.base_model / "model.safetensors").touch()  # as if fetched again
+        (run.base_model / "README.md").write_text("another model")
         yield
 
     for _ in spoil():
@@ -310,6 +312,7 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
     run.record_path("train").unlink()
     shutil.rmtree(run.checkpoints)
     np.save(run.reference / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32))
+    os.utime(run.base_model / "model.safetensors", (0, 0))  # as on another machine, which got both from a store
     train_here(run)
     assert metrics(run)[0]["rewards/margins"] == pytest.approx(-5 * BETA, rel=1e-4)
     assert json.loads((run.checkpoint(1) / "checkpoint.json").read_text())["progress"]["metrics"]["rewards/margins"] < 0

@@ -29,7 +29,6 @@ _PROGRESS_SECONDS = 10.0
 _PASSES_PER_PART = 64  # of a rank, after which what was measured is stored
 _INPUTS = "inputs.sha256"
 
-
 Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those of their rows that are used
 
 
@@ -117,14 +116,16 @@ def stored(run: Run, wanted: Wanted) -> dict[str, Floats]:
 
 def store(run: Run, known: Mapping[str, Floats]) -> None:
     """`known`: fp32 [documents] by split, NaN where nothing was measured."""
+    measured = sum(int(np.isfinite(values).sum()) for values in known.values())
     with publish.new_directory(run.reference) as partial:
         for name, values in known.items():
             np.save(partial / f"{name}.npy", values)
         (partial / _INPUTS).write_text(_inputs(run), encoding="utf-8")
+        (partial / run.reference_count.name).write_text(f"{measured}\n", encoding="utf-8")
 
 
 def _inputs(run: Run) -> str:
-    """What identifies the model and the rows: a model that is fetched again may be another under the same name."""
+    """What identifies the model and the rows, on every machine that has them: when files were written does not."""
     files = [path for directory in (run.base_model, run.dataset_path) for path in files_below(directory)]
-    found = [(str(path.relative_to(run.root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return text_sha256(json.dumps(found))
+    found = [(str(path.relative_to(run.root)), path.stat().st_size) for path in files]
+    return text_sha256(json.dumps([run.plan[stage].fingerprint for stage in ("download", "dataset")] + found))

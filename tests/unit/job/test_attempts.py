@@ -190,6 +190,16 @@ def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["8"]
 
 
+def test_what_is_measured_of_the_reference_is_counted(make_run: MakeRun) -> None:
+    run = make_run()
+    assert attempts.reference_measured(run) == 0
+    run.reference.mkdir(parents=True)
+    run.reference_count.write_text("12\n")
+    assert attempts.reference_measured(run) == 12
+    run.reference_count.write_text("")
+    assert attempts.reference_measured(run) == 0
+
+
 def test_the_newest_checkpoint_is_the_one_written_last(make_run: MakeRun) -> None:
     run = make_run()
     assert attempts.newest_checkpoint(run) == 0
