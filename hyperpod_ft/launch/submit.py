@@ -39,6 +39,8 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
     with _exclusive_submission(run, launchers, also=launcher):
         if launcher != launchers.sagemaker.name:
             _forget_environment_of_containers(run)
+            # the other launchers' jobs need on their volume what the store has
+            publish.remove(run.store_listing)
         stages = choose(run, selection)
         if not stages:
             return ()

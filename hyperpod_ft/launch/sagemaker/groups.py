@@ -115,7 +115,8 @@ def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
 def planned(jobs: Sequence[Job]) -> list[Planned]:
     """The training jobs of the newest submission, in the order of the groups: of each stage the newest."""
     ours = [job for job in jobs if job.launcher == LAUNCHER]
-    submitted = max((job.submitted for job in ours), default="")
+    # in the order in which they were recorded: the clocks of two machines may differ
+    submitted = ours[-1].submitted if ours else ""
     newest = {job.stage: job for job in ours if job.submitted == submitted}
     found = []
     for group, of in GROUPS.items():

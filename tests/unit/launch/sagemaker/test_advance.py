@@ -5,7 +5,7 @@ import itertools
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import launcher as launcher_module
 from hyperpod_ft.launch.sagemaker.advance import advance, states
@@ -22,8 +23,9 @@ from hyperpod_ft.launch.sagemaker.groups import job_name
 from hyperpod_ft.launch.sagemaker.place import OnFileSystem
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus, status
+from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Output, Record
 from hyperpod_ft.runs.restarts import NOTICE, NOTICE_STATUS, Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -374,3 +376,22 @@ def test_the_code_of_a_run_is_that_of_its_submission(run: Run, jobs: Jobs) -> No
     assert {job["code"] for job in json.loads(run.jobs_path.read_text())} == {"0.1.0-abc"}
     (channel, _) = jobs.requests[0]["InputDataConfig"]
     assert channel["DataSource"]["FileSystemDataSource"]["DirectoryPath"] == "/abcdefgh/hyperpod-ft/code/0.1.0-abc"
+
+
+def test_another_launcher_runs_what_only_the_store_has(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs read the outputs on their own volume."""
+    chosen: list[str] = []
+
+    def noted(_: ProcessLauncher, __: Run, stages: Sequence[StagePlan], ___: object) -> None:
+        chosen.extend(stage.name for stage in stages)
+
+    monkeypatch.setattr(ProcessLauncher, "submit", noted)
+    submitted(run)
+    jobs.becomes(name(run, "prepare"), JobState("FAILED"))
+    output, fingerprint = Output("models/a", 3, ""), run.plan["download"].fingerprint
+    record = Record("download", fingerprint, {}, (output,), {}, "2026-01-01T00:00:00Z", 1.0, "algo-1", "x")
+    record.write(run.record_path("download"))
+    publish.write_json(run.store_listing, {output.path: output.size})
+    assert run.is_done("download")
+    submit.submit(run, Launchers(), Selection(), "process")
+    assert "download" in chosen

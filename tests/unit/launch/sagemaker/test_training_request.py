@@ -139,8 +139,9 @@ def test_numbers_are_not_used_again(make_run: Callable[..., Run]) -> None:
     assert number_of(job_name(run, "train", 13)) == 13
 
 
-def test_only_the_newest_submission_is_planned() -> None:
-    old, new = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+@pytest.mark.parametrize("old", ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"], ids=["", "of a fast clock"])
+def test_only_the_newest_submission_is_planned(old: str) -> None:
+    new = "2026-01-02T00:00:00Z"
     jobs = [
         Job("download", "x-prepare-1", "sagemaker", old, code="a"),
         Job("train", "x-train-1", "sagemaker", old, code="a"),
