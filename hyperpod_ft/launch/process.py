@@ -133,8 +133,12 @@ class ProcessLauncher:
                     signalled = True
                 time.sleep(0.05)
 
-    def advance(self, run: Run) -> None:
+    def refresh(self, run: Run) -> None:
+        """Scripts write to this machine's disk."""
+
+    def advance(self, run: Run) -> str:
         """The chain runner starts the scripts."""
+        return ""
 
     def fetch_log(self, run: Run, job: Job) -> None:
         """Scripts write to this machine's disk."""

@@ -43,7 +43,7 @@ class StageStatus:
     job_id: str = ""
     seconds: float | None = None  # of work, once done
     log: str = ""  # path
-    restarts: str = ""  # of its newest job, in words
+    restarts: str = ""  # of its newest submission, in words
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class RunStatus:
     progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
     note: str = ""  # why states are unknown
+    created: str = ""  # the job that this look at the run created
 
     @property
     def failed(self) -> StageStatus | None:
@@ -67,11 +68,17 @@ class RunStatus:
         return asdict(self)
 
 
-def status(run: Run, launchers: Launchers) -> RunStatus:
-    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
-    note = ""
+def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
+    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
+
+    With `advance`, creates the run's next job if that waits for somebody to do it; else only reads.
+    """
+    note = created = ""
     try:
-        launchers.advance(run)
+        if advance:
+            created = launchers.advance(run)
+        else:
+            launchers.refresh(run)
     except UserError as error:
         note = str(error)
     jobs = run.latest_jobs()
@@ -96,6 +103,7 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
         progress=_progress(run, stages),
         figures=figures(run),
         note=note,
+        created=created,
     )
 
 
@@ -149,8 +157,7 @@ def _stage_status(
 
 
 def _restarts(run: Run, stage: str, job_id: str) -> str:
-    of_job = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
-    return restarts.describe(of_job, run.config.cluster.max_restarts)
+    return restarts.describe(restarts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
 def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:

@@ -126,9 +126,9 @@ def test_description() -> None:
     limit = at_the_limit()
     assert restarts.describe([], 3) == ""
     assert restarts.describe([crash(), limit], 3) == (
-        "restart 1 of 3 (rank 3: exit 1 at step 5), requeued once at its time limit"
+        "restart 1 of 3 (rank 3: exit 1 at step 5), continued once after its time limit"
     )
-    assert restarts.describe([limit, limit], 3) == "requeued 2 times at its time limit"
+    assert restarts.describe([limit, limit], 3) == "continued 2 times after its time limit"
 
 
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
