@@ -14,7 +14,7 @@ from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
 from hyperpod_ft.launch.status import RunStatus, tuned_model
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
@@ -115,6 +115,8 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
     print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
     if jobs[0].launcher == LAUNCHER:
         print(_created(jobs[0].job_id))  # the first one; the others wait for its records
+        if run.config.cluster.mail_user:
+            print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:

@@ -246,6 +246,16 @@ def test_what_was_created_is_printed(run: Run, jobs: Jobs, capsys: pytest.Captur
     assert "created training job" not in capsys.readouterr().out
 
 
+def test_an_address_for_slurms_mail_is_answered_by_a_warning(
+    make_run: Callable[..., Run], jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", cluster__mail_user="me@example.com")
+    submitted(run)
+    show_runs.submitted(run, run.jobs())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: cluster.mail_user: ")
+
+
 def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is killed before it has recorded the follower has not used up a restart."""
     finish(run, ["env", "download", "dataset"])
