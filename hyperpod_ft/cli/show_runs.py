@@ -15,7 +15,8 @@ from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
-from hyperpod_ft.launch.status import RunStatus, tuned_model
+from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures

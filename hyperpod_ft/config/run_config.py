@@ -101,8 +101,8 @@ class Cluster(Section):
     )
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
         None,
-        description="Address that Slurm mails when a job fails, reaches its time limit, or can never start. Has no effect"
-        " on SageMaker training jobs: docs/training-jobs.md has a rule of EventBridge for them.",
+        description="Address that Slurm mails when a job fails, reaches its time limit, or can never start. Has no"
+        " effect on SageMaker training jobs: docs/training-jobs.md has a rule of EventBridge for them.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,

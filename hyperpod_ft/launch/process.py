@@ -67,6 +67,7 @@ class ProcessLauncher:
     """Plain processes on this machine."""
 
     name: str = "process"
+    shares_environment: bool = True
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
         """Start the chain runner; it outlives this program and its terminal."""

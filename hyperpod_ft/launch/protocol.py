@@ -38,6 +38,10 @@ class Launcher(Protocol):
     def name(self) -> str:
         """`slurm`, `process` or `sagemaker`."""
 
+    @property
+    def shares_environment(self) -> bool:
+        """Whether its jobs use the environment below `cluster.root`; else each makes one for itself."""
+
     def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 

@@ -61,6 +61,7 @@ class SlurmLauncher:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
+    shares_environment: bool = True
 
     @property
     def _conf(self) -> str:

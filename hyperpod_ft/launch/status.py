@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
+from hyperpod_ft.launch.sagemaker.place import tuned_model
 from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.jobs import Job
@@ -107,17 +107,8 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     )
 
 
-def tuned_model(run: Run) -> str:
-    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    section = run.config.sagemaker
-    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
-    if section and section.store and in_store:
-        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
-    return str(run.tuned_model)
-
-
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
-    """The stages of one training job run one after the other: what SageMaker says is about the first that is left."""
+    """A job runs its stages one after the other: what its launcher says is about the first that is left."""
     jobs: set[str] = set()
     found = []
     for stage in stages:

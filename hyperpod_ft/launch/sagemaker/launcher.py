@@ -26,6 +26,7 @@ class SageMakerLauncher:
     """SageMaker in the region of each run's section `sagemaker`."""
 
     name: str = LAUNCHER
+    shares_environment: bool = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -451,6 +451,7 @@ class Recording:
     """A launcher that only notes what is submitted."""
 
     name: str = "slurm"
+    shares_environment: bool = True
     stages: list[str] = field(default_factory=list)
 
     def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None]) -> None:
