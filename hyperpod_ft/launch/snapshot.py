@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyperpod_ft import __version__, digests, publish
+from hyperpod_ft.runs.container import ENTRY
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 
@@ -19,7 +20,7 @@ def snapshot(copies: Path) -> Path:
     sources |= {
         Path("hyperpod_ft/templates") / file.relative_to(templates): file for file in digests.files_below(templates)
     }
-    sources[Path("entry.py")] = PACKAGE / "job" / "sagemaker" / "entry.py"
+    sources[Path(ENTRY)] = PACKAGE / "job" / "sagemaker" / "entry.py"
     identity = digests.text_sha256(
         "\n".join(f"{target} {digests.file_sha256(file)}" for target, file in sorted(sources.items()))
     )
