@@ -21,15 +21,14 @@ from hyperpod_ft.job.sagemaker.host import ML, Host, JobError, link_root, report
 from hyperpod_ft.job.sagemaker.script import NOTICED, Script, Stop
 from hyperpod_ft.job.sagemaker.store_steps import StoreSteps
 from hyperpod_ft.runs import container
-from hyperpod_ft.runs.container import CODE, FSX, KILLED_STATUS, NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.container import CODE, FSX, NOTICE_STATUS, TERMINATED_STATUS
 
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
 _FAREWELL_SECONDS = 5
-# Of a job after which another may come: all is done, its time is over, or a process was killed without a reason of its
-# own, as when memory runs out. After any other status, a stage has failed.
-_ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS, KILLED_STATUS)
+# Of a job after which another may come: all is done, or its time is over. After any other status, a stage has failed.
+_ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
 
 
 def work() -> int:
