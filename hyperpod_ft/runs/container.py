@@ -21,9 +21,10 @@ MAX_RUNTIME = "HYPERPOD_FT_MAX_RUNTIME"
 # Slurm's notice of the time limit, and a container's own. Slurm sends it to the job's script (`--signal=B:USR1@...`);
 # supervisor, srun and torchrun forward it. Training saves a checkpoint and ends.
 NOTICE = signal.SIGUSR1
-# Exit statuses, as a shell reports them, of processes that the notice or SIGTERM ended.
+# Exit statuses, as a shell reports them, of processes that the notice, SIGTERM or SIGKILL ended.
 NOTICE_STATUS = 128 + NOTICE
 TERMINATED_STATUS = 128 + signal.SIGTERM
+KILLED_STATUS = 128 + signal.SIGKILL
 
 # Seconds between the notice and the job's limit, if the limit is not short. A container cannot know better: SageMaker
 # counts the start of the instances too, which takes minutes.
