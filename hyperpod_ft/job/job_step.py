@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hyperpod_ft.runs.container import MAX_RUNTIME
+
 # Holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
 # Set in a training job's containers by hyperpod_ft.job.sagemaker: the names of its hosts, in order; this one's number;
@@ -25,13 +27,15 @@ class JobStep:
     nodes: int
     node_list: str = ""  # of the Slurm job, like node[1-4]
     hosts: tuple[str, ...] = ()  # of the training job, in order
+    max_runtime: int = 0  # seconds that SageMaker gives the training job
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobStep:
         if hosts := tuple(environment.get(HOSTS, "").split()):
             place = int(environment[HOST_NUMBER])
             attempt = int(environment.get(ATTEMPT_NUMBER, "0"))
-            return cls("", 0, attempt, hosts[place], place, len(hosts), hosts=hosts)
+            limit = int(environment.get(MAX_RUNTIME, "0"))
+            return cls("", 0, attempt, hosts[place], place, len(hosts), hosts=hosts, max_runtime=limit)
         return cls(
             slurm_job=environment.get("SLURM_JOB_ID", ""),
             restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),

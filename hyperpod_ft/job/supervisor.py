@@ -24,16 +24,17 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import TERMINATED_STATUS, Decision
+from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, seconds_to_save
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import NOTICE, NOTICE_STATUS, STOP_SIGNALS, Attempt
+from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
 from hyperpod_ft.runs.run import Run
 
-# Share of the time between the notice and the limit that the ranks get to save in before the job is requeued.
+# Share of the time between Slurm's notice and the limit that the ranks get to save in before the job is requeued.
 _SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
@@ -176,7 +177,8 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    seconds_to_save = _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
+    limit = JobStep.from_environment().max_runtime
+    to_save = seconds_to_save(limit) if limit else _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
@@ -195,7 +197,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.alone and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
             told_at = now
             child.send_signal(NOTICE)
-        if signals.received == NOTICE and signals.seconds_since() > seconds_to_save:
+        if signals.received == NOTICE and signals.seconds_since() > to_save:
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
     return bool(recorded_at)

@@ -24,6 +24,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
+from hyperpod_ft.runs.container import JOB_ID
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
@@ -196,7 +197,7 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
 def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
     # as on a node outside any allocation, also when the kit itself runs inside one
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    environment["HYPERPOD_FT_JOB_ID"] = job_id
+    environment[JOB_ID] = job_id
     return subprocess.Popen(
         ["bash", str(run.script(stage))],
         cwd=run.directory,

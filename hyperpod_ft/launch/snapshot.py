@@ -6,23 +6,17 @@
 
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from hyperpod_ft import __version__, digests, publish
+from hyperpod_ft.runs.container import ENTRY
 from hyperpod_ft.shipped import PACKAGE, shipped
 
 
 def snapshot(copies: Path) -> Path:
     """A directory below `copies`, named after its content, that holds the `hyperpod_ft` package as it is now."""
-    sources = {Path("hyperpod_ft") / file.relative_to(PACKAGE): file for file in _code()}
-    templates = shipped("templates")
-    sources |= {
-        Path("hyperpod_ft/templates") / file.relative_to(templates): file for file in digests.files_below(templates)
-    }
-    sources[Path("entry.py")] = PACKAGE / "job" / "sagemaker" / "entry.py"
-    identity = digests.text_sha256(
-        "\n".join(f"{target} {digests.file_sha256(file)}" for target, file in sorted(sources.items()))
-    )
+    sources, identity = _sources()
     final = copies / f"{__version__}-{identity[:12]}"
     with publish.lock(copies / ".lock"):
         if not final.is_dir():
@@ -31,6 +25,19 @@ def snapshot(copies: Path) -> Path:
                     (directory / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, directory / target)
     return final
+
+
+@cache
+def _sources() -> tuple[dict[Path, Path], str]:
+    """The files by their paths in a copy, and a digest of all: once for a process, whose code does not change."""
+    sources = {Path("hyperpod_ft") / file.relative_to(PACKAGE): file for file in _code()}
+    templates = shipped("templates")
+    sources |= {
+        Path("hyperpod_ft/templates") / file.relative_to(templates): file for file in digests.files_below(templates)
+    }
+    sources[Path(ENTRY)] = PACKAGE / "job" / "sagemaker" / "entry.py"
+    lines = (f"{target} {digests.file_sha256(file)}" for target, file in sorted(sources.items()))
+    return sources, digests.text_sha256("\n".join(lines))
 
 
 def _code() -> Iterator[Path]:

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyperpod_ft.runs.container import JOB_ID
+
 
 @dataclass(frozen=True)
 class Job:
@@ -24,4 +26,4 @@ class Job:
 
 def own_job_id() -> str:
     """The id of the job that this process belongs to, which its script exports; `manual` for one started by hand."""
-    return os.environ.get("HYPERPOD_FT_JOB_ID", "manual")
+    return os.environ.get(JOB_ID, "manual")

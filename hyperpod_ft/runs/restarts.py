@@ -9,12 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.run import Run
 
-# Slurm's notice of the time limit. Slurm sends it to the job's script (`--signal=B:USR1@...`); supervisor, srun and
-# torchrun forward it.
-NOTICE = signal.SIGUSR1
-NOTICE_STATUS = 128 + NOTICE  # as a shell reports it, of a process that the notice ended
 # What asks a training to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
 STOP_SIGNALS = (NOTICE, signal.SIGTERM)
 

@@ -16,7 +16,7 @@ from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
-from hyperpod_ft.runs import base_model
+from hyperpod_ft.runs import base_model, container
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 
@@ -24,8 +24,6 @@ JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
 _PLAN = TypeAdapter(Plan)
 _SIZES = TypeAdapter(dict[str, int])
-# Holds the interpreter of a training job's container (hyperpod_ft.job.sagemaker).
-CONTAINER_PYTHON = "HYPERPOD_FT_PYTHON"
 BEST = "best"  # name of the checkpoint with the lowest validation loss
 _STEP = re.compile(r"step-(\d{8})")
 
@@ -182,7 +180,7 @@ class Run:
         return self.directory / "serving"
 
     def script(self, stage: str) -> Path:
-        return self.directory / "sbatch" / f"{stage}.sbatch"
+        return container.script(self.directory, stage)
 
     def job_name(self, stage: str) -> str:
         return f"{self.config.name}-{stage}"
@@ -198,7 +196,7 @@ class Run:
 
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
-        return self.logs / f"{self.job_name(stage)}_{job_id}.out"
+        return container.log(self.directory, stage, job_id)
 
     def fetched_log(self, stage: str, job_id: str) -> Path:
         """What CloudWatch has of the log of a training job whose containers do not write to this volume."""
@@ -206,7 +204,7 @@ class Run:
 
     def exit_marker(self, stage: str, job_id: str) -> Path:
         """Holds the exit status that the script's trap wrote."""
-        return self.directory / "exits" / f"{stage}_{job_id}"
+        return container.exit_marker(self.directory, stage, job_id)
 
     def cancel_marker(self, stage: str, job_id: str) -> Path:
         """Exists when the job was cancelled on purpose."""
@@ -279,7 +277,7 @@ class Run:
     @property
     def python(self) -> Path:
         """The interpreter of the stages that need torch; in a training job's container, its own."""
-        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
+        given = os.environ.get(container.CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:

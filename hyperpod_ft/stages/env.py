@@ -22,7 +22,8 @@ from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron, install_others
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, pins_file
-from hyperpod_ft.runs.run import CONTAINER_PYTHON, Run
+from hyperpod_ft.runs.container import CONTAINER_PYTHON
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
 # Imported by the kit's own code in the jobs.

@@ -1,6 +1,7 @@
 """A run's store, on moto's S3: what each stage needs and gives, checkpoints of one node and of several, kills."""
 
 import os
+import struct
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.config import run_file
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.job.sagemaker import around
 from hyperpod_ft.launch.sagemaker import checkpoint_store
 from hyperpod_ft.launch.sagemaker.store import RunStore
 from hyperpod_ft.launch.sagemaker.stored_checkpoints import superseded
@@ -174,6 +176,34 @@ def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws:
     RunStore(run, client).push_stage("merge")
     assert aws.requests().count(("s3", "PUT")) == sent + 3  # the other shard, the checksums, the record
     assert RunStore(run, client).push_finished(merged) == []
+
+
+@pytest.mark.parametrize("engine", ["neuron", "torch"])
+def test_graphs_of_a_compilation_that_was_killed_are_kept(
+    client: Any, run: Run, other: Run, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next container compiles only what is missing. Engine neuron has directories, engine torch files."""
+    monkeypatch.setattr(Run, "neuron_cache", property(lambda run: run.root / "neuron-cache/0123"))
+    cache, whole = run.neuron_cache, struct.pack("<8xQQ", 1024, 0).ljust(1024, b"\0")
+    if engine == "neuron":
+        done, half = cache / "neuronxcc-2/MODULE_1+2/model.neff", cache / "neuronxcc-2/MODULE_3+4/model.neff"
+        write(done.parent / "model.done", b"")
+        write(done.parent / "model.hlo_module.pb.lock", b"")
+    else:
+        done, half = cache / "ab/cd/abcd1.neff", cache / "ab/cd/abcd2.neff"
+    write(done, whole)
+    write(half, whole[:-1])
+    pushed: set[str] = set()
+    around.push_graphs(run, RunStore(run, client), pushed)
+    RunStore(other, client).pull_graphs()
+    found = set(tree(other.neuron_cache))
+    assert found == {file.relative_to(cache).as_posix() for file in (done, done.parent / "model.done") if file.exists()}
+    write(half, whole)
+    if engine == "neuron":
+        write(half.parent / "model.done", b"")
+    around.push_graphs(run, RunStore(run, client), pushed)
+    RunStore(other, client).pull_graphs()
+    assert (other.neuron_cache / half.relative_to(cache)).read_bytes() == whole
 
 
 def test_a_checkpoint_of_one_node(client: Any, run: Run, other: Run) -> None:

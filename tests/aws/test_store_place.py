@@ -69,8 +69,10 @@ def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Pl
     client, here = machine("client")
     here.refresh()
     finish(client, "download", client.base_model / "config.json")
+    finish(client, "env", client.environment_path / "pyvenv.cfg")
     here.prepare()
     here.refresh()
+    assert not any("envs/" in name for name in client.sizes_in_store()), "each container makes its own"
     (client.base_model / "config.json").unlink()
     assert client.is_done("download")
     before = len([call for call in aws.requests() if call == ("s3", "PUT")])

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.runs.container import NOTICE
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.restarts import NOTICE
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage, train
 from tests.training.forking import Forked, ForkServer

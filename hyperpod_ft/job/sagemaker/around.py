@@ -5,6 +5,7 @@
     ... before RUN_DIR STAGE                            with a store: bring what the stage needs here
     ... during RUN_DIR STAGE HOST HOSTS                 with a store: push what it has finished, until stdin ends
     ... after RUN_DIR STAGE                             with a store: push its outputs, and then its record
+    ... state RUN_DIR                                   with a store: push metrics, attempts, exit statuses
     ... advance RUN_DIR JOB                             create the run's next training job; JOB is this one
 
 A user's error is one line and exit status 2, as in every program of the kit.
@@ -21,6 +22,7 @@ from typing import Any
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
 from hyperpod_ft.launch.sagemaker.place import place_of
 from hyperpod_ft.launch.sagemaker.store import RunStore
@@ -41,26 +43,30 @@ def pull_run(directory: Path, root: Path, store: str) -> None:
 
 
 def before(run: Run, stage: str) -> None:
-    """Bring the outputs of the stages that it needs here, and the newest checkpoint of a training."""
+    """Bring the outputs of the stages that it needs here, and what an earlier job of the stage has pushed."""
     with _explained(run):
         store = _store(run)
         store.pull_needs(stage)
         if stage == "train":
             store.pull_checkpoint()
+        elif stage == "precompile":
+            store.pull_graphs()
 
 
 def during(run: Run, stage: str, host: int, hosts: int) -> None:
-    """Push checkpoints as they are published, shards of models as they are finished, and the run's small files.
+    """Push checkpoints as they are published, shards and compiled graphs as they are finished, and small files.
 
     Ends when its standard input does, after a last look. What cannot be pushed now is tried again.
     """
-    store, done = _store(run), set[tuple[Path, int]]()
+    store, done, graphs = _store(run), set[tuple[Path, int]](), set[str]()
     pushed_state, at_end = 0.0, False
     while True:
         try:
             with _explained(run):
                 if stage == "train":
                     _push_checkpoints(run, store, host, hosts, done)
+                elif stage == "precompile":
+                    push_graphs(run, store, graphs)
                 elif stage in ("consolidate", "merge"):
                     store.push_finished(run.tuned_model, f"push {stage}")
                 if not host and (at_end or time.monotonic() - pushed_state > _STATE_SECONDS):
@@ -83,6 +89,19 @@ def _push_checkpoints(run: Run, store: RunStore, host: int, hosts: int, done: se
             if found not in done:
                 store.push_checkpoint(directory, host, hosts)
                 done.add(found)
+
+
+def push_graphs(run: Run, store: RunStore, done: set[str]) -> None:
+    """Those that were finished since the last look: `done` knows their names."""
+    if found := neuron_cache.finished(run.neuron_cache) - done:
+        store.push_graphs([run.neuron_cache / name for name in sorted(found)])
+        done |= found
+
+
+def push_state(run: Run) -> None:
+    """Push the run's small files."""
+    with _explained(run):
+        _store(run).push_state()
 
 
 def after(run: Run, stage: str) -> None:
@@ -133,10 +152,12 @@ def main() -> int:
             during(run, arguments[0], int(arguments[1]), int(arguments[2]))
         elif action == "after":
             after(run, arguments[0])
+        elif action == "state":
+            push_state(run)
         elif action == "advance":
             create_next(run, arguments[0])
     except UserError as error:
-        print_error(action if action in ("advance", "pull-run") else arguments[0], str(error))
+        print_error(action if action in ("advance", "pull-run", "state") else arguments[0], str(error))
         return EXIT_USER_ERROR
     return 0
 

@@ -4,56 +4,44 @@
 
 The first host runs the stages' scripts, the same ones that Slurm runs; the others do what it tells them when ranks
 start. Its last act is to create the run's next training job. Exit status: 0 when every stage has left its record,
-whatever its processes did afterwards. What the launcher tells a container are hyperparameters:
-
-    job              the job's name
-    stages           to run, in order, separated by spaces
-    run_directory    of the run; its scripts are in `sbatch/`
-    root             cluster.root: a link to channel `fsx`, or with `store` to a directory of the container
-    store            S3 prefix with the same tree, for jobs without a file system
-    python           interpreter of the stages, if the image has one
-    pins             otherwise: requirements file below the code, for an interpreter of the container
-    max_runtime      seconds that SageMaker gives the job
+whatever its processes did afterwards. What the launcher tells a container are hyperparameters (runs/container.py).
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Mapping
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker import init, interpreter, step
-from hyperpod_ft.job.sagemaker.kit import Kit
-from hyperpod_ft.job.sagemaker.place import CODE, FSX, ML, JobError, Place, link_root, report_failure
+from hyperpod_ft.job.sagemaker import init, interpreter, messages, step
+from hyperpod_ft.job.sagemaker.host import ML, Host, JobError, link_root, report_failure
 from hyperpod_ft.job.sagemaker.script import NOTICED, Script, Stop
+from hyperpod_ft.job.sagemaker.store_steps import StoreSteps
+from hyperpod_ft.runs import container
+from hyperpod_ft.runs.container import CODE, FSX, NOTICE_STATUS, TERMINATED_STATUS
 
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
-# SageMaker counts the start of the instances too, so that a container does not know how much of its time is left.
-_NOTICE_SECONDS = 900
 _FAREWELL_SECONDS = 5
-_TERMINATED = 128 + signal.SIGTERM
+# Of a job after which another may come: all is done, or its time is over. After any other status, a stage has failed.
+_ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
 
 
 def work() -> int:
     """What the child of PID 1 does; returns the container's exit status."""
     try:
-        place = Place.read()
-        stop = Stop(notice_after(int(place["max_runtime"])))
-        place.wait_for_names()
-        link_root(Path(place["root"]), SCRATCH if "store" in place.hyperparameters else ML / "input/data" / FSX)
-        pins = place.hyperparameters.get("pins", "")
-        python = PYTHON if pins else Path(place["python"])
-        interpreter.prepare(python, pins, ML / "input/data" / CODE)
-        os.environ.update(variables(place, python))
-        kit = Kit(place, str(python))
-        kit.pull_run()
-        return lead(place, kit, stop) if place.leads else follow(place, kit, stop)
+        host = Host.read()
+        stop = Stop(notice_after(int(host.told.max_runtime)))
+        host.wait_for_names()
+        link_root(Path(host.told.root), SCRATCH if host.told.store else ML / "input/data" / FSX)
+        python = PYTHON if host.told.pins else Path(host.told.python)
+        steps = StoreSteps(host, str(python))
+        prepare(host, steps, python)
+        return run_as_first(host, steps, stop) if host.is_first else run_as_other(host, steps, stop)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         report_failure(str(error))
@@ -63,86 +51,122 @@ def work() -> int:
         raise
 
 
+def prepare(host: Host, steps: StoreSteps, python: Path) -> None:
+    """Make the interpreter, and bring the run here. Raises JobError: the first stage has failed then."""
+    try:
+        interpreter.prepare(python, host.told.pins, ML / "input/data" / CODE)
+        os.environ.update(variables(host, python))
+        steps.pull_run()
+    except JobError:
+        if host.is_first:
+            leave_exit_status(host, host.told.stages.split()[0], 1)
+            steps.push_state()
+        raise
+
+
 def notice_after(max_runtime: int) -> float:
     """When the training gets its notice, in seconds after the container's start."""
-    return max_runtime - min(_NOTICE_SECONDS, max_runtime / 5)
+    return max_runtime - container.notice_seconds(max_runtime)
 
 
-def variables(place: Place, python: Path) -> dict[str, str]:
+def variables(host: Host, python: Path) -> dict[str, str]:
     """What the scripts and their programs find in their environment, besides what they set themselves."""
     code = str(ML / "input/data" / CODE)
     found = {
         "PYTHONPATH": code,
         "HYPERPOD_FT_CODE": code,
-        "HYPERPOD_FT_PYTHON": str(python),
-        "HYPERPOD_FT_JOB_ID": place["job"],
-        HOSTS: " ".join(place.hosts),
-        HOST_NUMBER: str(place.number),
+        container.CONTAINER_PYTHON: str(python),
+        container.JOB_ID: host.told.job,
+        container.MAX_RUNTIME: host.told.max_runtime,
+        HOSTS: " ".join(host.hosts),
+        HOST_NUMBER: str(host.number),
     }
-    if store := place.hyperparameters.get("store"):
-        found[step.STORE] = store
-    if place.interface:
-        found.update({"NCCL_SOCKET_IFNAME": place.interface, "GLOO_SOCKET_IFNAME": place.interface})
+    if host.told.store:
+        found[step.STORE] = host.told.store
+    if host.interface:
+        found.update({"NCCL_SOCKET_IFNAME": host.interface, "GLOO_SOCKET_IFNAME": host.interface})
     return found
 
 
-def lead(place: Place, kit: Kit, stop: Stop) -> int:
-    """On the first host: run the stages, dismiss the other hosts, and have the next training job created."""
+def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
+    """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
     status = 1
     try:
-        status = run_stages(place, kit, stop)
+        status = run_stages(host, steps, stop)
     finally:
+        # also when nothing else could be pushed: whoever looks at the run from outside sees that a stage has failed
+        steps.push_state()
         # the others may still install packages; when this one fails, SageMaker ends them
-        seconds = _FAREWELL_SECONDS if status or stop.requested else step.JOIN_SECONDS
-        step.dismiss(place["job"], place.hosts, seconds)
-    if status == 0 or not stop.requested:  # else it was cancelled, or SageMaker starts this job again
-        kit.advance()
+        seconds = _FAREWELL_SECONDS if status or stop.requested else messages.JOIN_SECONDS
+        messages.dismiss(host.told.job, host.hosts, seconds)
+    # not when it was cancelled, or SageMaker starts this job again
+    if status == 0 or (status in _ANOTHER_MAY_FOLLOW and not stop.requested):
+        steps.advance()
     return status
 
 
-def run_stages(place: Place, kit: Kit, stop: Stop) -> int:
+def run_stages(host: Host, steps: StoreSteps, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
-    wanted = place["stages"].split()
+    wanted = host.told.stages.split()
     # with a store, each container checks an environment of its own
-    own = [] if "env" in wanted or kit.is_done("env") else ["env"]
+    own = [] if "env" in wanted or steps.is_done("env") else ["env"]
     for stage in [*own, *wanted]:
-        if stop.requested or (stop.noticed and stage == NOTICED):
-            return _TERMINATED
-        kit.before(stage)
-        with kit.during(stage):
-            script, status = run_script(place, stage, stop)
-        if not kit.is_done(stage):
-            report_failure(script.error or f"{stage}: exit status {status}: {script.last_line}")
-            return status or 1
-        if stage in wanted:
-            kit.after(stage)
+        if stop.requested:
+            return TERMINATED_STATUS
+        if stop.noticed and stage == NOTICED:
+            return NOTICE_STATUS
+        try:
+            status = run_stage(host, steps, stop, stage)
+            if status == 0 and stage in wanted:
+                steps.after(stage)
+        except JobError:
+            if not stop.requested:  # else SageMaker may start this job again
+                leave_exit_status(host, stage if stage in wanted else wanted[0], 1)
+            raise
+        if status:
+            if stage in own and not stop.requested:
+                leave_exit_status(host, wanted[0], status)  # the job is for this stage, which cannot begin
+            return status
     return 0
 
 
-def run_script(place: Place, stage: str, stop: Stop) -> tuple[Script, int]:
+def run_stage(host: Host, steps: StoreSteps, stop: Stop, stage: str) -> int:
+    """Run a stage with what it needs from the store; returns 0 if it has left its record, else an exit status."""
+    steps.before(stage)
+    with steps.during(stage):
+        script, status = run_script(host, stage, stop)
+    if steps.is_done(stage):
+        return 0
+    report_failure(script.error or f"{stage}: exit status {status}: {script.last_line}")
+    return status or 1
+
+
+def leave_exit_status(host: Host, stage: str, status: int) -> None:
+    """Do what a stage's script does at its end, for one that did not start or was not what failed."""
+    marker = container.exit_marker(host.run_directory, stage, host.told.job)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text(f"{status}\n", encoding="utf-8")
+
+
+def run_script(host: Host, stage: str, stop: Stop) -> tuple[Script, int]:
     """Run a stage's script; it, and its exit status."""
-    # where Slurm would have written what the job prints: `Run.log`
-    name = f"{place.run_directory.parent.name}-{stage}_{place['job']}.out"
-    script = Script(_script(place, stage), stage, {}, log=place.run_directory / "logs" / name)
+    log = container.log(host.run_directory, stage, host.told.job)
+    script = Script(container.script(host.run_directory, stage), stage, {}, log=log)
     return script, script.wait(stop)
 
 
-def follow(place: Place, kit: Kit, stop: Stop) -> int:
-    """On another host: run the scripts that the first host asks for, until it says that the job is over."""
+def run_as_other(host: Host, steps: StoreSteps, stop: Stop) -> int:
+    """Run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        kit.before(stage)
+        steps.before(stage)
         Path(given[ATTEMPT_DIRECTORY]).mkdir(parents=True, exist_ok=True)
-        script = Script(_script(place, stage), stage, given)
+        script = Script(container.script(host.run_directory, stage), stage, given)
         stop.watch(script)
         return script.process
 
-    with kit.during(NOTICED):
-        return step.follow(place["job"], place.hosts[0], place.number, start, stop.expired)
-
-
-def _script(place: Place, stage: str) -> Path:
-    return place.run_directory / "sbatch" / f"{stage}.sbatch"
+    with steps.during(NOTICED):
+        return step.obey_first_host(host.told.job, host.hosts[0], host.number, start, stop.expired)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, Iterable
 
-from hyperpod_ft.job.sagemaker.place import JobError
+from hyperpod_ft.job.sagemaker.host import JobError
 
 # Where AWS's images have Python, besides PATH.
 _DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Mapping
 
+from hyperpod_ft.runs.container import NOTICE, TERMINATED_STATUS
+
 # Their scripts become the supervisor, which alone must be signalled: torchrun would kill its ranks half a minute after
 # SIGTERM. The programs of other stages end at once.
 SUPERVISED = ("precompile", "train")
 NOTICED = "train"  # the stage that saves and ends when the time limit is close
-_NOTICE = signal.SIGUSR1
 # Of the 120 s between SIGTERM and SIGKILL: some are left to send what was saved.
 SECONDS_TO_END = 100
 _SECONDS_TO_READ = 5  # what a script has printed, when processes that outlive it keep its output open
@@ -63,7 +64,7 @@ class Script:
     def __init__(self, path: Path, stage: str, variables: Mapping[str, str], log: Path | None = None) -> None:
         """Start it. `log`, on the first host: what it prints is appended there too."""
         self.stage = stage
-        self._leads = log is not None
+        self._on_first_host = log is not None
         self.error = ""  # its last line marked as an error
         self.last_line = ""
         self.process = subprocess.Popen(
@@ -99,7 +100,7 @@ class Script:
         with suppress(ProcessLookupError):
             if self.stage not in SUPERVISED:
                 os.killpg(self.process.pid, signal.SIGTERM)
-            elif self._leads:
+            elif self._on_first_host:
                 self.process.terminate()
             else:
                 self.notice()
@@ -107,7 +108,7 @@ class Script:
     def notice(self) -> None:
         """The notice of the time limit: a training saves and ends."""
         if self.stage == NOTICED:
-            self.process.send_signal(_NOTICE)
+            self.process.send_signal(NOTICE)
 
     def wait(self, stop: Stop) -> int:
         """Its exit status, as a shell gives it; 143 when it does not end in the time after SIGTERM."""
@@ -117,4 +118,4 @@ class Script:
                 status = self.process.wait(0.2)
                 self._reader.join(_SECONDS_TO_READ)
                 return status if status >= 0 else 128 - status
-        return 128 + signal.SIGTERM
+        return TERMINATED_STATUS

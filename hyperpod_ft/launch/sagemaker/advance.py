@@ -9,12 +9,13 @@ job of a name. `list`, `logs` and `compare` only read.
 from dataclasses import replace
 
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.followers import KILLED_STATUS, decide_follower
+from hyperpod_ft.launch.sagemaker.followers import decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
 from hyperpod_ft.launch.sagemaker.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import metrics, restarts
+from hyperpod_ft.runs.container import KILLED_STATUS
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
+from hyperpod_ft.runs.container import KILLED_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt
 
-KILLED_STATUS = 137  # 128 + SIGKILL
-_TERMINATED_STATUS = 143  # 128 + SIGTERM: what SageMaker sends at the job's limit
 # The beginning of a FailureReason that is about SageMaker and not about the job.
 _INTERNAL_ERROR = "InternalServerError"
 # The FailureReason of a container that was killed before it could write one: SageMaker has only its exit status.
@@ -46,5 +45,6 @@ def _was_lost(found: TrainingJob, exit_statuses: Collection[int]) -> bool:
     internal = found.state.reason.startswith(_INTERNAL_ERROR)
     by_sagemaker = found.state.state == "TIMEOUT" or (found.state.state == "FAILED" and internal)
     killed = found.state.state == "FAILED" and _KILLED.fullmatch(found.state.reason) is not None
-    harmless = {0, _TERMINATED_STATUS} if by_sagemaker else {0}
+    # SIGTERM is what SageMaker sends at the job's limit
+    harmless = {0, TERMINATED_STATUS} if by_sagemaker else {0}
     return found.began and (by_sagemaker or killed) and set(exit_statuses) <= harmless

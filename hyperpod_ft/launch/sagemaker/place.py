@@ -53,11 +53,14 @@ class InStore:
     client: Any  # boto3's for s3
 
     def prepare(self) -> None:
-        """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too."""
+        """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too.
+
+        Not `env`: each container makes its own environment.
+        """
         store = self._store()
         store.push_run()
         for stage in self.run.plan.stages:
-            if self.run.is_done(stage.name) and not self._in_store(stage.name):
+            if stage.name != "env" and self.run.is_done(stage.name) and not self._in_store(stage.name):
                 store.push_stage(stage.name)
 
     def refresh(self) -> None:

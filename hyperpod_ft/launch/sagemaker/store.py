@@ -109,6 +109,15 @@ class RunStore:
             return []
         return [path.name for path in there]
 
+    def push_graphs(self, entries: Iterable[Path]) -> None:
+        """Push compiled graphs: entries of the run's Neuron cache, files or directories, that are finished."""
+        files = [file for entry in entries for file in files_below(entry) if file.suffix != ".lock"]
+        self._push(files, "precompile")
+
+    def pull_graphs(self) -> None:
+        """Before compiling: pull the graphs that an earlier job has finished."""
+        trees.pull(self._client, self._url, self._run.root, self._name(self._run.neuron_cache), "pull precompile")
+
     def pull_stage(self, stage: str) -> None:
         """Pull the outputs of a stage, and then its record. Raises UserError when the store does not have them."""
         record_name = self._name(self._run.record_path(stage))
@@ -119,7 +128,7 @@ class RunStore:
                 f"{self._url}/{record_name}: is not a record of this run", f"run stage {stage} first, or submit the run"
             )
         if stage == "precompile":
-            trees.pull(self._client, self._url, self._run.root, self._name(self._run.neuron_cache), stage)
+            self.pull_graphs()
         self._pull([output.path for output in record.outputs], stage)
         for marker in _markers([self._run.root / output.path for output in record.outputs]):
             self._checkpoints.pull_rest(marker.parent)

@@ -12,12 +12,12 @@ from hyperpod_ft.launch.sagemaker.groups import Group, section_of
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
+from hyperpod_ft.runs.container import CODE, ENTRY, FSX, Hyperparameters
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
 # Where SageMaker puts the channels below /opt/ml/input/data
-CODE, FSX = "code", "fsx"
-ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/entry.py")
+ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/{ENTRY}")
 MOST_SECONDS = 28 * 86400  # of a training job, and of its wait
 _LEAST_PENDING_SECONDS = 1800
 _MOST_RETRIES = 30
@@ -84,20 +84,21 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told (hyperpod_ft/job/sagemaker/entry.py): all strings."""
-    store = section_of(run).store
+    """What the container is told: all texts."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
-    return {
-        "job": name,
-        "group": group.name,
-        "stages": " ".join(stage.name for stage in group.stages),
-        "root": str(run.root),
-        "run_directory": str(run.directory),
-        "max_runtime": str(group.seconds),
-        # env.python is an interpreter of the image that has the packages
-        **({"python": str(run.python)} if run.config.env.python else {"pins": pins.as_posix()}),
-        **({"store": store} if store else {}),
-    }
+    # env.python is an interpreter of the image that has the packages
+    own = bool(run.config.env.python)
+    return Hyperparameters(
+        job=name,
+        group=group.name,
+        stages=" ".join(stage.name for stage in group.stages),
+        root=str(run.root),
+        run_directory=str(run.directory),
+        max_runtime=str(group.seconds),
+        python=str(run.python) if own else "",
+        pins="" if own else pins.as_posix(),
+        store=section_of(run).store or "",
+    ).texts()
 
 
 def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:

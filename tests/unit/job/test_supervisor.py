@@ -233,6 +233,22 @@ def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(
     assert run.exit_marker("train", "7").read_text() == "138\n"
 
 
+def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allows(make_run: MakeRun) -> None:
+    """Of a limit of 15 s, three are notice, and two for the checkpoint; Slurm would have given 80 % of five minutes."""
+    run = make_run()
+    run.freeze()
+    hangs = f"trap '{SAVES}' USR1; touch started; until [[ -e over ]]; do sleep 0.1; done"
+    process = start(run, hangs, HYPERPOD_FT_MAX_RUNTIME="15", **HOST)
+    wait_for(run.directory / "started")
+    process.send_signal(signal.SIGUSR1)
+    try:
+        process.wait(30)
+    finally:
+        (run.directory / "over").touch()
+    status, output = finish(process)
+    assert status == 138 and "the next job resumes from step 4" in output
+
+
 def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run: Run) -> None:
     process = start(run, "trap 'exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
     wait_for(run.directory / "started")

@@ -12,6 +12,7 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import snapshot as snapshots
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
@@ -171,9 +172,11 @@ def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path
         Run.open(moved)
 
 
-def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path) -> None:
+def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = snapshot(tmp_path)
-    assert snapshot(tmp_path) == code
+    hashed: list[Path] = []
+    monkeypatch.setattr(snapshots.digests, "file_sha256", hashed.append)
+    assert snapshot(tmp_path) == code and not hashed, "three callers for one submission"
     program = (
         "import hyperpod_ft.launch.render, hyperpod_ft.shipped as s; print(s.__file__, s.shipped('templates').is_dir())"
     )

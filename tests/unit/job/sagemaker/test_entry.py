@@ -1,26 +1,33 @@
 """What a container does with the stages of its job. The stages' scripts are lines of bash, their records are files."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.sagemaker import entry
-from hyperpod_ft.job.sagemaker.place import JobError, Place
+from hyperpod_ft.job.sagemaker.host import Host, JobError
 from hyperpod_ft.job.sagemaker.script import Stop
+from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
 
 
-class Kit:
+class Steps:
     """In place of the kit's own programs: a stage is done when its script has left a file of its name."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.calls: list[str] = []
         self.refuses = ""  # a stage whose outputs cannot be pushed
+        self.lacks = ""  # a stage whose needs cannot be pulled
+        self.pushed: dict[str, str] = {}  # exit statuses, by the names of their files
 
     def before(self, stage: str) -> None:
+        if stage == self.lacks:
+            raise JobError("store s3://bucket: access denied to s3:GetObject")
         self.calls.append(f"before {stage}")
 
     @contextmanager
@@ -31,6 +38,10 @@ class Kit:
         if stage == self.refuses:
             raise JobError("store s3://bucket: access denied to s3:PutObject")
         self.calls.append(f"after {stage}")
+
+    def push_state(self) -> None:
+        self.calls.append("state")
+        self.pushed = {marker.name: marker.read_text().strip() for marker in self.directory.glob("exits/*")}
 
     def is_done(self, stage: str) -> bool:
         return (self.directory / stage).exists()
@@ -56,28 +67,30 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def place(directory: Path, **scripts: str) -> Place:
+def host(directory: Path, **scripts: str) -> Host:
     (directory / "sbatch").mkdir(parents=True)
     for stage, text in scripts.items():
         (directory / "sbatch" / f"{stage}.sbatch").write_text(f"cd {directory}; {text}")
     (directory / "env").touch()
-    hyperparameters = {"job": "quick-1", "stages": " ".join(scripts), "run_directory": str(directory)}
-    return Place(("algo-1",), 0, "eth0", hyperparameters)
+    told = Hyperparameters(
+        "quick-1", "prepare", " ".join(scripts), str(directory.parent), str(directory), "600", python=sys.executable
+    )
+    return Host(("algo-1",), 0, "eth0", told)
 
 
 def test_stages_run_in_order_and_the_next_job_is_created(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
-    kit = Kit(tmp_path)
-    job = place(tmp_path, download="touch download", dataset="[[ -e download ]] && touch dataset")
-    assert entry.lead(job, kit, stop) == 0  # type: ignore[arg-type]
-    assert kit.calls == ["before download", "after download", "before dataset", "after dataset", "advance"]
+    steps = Steps(tmp_path)
+    job = host(tmp_path, download="touch download", dataset="[[ -e download ]] && touch dataset")
+    assert entry.run_as_first(job, steps, stop) == 0  # type: ignore[arg-type]
+    assert steps.calls == ["before download", "after download", "before dataset", "after dataset", "state", "advance"]
     assert reasons == []
 
 
 def test_an_error_after_the_record_is_no_failure(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
     """CUDA's error at exit, after a good run."""
-    kit = Kit(tmp_path)
-    assert entry.lead(place(tmp_path, generate="touch generate; exit 139"), kit, stop) == 0  # type: ignore[arg-type]
-    assert reasons == [] and kit.calls[-1] == "advance"
+    steps = Steps(tmp_path)
+    assert entry.run_as_first(host(tmp_path, generate="touch generate; exit 139"), steps, stop) == 0  # type: ignore[arg-type]
+    assert reasons == [] and steps.calls[-1] == "advance"
 
 
 @pytest.mark.parametrize(
@@ -95,46 +108,101 @@ def test_an_error_after_the_record_is_no_failure(tmp_path: Path, stop: Stop, rea
 def test_a_stage_without_a_record_ends_the_job(
     tmp_path: Path, stop: Stop, reasons: list[str], script: str, status: int, reason: str
 ) -> None:
-    kit = Kit(tmp_path)
-    assert entry.lead(place(tmp_path, download=script, dataset="touch dataset"), kit, stop) == status  # type: ignore[arg-type]
+    steps = Steps(tmp_path)
+    assert entry.run_as_first(host(tmp_path, download=script, dataset="touch dataset"), steps, stop) == status  # type: ignore[arg-type]
     assert len(reasons) == 1 and reasons[0].startswith(reason)
     assert not (tmp_path / "dataset").exists()
 
 
 def test_what_cannot_be_pushed_is_not_done(tmp_path: Path, stop: Stop) -> None:
-    kit = Kit(tmp_path)
-    kit.refuses = "download"
+    steps = Steps(tmp_path)
+    steps.refuses = "download"
     with pytest.raises(JobError, match="PutObject"):
-        entry.lead(place(tmp_path, download="touch download"), kit, stop)  # type: ignore[arg-type]
-    assert "advance" not in kit.calls
+        entry.run_as_first(host(tmp_path, download="touch download"), steps, stop)  # type: ignore[arg-type]
+    assert "advance" not in steps.calls
+    assert steps.pushed == {"download_quick-1": "1"}
+
+
+def test_what_cannot_be_pulled_is_a_failure_of_the_stage(tmp_path: Path, stop: Stop) -> None:
+    steps = Steps(tmp_path)
+    steps.lacks = "dataset"
+    with pytest.raises(JobError, match="GetObject"):
+        entry.run_as_first(host(tmp_path, download="touch download", dataset="touch dataset"), steps, stop)  # type: ignore[arg-type]
+    assert steps.pushed == {"dataset_quick-1": "1"} and "advance" not in steps.calls
+
+
+def test_a_failure_of_the_container_s_own_environment_is_one_of_its_stage(
+    tmp_path: Path, stop: Stop, reasons: list[str]
+) -> None:
+    """Otherwise the job would be taken for one that lost its instances, and repeated."""
+    steps = Steps(tmp_path)
+    job = host(tmp_path, train="touch train")
+    (tmp_path / "env").unlink()
+    (tmp_path / "sbatch" / "env.sbatch").write_text("echo 'error: env: cannot import torch'; exit 2")
+    assert entry.run_as_first(job, steps, stop) == 2  # type: ignore[arg-type]
+    assert steps.pushed == {"train_quick-1": "2"} and reasons == ["env: cannot import torch"]
+    assert steps.calls == ["before env", "state"], "no other job is created"
+
+
+@pytest.mark.parametrize("stage", ["precompile", "generate"])
+def test_the_exit_status_of_every_stage_is_pushed(tmp_path: Path, stop: Stop, reasons: list[str], stage: str) -> None:
+    steps = Steps(tmp_path)
+    job = host(tmp_path, **{stage: f"mkdir exits; echo 1 >exits/{stage}_quick-1; exit 1"})
+    assert entry.run_as_first(job, steps, stop) == 1  # type: ignore[arg-type]
+    assert steps.pushed == {f"{stage}_quick-1": "1"}
+    assert steps.calls[-1] == "state" and len(reasons) == 1
+
+
+@pytest.mark.parametrize(("status", "calls"), [(138, ["state", "advance"]), (137, ["before train", "state"])])
+def test_another_job_may_continue_one_whose_time_is_over(
+    tmp_path: Path, stop: Stop, reasons: list[str], status: int, calls: list[str]
+) -> None:
+    steps = Steps(tmp_path)
+    assert entry.run_as_first(host(tmp_path, train=f"exit {status}"), steps, stop) == status  # type: ignore[arg-type]
+    assert steps.calls[-2:] == calls and len(reasons) == 1
+
+
+def test_a_container_without_an_interpreter_fails_its_first_stage(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    job = host(tmp_path, train="touch train")
+    with pytest.raises(JobError, match=r"env\.python: no /nowhere/python in this image"):
+        entry.prepare(job, steps, Path("/nowhere/python"))  # type: ignore[arg-type]
+    assert steps.pushed == {"train_quick-1": "1"}
 
 
 def test_a_stopped_job_starts_nothing_more(tmp_path: Path, stop: Stop) -> None:
     """It was cancelled, or SageMaker will start it again."""
-    kit = Kit(tmp_path)
+    steps = Steps(tmp_path)
     signal.raise_signal(signal.SIGTERM)
-    assert entry.lead(place(tmp_path, download="touch download"), kit, stop) == 143  # type: ignore[arg-type]
-    assert kit.calls == []
+    assert entry.run_as_first(host(tmp_path, download="touch download"), steps, stop) == 143  # type: ignore[arg-type]
+    assert steps.calls == ["state"]
 
 
 def test_training_does_not_begin_when_its_time_is_almost_over(tmp_path: Path, stop: Stop) -> None:
-    kit = Kit(tmp_path)
+    steps = Steps(tmp_path)
     signal.raise_signal(signal.SIGALRM)
-    job = place(tmp_path, precompile="touch precompile", train="touch train")
-    assert entry.lead(job, kit, stop) == 143  # type: ignore[arg-type]
-    assert kit.calls == ["before precompile", "after precompile", "advance"], "another job trains"
+    job = host(tmp_path, precompile="touch precompile", train="touch train")
+    assert entry.run_as_first(job, steps, stop) == 138  # type: ignore[arg-type]
+    assert steps.calls == ["before precompile", "after precompile", "state", "advance"], "another job trains"
 
 
 def test_a_container_checks_its_own_environment(tmp_path: Path, stop: Stop) -> None:
     """With a store: the record of another machine's environment says nothing about this one."""
-    kit = Kit(tmp_path)
-    job = place(tmp_path, train="[[ -e env ]] && touch train")
+    steps = Steps(tmp_path)
+    job = host(tmp_path, train="[[ -e env ]] && touch train")
     (tmp_path / "env").unlink()
     (tmp_path / "sbatch" / "env.sbatch").write_text(f"touch {tmp_path}/env")
-    assert entry.lead(job, kit, stop) == 0  # type: ignore[arg-type]
-    assert kit.calls == ["before env", "before train", "after train", "advance"], "nothing of it is pushed"
+    assert entry.run_as_first(job, steps, stop) == 0  # type: ignore[arg-type]
+    assert steps.calls == ["before env", "before train", "after train", "state", "advance"], "nothing of it is pushed"
 
 
 def test_the_notice_comes_well_before_the_limit() -> None:
     assert entry.notice_after(8 * 3600) == 8 * 3600 - 900
     assert entry.notice_after(1000) == 800
+
+
+def test_the_supervisor_waits_for_the_checkpoint_as_long_as_the_notice_allows(tmp_path: Path) -> None:
+    """Most of the 15 minutes: not of Slurm's five."""
+    step = JobStep.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
+    assert step.max_runtime == 600
+    assert (seconds_to_save(step.max_runtime), seconds_to_save(8 * 3600)) == (80, 600)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.job.sagemaker import interpreter
-from hyperpod_ft.job.sagemaker.place import JobError
+from hyperpod_ft.job.sagemaker.host import JobError
 
 PINS = """
 # comment

@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
-PARTS = ("__init__", "entry", "init", "interpreter", "kit", "place", "script", "step")
+PARTS = (
+    *("__init__", "entry", "host", "init", "interpreter", "messages", "script", "step", "store_steps"),
+    *("../job_step", "../../runs/container"),
+)
 
 
 def test_they_are_written_in_the_language_of_3_8() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker import step
+from hyperpod_ft.job.sagemaker import messages, step
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-LEADER = "localhost"
+FIRST = "localhost"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Follower:
         self.thread.start()
 
     def _follow(self, job: str, number: int) -> None:
-        self.status = step.follow(job, LEADER, number, self._start, self.over.is_set)
+        self.status = step.obey_first_host(job, FIRST, number, self._start, self.over.is_set)
 
     def _start(self, stage: str, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         self.started.append((stage, variables))
@@ -62,7 +62,7 @@ IMPATIENT = """
 import sys
 from hyperpod_ft.job.sagemaker import step
 step._GRACE_SECONDS = step._GRACE_SECONDS_AFTER_A_FAILURE = step._TERMINATION_SECONDS = 1
-sys.exit(step.lead("train", "/fsx/run", sys.argv[1:]))
+sys.exit(step.run_everywhere("train", "/fsx/run", sys.argv[1:]))
 """
 
 
@@ -76,7 +76,7 @@ def lead(
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             "HYPERPOD_FT_JOB_ID": job,
-            HOSTS: " ".join([LEADER, *(f"algo-{number}" for number in range(2, hosts + 1))]),
+            HOSTS: " ".join([FIRST, *(f"algo-{number}" for number in range(2, hosts + 1))]),
             HOST_NUMBER: "0",
             ATTEMPT_DIRECTORY: attempt,
         },
@@ -111,7 +111,7 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
     with followers(job, "exit 0") as hosts:
-        step.dismiss(job, [LEADER, "algo-2"], 30)
+        messages.dismiss(job, [FIRST, "algo-2"], 30)
         hosts[0].thread.join(10)
         assert hosts[0].status == 0 and hosts[0].started == []
 
@@ -158,8 +158,8 @@ def test_a_host_without_the_first_one_ends_what_it_runs_and_comes_back(job: str)
 def test_a_host_that_is_gone_is_a_failure(job: str) -> None:
     process = lead(job, 2, "sleep 600")
     connection = connected(job)
-    step.Peer(connection).send(host=1, job=job)
-    assert step.Peer(connection).receive() is not None
+    messages.Peer(connection).send(host=1, job=job)
+    assert messages.Peer(connection).receive() is not None
     connection.close()
     status, output = finish(process)
     assert "algo-2 ended with exit status 1" in output and status in {143, 137}
@@ -167,7 +167,7 @@ def test_a_host_that_is_gone_is_a_failure(job: str) -> None:
 
 def test_others_are_not_taken_for_hosts(job: str) -> None:
     process = lead(job, 2, "exit 0")
-    stranger, liar = step.Peer(connected(job)), step.Peer(connected(job))
+    stranger, liar = messages.Peer(connected(job)), messages.Peer(connected(job))
     stranger.send(host=1, job="another")
     liar.send(host=2, job=job)
     assert stranger.receive() is None and liar.receive() is None
@@ -179,15 +179,15 @@ def connected(job: str) -> socket.socket:
     deadline = time.monotonic() + 30
     while True:
         try:
-            return socket.create_connection((LEADER, step.port(job)))
+            return socket.create_connection((FIRST, messages.port(job)))
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
 def test_a_host_that_never_comes_is_named(job: str) -> None:
-    with pytest.raises(step.JobError, match=r"algo-2, algo-3: .*0 s"):
-        step.gather(job, [LEADER, "algo-2", "algo-3"], until=lambda: False, seconds=0)
+    with pytest.raises(messages.JobError, match=r"algo-2, algo-3: .*0 s"):
+        messages.gather(job, [FIRST, "algo-2", "algo-3"], until=lambda: False, seconds=0)
 
 
 def test_reports_of_hosts_without_the_same_volume_reach_the_first_one(

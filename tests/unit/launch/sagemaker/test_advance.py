@@ -29,8 +29,9 @@ from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus, status
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.records import Output, Record
-from hyperpod_ft.runs.restarts import NOTICE, NOTICE_STATUS, Attempt
+from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from tests.unit.launch.sagemaker.test_training_request import FSX

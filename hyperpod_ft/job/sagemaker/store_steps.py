@@ -1,28 +1,32 @@
-"""The kit's own programs around the stages of a container (around.py), started with the interpreter of the stages."""
+"""The steps of a container around its stages: pulling, pushing, asking for records, creating the next job.
+
+They are programs of the kit (around.py), started with the interpreter of the stages.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
 from typing import Iterator
 
-from hyperpod_ft.job.sagemaker.place import JobError, Place
+from hyperpod_ft.job.sagemaker.host import Host, JobError
 
 # Stages that write for long: what they have finished is pushed meanwhile.
-_LONG = ("train", "consolidate", "merge")
+_LONG = ("precompile", "train", "consolidate", "merge")
 
 
-class Kit:
+class StoreSteps:
     """Of one container. Without a store, nothing is brought here or pushed: every host sees the file system."""
 
-    def __init__(self, place: Place, python: str) -> None:
-        self._place, self._python = place, python
-        self._store = place.hyperparameters.get("store", "")
+    def __init__(self, host: Host, python: str) -> None:
+        self._host, self._python = host, python
+        self._store = host.told.store
 
     def pull_run(self) -> None:
         if self._store:
-            self._call("pull-run", self._place["root"], self._store)
+            self._call("pull-run", self._host.told.root, self._store)
 
     def before(self, stage: str) -> None:
         """Bring what a stage needs here."""
@@ -35,19 +39,24 @@ class Kit:
         if not self._store or stage not in _LONG:
             yield
             return
-        command = self._command("during", stage, str(self._place.number), str(len(self._place.hosts)))
+        command = self._command("during", stage, str(self._host.number), str(len(self._host.hosts)))
         with subprocess.Popen(command, stdin=subprocess.PIPE) as pushing:
             try:
                 yield
             finally:
                 pushing.communicate()  # which ends its standard input
         if pushing.returncode:
-            raise JobError(f"{stage}: its checkpoints or results are not in {self._store}; see the log")
+            raise JobError(f"{stage}: what it has written is not all in {self._store}; see the log")
 
     def after(self, stage: str) -> None:
         """Push the outputs of a stage that is done, and then its record."""
         if self._store:
             self._call("after", stage)
+
+    def push_state(self) -> None:
+        """Push metrics, attempts and exit statuses. If that fails, the log says why; the stage's own error counts."""
+        if self._store and os.access(self._python, os.X_OK):  # there may be no interpreter yet
+            subprocess.run(self._command("state"), check=False)
 
     def is_done(self, stage: str) -> bool:
         """Whether the stage's record says that it is done: exit statuses alone do not."""
@@ -55,7 +64,7 @@ class Kit:
 
     def advance(self) -> None:
         """Create the run's next training job. If that fails, `status` and `resume` of the kit do it."""
-        if subprocess.run(self._command("advance", self._place["job"]), check=False).returncode:
+        if subprocess.run(self._command("advance", self._host.told.job), check=False).returncode:
             print("the next training job was not created; hyperpod-ft status creates it", file=sys.stderr, flush=True)
 
     def _call(self, *arguments: str) -> None:
@@ -67,4 +76,4 @@ class Kit:
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         module = "hyperpod_ft.job.sagemaker.around"
-        return [self._python, "-m", module, action, str(self._place.run_directory), *arguments]
+        return [self._python, "-m", module, action, str(self._host.run_directory), *arguments]

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.job.sagemaker.place import JobError, Place, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import Host, JobError, link_root, report_failure
+
+TOLD = {
+    "job": "quick-train-1",
+    "group": "train",
+    "stages": "train",
+    "root": "/fsx",
+    "run_directory": "/fsx/run",
+    "max_runtime": "600",
+    "sagemaker_region": "us-west-2",  # of another tool
+}
 
 
 def written(ml: Path, current: str = "algo-1", **resources: Any) -> Path:
@@ -15,30 +25,30 @@ def written(ml: Path, current: str = "algo-1", **resources: Any) -> Path:
     directory.mkdir(parents=True)
     config = {"current_host": current, "hosts": ["algo-1", "algo-10", "algo-2"], "network_interface_name": "eth0"}
     (directory / "resourceconfig.json").write_text(json.dumps(config | resources))
-    (directory / "hyperparameters.json").write_text(json.dumps({"job": "quick-train-1", "run_directory": "/fsx/run"}))
+    (directory / "hyperparameters.json").write_text(json.dumps(TOLD))
     return ml
 
 
 def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """SageMaker sorts them as text."""
-    place = Place.read(written(tmp_path, "algo-10"))
-    assert place.hosts == ("algo-1", "algo-2", "algo-10")
-    assert (place.number, place.leads, place.interface) == (2, False, "eth0")
-    assert place["job"] == "quick-train-1" and place.run_directory == Path("/fsx/run")
+    host = Host.read(written(tmp_path, "algo-10"))
+    assert host.hosts == ("algo-1", "algo-2", "algo-10")
+    assert (host.number, host.is_first, host.interface) == (2, False, "eth0")
+    assert host.told.job == "quick-train-1" and host.run_directory == Path("/fsx/run")
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"resourceconfig\.json"):
-        Place.read(tmp_path)
-    place = Place.read(written(tmp_path))
-    with pytest.raises(JobError, match=r"hyperparameter stages .*hyperpod-ft"):
-        place["stages"]
+        Host.read(tmp_path)
+    (written(tmp_path) / "input/config/hyperparameters.json").write_text('{"job": "quick-train-1"}')
+    with pytest.raises(JobError, match=r"hyperparameters: .*'stages'.*hyperpod-ft"):
+        Host.read(tmp_path)
     with pytest.raises(JobError, match=r"resourceconfig\.json: not as expected"):
-        Place.read(written(tmp_path / "other", "algo-3"))
+        Host.read(written(tmp_path / "other", "algo-3"))
 
 
 def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place.read(written(tmp_path))
+    host = Host.read(written(tmp_path))
     asked: list[str] = []
 
     def unknown_at_first(host: str, _: None) -> None:
@@ -47,11 +57,11 @@ def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: py
             raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown_at_first)
-    place.wait_for_names(30)
+    host.wait_for_names(30)
     assert asked == ["algo-1", "algo-2", "algo-2", "algo-10"]
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: unknown_at_first("algo-2", asked.clear()))
     with pytest.raises(JobError, match=r"algo-1: .*0 s"):
-        place.wait_for_names(0)
+        host.wait_for_names(0)
 
 
 def test_the_root_is_a_link_to_the_channel(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A container's place in its training job, and the job's hyperparameters, from /opt/ml/input/config."""
+"""The host of a container among those of its training job, and the job's hyperparameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
+
+from hyperpod_ft.runs.container import Hyperparameters
 
 ML = Path("/opt/ml")
-CODE, FSX = "code", "fsx"  # channels
-_NAME_SECONDS = 600  # a name may be unknown until its instance is there
+# A name may be unknown until its instance is there, and instances may start minutes apart. The limit is our choice: we
+# have found none in SageMaker's documentation.
+_NAME_SECONDS = 600
 _LONGEST_FAILURE = 1024  # what SageMaker shows of the file
 
 
@@ -21,16 +24,16 @@ class JobError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """A host of a training job, and the hyperparameters that the launcher gave the job."""
+class Host:
+    """This host, the others, and what the launcher told the job. The first host starts the stages on all of them."""
 
-    hosts: tuple[str, ...]  # in the order of their numbers: the first one leads
+    hosts: tuple[str, ...]  # all of the job, in the order of their numbers
     number: int  # of this host in `hosts`
     interface: str  # network device that reaches the others; empty if unknown
-    hyperparameters: Mapping[str, str]
+    told: Hyperparameters
 
     @classmethod
-    def read(cls, ml: Path = ML) -> Place:
+    def read(cls, ml: Path = ML) -> Host:
         """From SageMaker's files. Raises JobError when one is missing or says something else than expected."""
         resources = _read(ml / "input/config/resourceconfig.json")
         try:
@@ -40,22 +43,20 @@ class Place:
         except (KeyError, ValueError) as error:
             raise JobError(f"{ml}/input/config/resourceconfig.json: not as expected: {error!r}") from error
         interface = resources.get("network_interface_name") or ""
-        return cls(hosts, number, interface, _read(ml / "input/config/hyperparameters.json"))
+        given = _read(ml / "input/config/hyperparameters.json")
+        try:
+            return cls(hosts, number, interface, Hyperparameters.read(given))
+        except TypeError as error:
+            problem = f"hyperparameters: not as expected: {error}"
+            raise JobError(f"{problem}: submit with hyperpod-ft --launcher sagemaker") from error
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         return self.number == 0
-
-    def __getitem__(self, name: str) -> str:
-        """A hyperparameter. Raises JobError when it is missing."""
-        try:
-            return self.hyperparameters[name]
-        except KeyError:
-            raise JobError(f"hyperparameter {name} is missing: submit with hyperpod-ft --launcher sagemaker") from None
 
     @property
     def run_directory(self) -> Path:
-        return Path(self["run_directory"])
+        return Path(self.told.run_directory)
 
     def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
         """Wait until the name of every host is known. Raises JobError after `seconds`."""
