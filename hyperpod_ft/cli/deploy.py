@@ -70,7 +70,7 @@ def create(
     if dry_run:
         show_endpoints.requests(planned)
         return
-    with _interruptible(planned.target.name):
+    with _interruptible(planned.target.name, planned.delete_command):
         proof = commands.deploy(planned, keep=keep)
     raise typer.Exit(show_endpoints.deployed(planned, proof))
 
@@ -137,7 +137,7 @@ def delete(
     name, commands, run = _found(endpoint, region, profile)
     if not yes:
         show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
-    with _interruptible(name):
+    with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
         commands.delete(name, run, keep_bundle=keep_bundle)
     print(f"Nothing of endpoint {name} costs money any more{', but its files in S3' * keep_bundle}.")
 
@@ -168,13 +168,13 @@ def _commands(run: "Run | None", region: str | None, profile: str | None) -> "En
 
 
 @contextmanager
-def _interruptible(name: str) -> Iterator[None]:
+def _interruptible(name: str, delete_command: str) -> Iterator[None]:
     """Ctrl-C ends the command, not what AWS does."""
     try:
         yield
     except KeyboardInterrupt:
         show_endpoints.progress(
-            f"interrupted: what was made of {name} stays and may cost money; run the command again to continue, or"
-            f" `hyperpod-ft deploy delete {name}`"
+            f"interrupted: what was made of {name} is kept and may cost money; run the command again to continue, or"
+            f" delete it: {delete_command}"
         )
         raise

@@ -80,7 +80,7 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
         print(f"All answers: {deployment.run.endpoint_proof}")
     print(f"Ask it:    hyperpod-ft deploy ask {name} 'TEXT'")
     print(f'OpenAI:    eval "$(hyperpod-ft deploy url {name})"')
-    print(f"Delete it: hyperpod-ft deploy delete {name}   (it costs money until then)")
+    print(f"Delete it: {deployment.delete_command}   (it costs money until then)")
     if proof is None or proof.holds:
         return 0
     print(f"error: endpoint {name}: does not answer like the tuned model; see its answers and log", file=sys.stderr)

@@ -25,7 +25,6 @@ from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
 
 Say = Callable[[str], None]
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"  # for tests, whose stand-in for AWS answers at once
-_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class EndpointCommands:
         return Watch(self._endpoints, self.session.client("logs"), name, scales, self.say, self.poll_seconds)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
-        return explained(f"endpoint {name}", {"ResourceLimitExceeded": _QUOTA})
+        return explained(f"endpoint {name}")
 
 
 def _bundles(run: Run | None) -> list[str]:

@@ -1,7 +1,8 @@
 """Make a run's endpoint, wait for it, prove it. Every step finds what an interrupted command has already made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from hyperpod_ft.terminal import printable
 _START_SECONDS = 1800.0  # beside the container's own time: instances, the image, the model
 _LOG_LINES = 60  # of a container that failed: its end holds the error
 _QUESTIONS_AT_ONCE = 8
+_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,40 @@ class Creation:
     def run(self, *, keep: bool) -> Proof | None:
         """The endpoint's answers; None when the run recorded none to compare them with.
 
-        Raises UserError when it cannot be made. If its container fails, everything is deleted before, unless `keep`.
+        Raises UserError when it cannot be made. If its container fails, everything is deleted before, unless `keep`;
+        after any other error what was made is kept, and the error says so.
         """
         self._check_bucket()
-        if not self._exists():
-            self._create()
+        exists = self._exists()
+        with self._kept():
+            if not exists:
+                self._create()
+            try:
+                self._wait()
+                return self._prove()
+            except EndpointFailedError as error:
+                self._show_log()
+                if keep:
+                    raise
+                prefix = bundle_prefix(self.planned.run)
+                remove(self.watch, self.session.client, [prefix] if prefix else [])
+                failed = error
+        raise UserError(
+            f"{failed.problem}; everything made for it is deleted", "correct what its log shows, then deploy again"
+        ) from failed
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Adds to every error that what was made is kept, and how to delete it: instances are billed by the hour."""
         try:
-            self._wait()
-        except EndpointFailedError as error:
-            self._show_log()
-            if keep:
-                raise UserError(
-                    f"{error.problem}; it is kept, and may cost money", f"hyperpod-ft deploy delete {self.watch.name}"
-                ) from error
-            prefix = bundle_prefix(self.planned.run)
-            remove(self.watch, self.session.client, [prefix] if prefix else [])
+            with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
+                yield
+        except UserError as error:
+            delete = f"to delete it: {self.planned.delete_command}"
             raise UserError(
-                f"{error.problem}; everything made for it is deleted", "correct what its log shows, then deploy again"
+                f"{error.problem}; what was made is kept and may cost money",
+                f"{error.remedy}; {delete}" if error.remedy else delete,
             ) from error
-        return self._prove()
 
     def _check_bucket(self) -> None:
         """Raises UserError when the files' bucket is elsewhere: SageMaker would notice once its instances run."""

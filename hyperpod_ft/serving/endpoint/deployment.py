@@ -27,6 +27,12 @@ class Deployment:
     bundle: Bundle
     requests: Requests
 
+    @property
+    def delete_command(self) -> str:
+        """Deletes all that was made; by the run, since files that were uploaded before the model was created have no
+        other name."""
+        return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
+
 
 def with_settings(run: Run, overrides: Sequence[str]) -> Run:
     """The run with other settings of section `deploy`, which is not part of its identity. Raises UserError."""

@@ -1,4 +1,4 @@
-"""The only module that calls SageMaker's operations on endpoints. `client` is boto3's for sagemaker throughout.
+"""Creates, describes and deletes endpoints and what belongs to them in SageMaker. `client` is boto3's for sagemaker throughout.
 
 Describing a resource that does not exist gives None, and deleting it succeeds. Creating one that exists succeeds too:
 an interrupted command made it, since names of models and configurations stand for their content.

@@ -67,8 +67,8 @@ class Watch:
                 self._report_log(waited)
             if waited > timeout_seconds:
                 raise UserError(
-                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}; it costs money",
-                    "run the command again to keep waiting, or `hyperpod-ft deploy delete`",
+                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}",
+                    "run the command again to keep waiting",
                 )
             time.sleep(self.poll_seconds)
 
