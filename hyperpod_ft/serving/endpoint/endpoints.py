@@ -1,7 +1,8 @@
-"""Creates, describes and deletes endpoints and what belongs to them in SageMaker. `client` is boto3's for sagemaker throughout.
+"""Creates, describes and deletes endpoints, and what belongs to them, in SageMaker.
 
-Describing a resource that does not exist gives None, and deleting it succeeds. Creating one that exists succeeds too:
-an interrupted command made it, since names of models and configurations stand for their content.
+`client` is boto3's for sagemaker throughout. Describing a resource that does not exist gives None, and deleting it
+succeeds. Creating one that exists succeeds too: an interrupted command made it, since names of models and
+configurations stand for their content.
 """
 
 import time
