@@ -25,8 +25,8 @@ from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.access import url
 from hyperpod_ft.serving.models import BASE, TUNED, Models
+from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK, max_lora_rank
 
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank accepts
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 30.0
 
@@ -125,11 +125,12 @@ def _rank(adapters: Mapping[str, Path]) -> int:
         if config.use_dora:
             raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
         largest = max(largest, config.r, *config.rank_pattern.values())
-    if fitting := [rank for rank in _RANKS if rank >= largest]:
-        return fitting[0]
-    raise UserError(
-        f"the adapters have rank {largest}, vLLM serves at most {_RANKS[-1]}", "serve the merged model (--no-base)"
-    )
+    if largest > MAX_LORA_RANK:
+        raise UserError(
+            f"the adapters have rank {largest}, vLLM serves at most {MAX_LORA_RANK}",
+            "serve the merged model (--no-base)",
+        )
+    return max_lora_rank(largest)
 
 
 def check(python: Path) -> None:

@@ -11,8 +11,9 @@ from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY, longest_lora_rank
+from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.serving.endpoint.fit import Served
+from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _MODEL_CONFIG = ("config.json", "generation_config.json")
@@ -130,10 +131,9 @@ def _check_adapter(run: Run) -> None:
         )
     if run.config.lora.dora:
         raise UserError("deploy.model: vLLM serves no DoRA adapters beside a base model", "set it to merged")
-    most = longest_lora_rank()
-    if run.config.lora.r > most:
+    if run.config.lora.r > MAX_LORA_RANK:
         raise UserError(
-            f"deploy.model: vLLM serves adapters of rank {most} or less, this one has {run.config.lora.r}",
+            f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less, this one has {run.config.lora.r}",
             "set it to merged",
         )
 

@@ -15,13 +15,13 @@ from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
 from hyperpod_ft.serving.endpoint.creation import Creation
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
-from hyperpod_ft.serving.endpoint.endpoint_request import TUNED
 from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
 from hyperpod_ft.serving.endpoint.price import price_per_hour
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
+from hyperpod_ft.serving.models import TUNED
 
 Say = Callable[[str], None]
 _POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"  # for tests, whose stand-in for AWS answers at once

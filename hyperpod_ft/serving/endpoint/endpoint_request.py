@@ -14,17 +14,17 @@ from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, Fit
 from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
+from hyperpod_ft.serving.models import BASE, TUNED
+from hyperpod_ft.serving.vllm_limits import max_lora_rank
 
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
 ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
-TUNED, BASE = "tuned", "base"  # names of the models, in requests to the server
 VARIANT = "AllTraffic"
 RUN_TAG = "hyperpod-ft:run"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
 _DIGITS = 8  # of a digest in a name
 _LONGEST_VOLUME = 512  # GB
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's --max-lora-rank
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def environment(target: Target) -> dict[str, str]:
         return made
     return made | {
         "SM_VLLM_ENABLE_LORA": "true",
-        "SM_VLLM_MAX_LORA_RANK": str(next(rank for rank in _LORA_RANKS if rank >= target.lora_rank)),
+        "SM_VLLM_MAX_LORA_RANK": str(max_lora_rank(target.lora_rank)),
         "SM_VLLM_LORA_MODULES": f"{TUNED}={MODEL_DIRECTORY}/{ADAPTER_DIRECTORY}",
     }
 
@@ -140,10 +140,6 @@ def environment(target: Target) -> dict[str, str]:
 def model_name(settings: Deploy) -> str | None:
     """What a request calls the tuned model; None where the server has one model, under a name of its own."""
     return TUNED if settings.server == "vllm" else None
-
-
-def longest_lora_rank() -> int:
-    return _LORA_RANKS[-1]
 
 
 def startup_seconds(settings: Deploy) -> int:
