@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Any, NoReturn
 
 import jinja2
@@ -95,25 +96,28 @@ def describe(template: ChatTemplate | None, dataset: Dataset) -> str:
 
 def _form(dataset: Dataset) -> _Form:
     if dataset.format == "dolly":
-        context = "{%- if context.strip() -%}{{- '### Context\\n' + context + '\\n\\n' -}}{%- endif -%}"
-        body = f"{{{{- '### Instruction\\n' + instruction + '\\n\\n' -}}}}{context}{{{{- '### Answer\\n' -}}}}"
-        return _Form(body, "instruction", "context")
+        return _of_texts(prompts.DOLLY, prompts.DOLLY_CONTEXT, "context")
     if dataset.format == "alpaca":
-        with_input, without = (_formatted(text) for text in (prompts.ALPACA_INPUT, prompts.ALPACA))
-        return _Form(
-            f"{{%- if input.strip() -%}}{with_input}{{%- else -%}}{without}{{%- endif -%}}", "instruction", "input"
-        )
+        return _of_texts(prompts.ALPACA, prompts.ALPACA_INPUT, "input")
     if dataset.format == "prompt-completion":
         return _Form("{{- question -}}", "question", "")
     return _of_template(dataset.prompt_template or "")
 
 
+def _of_texts(without: str, with_context: str, context: str) -> _Form:
+    """Two texts of str.format: one with the field `instruction`, one with `context` too, unless that is blank."""
+    longer, shorter = _formatted(with_context), _formatted(without)
+    body = f"{{%- if {context}.strip() -%}}{longer}{{%- else -%}}{shorter}{{%- endif -%}}"
+    return _Form(body, "instruction", context)
+
+
 def _formatted(text: str) -> str:
-    """Jinja for a text of str.format with the fields instruction and input."""
-    before, _, rest = text.partition("{instruction}")
-    parts = [_literal(before), "instruction"]
-    between, field, after = rest.partition("{input}")
-    parts += [_literal(between), "input", _literal(after)] if field else [_literal(between)]
+    """Jinja for a text of str.format."""
+    parts = []
+    for literal, field, _, _ in Formatter().parse(text):
+        parts.append(_literal(literal))
+        if field:
+            parts.append(field)
     return "{{- " + " + ".join(parts) + " -}}"
 
 
