@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation import (
     capacity_checks,
@@ -160,9 +161,9 @@ class Checks:
         store = section_of(self.run).store
         if store is None:
             return []
-        bucket, _, prefix = store.removeprefix("s3://").partition("/")
-        arn = f"arn:{given.partition}:s3:::{bucket}"
-        objects = f"{arn}/{prefix}/runs/x" if prefix else f"{arn}/runs/x"
+        location = Location.of(store)
+        arn = f"arn:{given.partition}:s3:::{location.bucket}"
+        objects = f"{arn}/{location.key('runs/x')}"
         return [Need(("s3:ListBucket",), arn), Need(("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects)]
 
 

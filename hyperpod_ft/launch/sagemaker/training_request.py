@@ -12,6 +12,7 @@ from hyperpod_ft.launch.sagemaker.groups import Group, section_of
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
+from hyperpod_ft.runs.aws_names import RUN_TAG, tag_value
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
@@ -66,7 +67,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
         "Tags": [
-            {"Key": "hyperpod-ft:run", "Value": f"{run.config.name}/{run.plan.run_id}"},
+            {"Key": RUN_TAG, "Value": tag_value(run)},
             {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
         ],
     }

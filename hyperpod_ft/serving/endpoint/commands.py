@@ -10,6 +10,7 @@ from typing import Any
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
@@ -24,7 +25,6 @@ from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
 from hyperpod_ft.serving.models import TUNED
 
 Say = Callable[[str], None]
-_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"  # for tests, whose stand-in for AWS answers at once
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EndpointCommands:
     @classmethod
     def of(cls, region: str | None, profile: str | None, say: Say) -> "EndpointCommands":
         session = Session(region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(session, say, float(os.environ.get(_POLL_VARIABLE, POLL_SECONDS)))
+        return cls(session, say, poll_seconds(POLL_SECONDS))
 
     @property
     def region(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
@@ -79,8 +79,8 @@ class Creation:
         target = self.planned.target
         bucket = Location.of(target.bundle).bucket
         with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
-            region = self._s3.head_bucket(Bucket=bucket).get("BucketRegion", target.region)
-        if region != target.region:
+            region = buckets.region(self._s3, bucket)
+        if region and region != target.region:
             raise UserError(
                 f"deploy.store: bucket {bucket} is in {region}, the endpoint in {target.region}",
                 "choose a bucket and an endpoint in one region",

@@ -11,6 +11,7 @@ from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.aws_names import slug, tag_value
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
@@ -61,8 +62,7 @@ def settings_of(run: Run) -> Deploy:
 def endpoint_name(run: Run) -> str:
     """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
     run_id = run.plan.run_id
-    words = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-") or "run"
-    return f"{words[: _LONGEST_NAME - len(run_id) - 1].rstrip('-')}-{run_id}"
+    return f"{slug(run, _LONGEST_NAME - len(run_id) - 1)}-{run_id}"
 
 
 def is_endpoint_name(name: str) -> bool:
@@ -91,7 +91,7 @@ def deployment(run: Run, region: str) -> Deployment:
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
     target = Target(
         endpoint_name(run),
-        f"{run.config.name}/{run.plan.run_id}",
+        tag_value(run),
         region,
         role,
         bundle.stored or _bundle_url(run, bundle),

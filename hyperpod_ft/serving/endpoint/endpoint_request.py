@@ -12,6 +12,7 @@ from typing import Any
 from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, Fit
 from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
 from hyperpod_ft.serving.models import BASE, TUNED
@@ -20,7 +21,6 @@ from hyperpod_ft.serving.vllm_limits import max_lora_rank
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
 ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
 VARIANT = "AllTraffic"
-RUN_TAG = "hyperpod-ft:run"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
 _DIGITS = 8  # of a digest in a name
