@@ -52,10 +52,10 @@ def create(
     run: RunArgument,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; make nothing.")
+        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; create nothing.")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep what was made when the container fails, to look at it.")
+        bool, typer.Option("--keep", help="Keep everything that was created if the container fails, for inspection.")
     ] = False,
     profile: Profile = None,
 ) -> None:
@@ -77,7 +77,7 @@ def create(
 
 @app.command("list")
 def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
-    """List the endpoints that the kit made in a region, with their hours and price."""
+    """List the endpoints that the kit created in a region, with their hours and price."""
     commands = _commands(None, region, profile)
     show_endpoints.listed(commands.listed(), commands.region, as_json)
 
@@ -91,7 +91,7 @@ def ask(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Print the endpoint's greedy answer as it comes."""
+    """Print the endpoint's greedy answer as it arrives."""
     name, commands, _ = _found(endpoint, region, profile)
     for piece in commands.ask(name, text, max_tokens, raw=raw):
         show_endpoints.piece(piece)
@@ -102,7 +102,7 @@ def ask(
 def url(endpoint: Reference, region: Region = None, profile: Profile = None) -> None:
     """Print the base URL and a fresh token for OpenAI clients, as two lines for a shell's `eval`.
 
-    The token is a secret. It ends after 12 hours, or with temporary credentials.
+    The token is a secret. It expires after 12 hours, or earlier with temporary credentials.
     """
     name, commands, _ = _found(endpoint, region, profile)
     address, token = commands.url(name)
@@ -130,7 +130,7 @@ def delete(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Delete the endpoint, its configurations, models, log and uploaded files: nothing of it costs money afterwards.
+    """Delete the endpoint, its configurations, models, log and uploaded files: afterwards none of it costs money.
 
     Safe to run again after an interruption.
     """
@@ -139,7 +139,7 @@ def delete(
         show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
     with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
         commands.delete(name, run, keep_bundle=keep_bundle)
-    print(f"Nothing of endpoint {name} costs money any more{', but its files in S3' * keep_bundle}.")
+    print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")
 
 
 def _run(reference: str, overrides: list[str] | None) -> "Run":
@@ -174,7 +174,7 @@ def _interruptible(name: str, delete_command: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         show_endpoints.progress(
-            f"interrupted: what was made of {name} is kept and may cost money; run the command again to continue, or"
-            f" delete it: {delete_command}"
+            f"interrupted: what was created for {name} is kept and may cost money;"
+            f" run the command again to continue, or delete it: {delete_command}"
         )
         raise

@@ -111,7 +111,7 @@ def delete(
         poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     if left:
-        print(f"Still there, and costs money by its content: s3://{left.name} ({format_bytes(left.bytes)})")
+        print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")
     else:
         print("Nothing is left that costs money.")
 

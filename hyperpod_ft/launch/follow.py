@@ -55,7 +55,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
         chosen = _choose(current, stage)
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
-        if chosen.job_id != job_id:  # a training job that continues another has a log of its own
+        if chosen.job_id != job_id:  # a training job that continues another has its own log
             position, path, job_id = 0, "", chosen.job_id
         path = fetch_log(run, launchers, chosen, path)
         if path:

@@ -43,7 +43,7 @@ class Launchers:
         raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
 
     def advance(self, run: Run) -> None:
-        """Start what waits for this program, and bring the run's files here, where its jobs need that."""
+        """Start jobs that wait for this program, and bring the run's files here, if its jobs need that."""
         unfinished = [job for stage, job in run.latest_jobs().items() if stage in run.plan and not run.is_done(stage)]
         for launcher, of_launcher in self._by_launcher(unfinished):
             if of_launcher:

@@ -49,7 +49,7 @@ def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node
     if on_node and run is not None and _is_for_neuron(run):
         one = replace(models, directories={TUNED: run.tuned_model})
         if models.adapters:
-            raise UserError("--adapter: not with vLLM for Neuron", "merge it, and serve the merged model")
+            raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
         return Arranged(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
     return Arranged(_one_model(models, base=base), _options(python, arguments), {})
 
@@ -67,7 +67,7 @@ def _one_model(models: Models, *, base: bool) -> Models:
     if adapted and (run.adapter / CONFIG).is_file():
         return replace(models, directories={BASE: run.base_model}, adapters={TUNED: run.adapter, **models.adapters})
     if models.adapters:
-        raise UserError("--adapter: vLLM adds adapters to the base model only", "leave --no-base out")
+        raise UserError("--adapter: vLLM adds adapters to the base model only", "omit --no-base")
     return replace(models, directories={TUNED: run.tuned_model})
 
 

@@ -119,12 +119,12 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     assert "Loading tuned" in deploy("logs", deploy.directory)
     _check_openai(deploy)
     again = deploy(deploy.directory)
-    assert "exists already" in again
+    assert "already exists" in again
     assert "created" not in again
     deploy("delete", deploy.name, "--yes")
     assert deploy.nothing_left()
     assert "no endpoints" in deploy("list")
-    assert "nothing that was made" in deploy("delete", deploy.name, "--yes", status=2)
+    assert "nothing that was created" in deploy("delete", deploy.name, "--yes", status=2)
 
 
 def _check_openai(deploy: Deploy) -> None:
@@ -301,7 +301,7 @@ def test_a_refusal_says_that_what_was_made_is_kept_and_how_to_delete_it(
     deploy.aws.scenario(errors=[refusal])
     output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", status=2)
     assert "AccessDeniedException" in output
-    assert "; what was made is kept and may cost money; " in output
+    assert "; what was created is kept and may cost money; " in output
     assert output.endswith(f"to delete it: {deploy.delete_command}\n")
     assert not deploy.nothing_left()
     deploy(*shlex.split(deploy.delete_command)[2:], "--yes")

@@ -116,4 +116,4 @@ def test_the_commands(kit: Kit) -> None:
     assert SageMaker(**section).region == REGION
     assert "not deleted" in kit.run_any("sagemaker", "delete", "--confirm", "x", "--region", REGION, status=2)
     output = kit.run_any("sagemaker", "delete", "--confirm", STACK, "--region", REGION)
-    assert f"costs money by its content: {section['store'].removesuffix('/hyperpod-ft')}" in output
+    assert f"billed by its size: {section['store'].removesuffix('/hyperpod-ft')}" in output

@@ -59,7 +59,7 @@ def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None
     checked = check()
     assert checked.findings == ()
     assert checked.skipped == ()
-    assert "permissions of the role to go on alone" in checked.done
+    assert "permissions of the role to create the next job" in checked.done
 
 
 def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., ValidationResult]) -> None:

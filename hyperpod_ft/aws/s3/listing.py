@@ -56,7 +56,7 @@ def exists(client: Any, location: Location, name: str) -> bool:
 
 
 def digest_of(client: Any, bucket: str, entry: Entry) -> str:
-    """The digest in an object's metadata; empty when something else than `push` wrote it."""
+    """The digest in an object's metadata; empty if it was not written by `push`."""
     answer = client.head_object(Bucket=bucket, Key=entry.key)
     return str(answer["Metadata"].get(DIGEST, ""))
 

@@ -42,7 +42,7 @@ class Checks:
             Check("images", "sagemaker.image", self.images),
             Check("role", permission_checks.ROLE, permission_checks.role),
             Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
-            Check("permissions of the role to go on alone", permission_checks.ROLE, self.going_on),
+            Check("permissions of the role to create the next job", permission_checks.ROLE, self.going_on),
             Check("your permissions", permission_checks.CALLER, self.caller_permissions),
             Check("bucket", state_checks.BUCKET, state_checks.bucket),
         ]
@@ -58,7 +58,7 @@ class Checks:
         return found
 
     def quotas(self, given: CheckInput) -> list[Finding]:
-        """The quota of each instance type, which other jobs may use a part of."""
+        """The quota of each instance type; other jobs may use a part of it."""
         limits = quota_checks.limits_of(given, "sagemaker")
         section, findings = section_of(self.run), []
         wanted: dict[tuple[str, str], int] = {}
@@ -114,7 +114,7 @@ class Checks:
         return permission_checks.needs_of_role(given, needs, remedy)
 
     def going_on(self, given: CheckInput) -> list[Finding]:
-        """The last act of a job creates the next one; without these, whoever calls `status` does."""
+        """The last act of a job creates the next one; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
         found = permission_checks.needs_of_role(given, list(self._create(given)), remedy)
         return [replace(finding, severity="warning") for finding in found]

@@ -21,7 +21,7 @@ _BEGINS = re.compile(r"== (\w+) job ")
 
 
 class JobLogs:
-    """The logs of one training job. `update` adds what is new since the last call; the first call begins anew."""
+    """The logs of one training job. `update` adds what is new since the last call; the first call reads all."""
 
     def __init__(self, run: Run, name: str, stages: Sequence[str], session: Session) -> None:
         self._run, self._name, self._stages = run, name, tuple(stages)

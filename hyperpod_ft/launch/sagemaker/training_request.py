@@ -77,7 +77,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
             "SecurityGroupIds": list(section.file_system.security_groups),
         }
     if run.config.cluster.max_restarts:
-        # SageMaker retries after errors of its own only, with the same name
+        # SageMaker retries under the same name, and only after its internal errors
         request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MOST_RETRIES)}
     if group.starts_ranks:
         _add_training_settings(request, run, group)
@@ -85,7 +85,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told (hyperpod_ft/job/sagemaker/entry.py): all strings."""
+    """What the container reads (hyperpod_ft/job/sagemaker/entry.py); all values are strings."""
     store = section_of(run).store
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     return {

@@ -57,7 +57,7 @@ def small_files_in_store(run: Run) -> list[str]:
 
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
-    """The files for an endpoint. Raises UserError when they are not there, or when no container can serve them."""
+    """The files for an endpoint. Raises UserError if they are missing, or no container can serve them."""
     stage = _last_stage(run)
     if why := run.why_not_done(stage):
         raise UserError(
@@ -127,10 +127,10 @@ def _check_adapter(run: Run) -> None:
         raise UserError("deploy.model: a run with training.method full has no adapter", "set it to merged")
     if not (run.adapter / ADAPTER_CONFIG).is_file():
         raise UserError(
-            f"{run.adapter}: the adapter is not there any more", "set deploy.model to merged, or run consolidate again"
+            f"{run.adapter}: the adapter no longer exists", "set deploy.model to merged, or run consolidate again"
         )
     if run.config.lora.dora:
-        raise UserError("deploy.model: vLLM serves no DoRA adapters beside a base model", "set it to merged")
+        raise UserError("deploy.model: vLLM does not serve DoRA adapters with a base model", "set it to merged")
     if run.config.lora.r > MAX_LORA_RANK:
         raise UserError(
             f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less, this one has {run.config.lora.r}",
@@ -161,7 +161,7 @@ def _served(config: Mapping[str, Any], weights: int) -> Served:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    """fp32 weights are served in bf16: vLLM's `auto` would make fp16 of them, with a smaller range."""
+    """fp32 weights are served in bf16: vLLM's `auto` would convert them to fp16, which has a smaller range."""
     return "bfloat16" if _stored_dtype(config) == "float32" else "auto"
 
 

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Listed:
-    """An endpoint that the kit made. `price`: US dollars for an hour of one instance, None when unknown."""
+    """An endpoint that the kit created. `price`: US dollars for an hour of one instance, None when unknown."""
 
     endpoint: Endpoint
     run: str
@@ -42,7 +42,7 @@ class Listed:
 
     @property
     def cost(self) -> float | None:
-        """US dollars since its creation, as if it always had the instances of now."""
+        """US dollars since its creation, as if it had always had the current number of instances."""
         return None if self.price is None else round(self.hours * self.price * self.endpoint.instances, 2)
 
 
@@ -65,9 +65,9 @@ class EndpointCommands:
             return str(self.session.client("sagemaker").meta.region_name)
 
     def preview(self, run: Run) -> Deployment:
-        """What `deploy` would make. Changes nothing in AWS; small files of a run in a store are fetched from there."""
+        """What `deploy` would create. Changes nothing in AWS; small files of a run in a store are fetched."""
         if names := small_files_in_store(run):
-            assert run.config.sagemaker and run.config.sagemaker.store, "only then there are such files"
+            assert run.config.sagemaker and run.config.sagemaker.store, "only a store has such files"
             trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
         return deployment(run, self.region)
 
@@ -75,14 +75,14 @@ class EndpointCommands:
         return price_per_hour(self.session, instance_type, self.region)
 
     def deploy(self, planned: Deployment, *, keep: bool) -> Proof | None:
-        """Make the endpoint, wait for it, and ask it the run's prompts: see `Creation`. Safe to repeat."""
+        """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
         name = planned.target.name
         with self._explained(name):
             watch = self._watch(name, scales=planned.requests.component is not None)
             return Creation(planned, self.session, watch, self.say).run(keep=keep)
 
     def listed(self) -> list[Listed]:
-        """The endpoints of the region that the kit made, newest first."""
+        """The endpoints of the region that the kit created, newest first."""
         with explained("endpoints"):
             found = [self._endpoints.find(name) for name in self._endpoints.all_names() if is_endpoint_name(name)]
             runs = [(one, self._endpoints.run_of(one)) for one in found if one is not None]
@@ -122,11 +122,11 @@ class EndpointCommands:
             yield from endpoint_logs.lines(self.session.client("logs"), group, follow=follow)
 
     def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:
-        """Delete the endpoint and all that was made for it. `run`: whose, to find a bundle that no model names yet."""
+        """Delete the endpoint and all that was created for it. `run`: to find a bundle that no model names yet."""
         with self._explained(name):
             if not remove(self._watch(name), self.session.client, _bundles(run), keep_bundle=keep_bundle):
                 raise UserError(
-                    f"no endpoint {name} in {self.region}, and nothing that was made for one",
+                    f"no endpoint {name} in {self.region}, and nothing that was created for one",
                     "`hyperpod-ft deploy list` shows those of a region; check --region",
                 )
 
@@ -142,6 +142,6 @@ class EndpointCommands:
 
 
 def _bundles(run: Run | None) -> list[str]:
-    """Where a run's bundles are, one that no model names yet included."""
+    """Where a run's bundles are, including one that no model names yet."""
     prefix = bundle_prefix(run) if run is not None else None
     return [prefix] if prefix else []

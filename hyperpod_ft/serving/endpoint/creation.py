@@ -1,4 +1,4 @@
-"""Make a run's endpoint, wait for it, prove it. Every step finds what an interrupted command has already made."""
+"""Creates a run's endpoint, waits for it, proves it. Every step finds what an interrupted command has created."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, Watch
 from hyperpod_ft.terminal import printable
 
-_START_SECONDS = 1800.0  # beside the container's own time: instances, the image, the model
+_START_SECONDS = 1800.0  # for instances, image and model, before the container's own startup time
 _LOG_LINES = 60  # of a container that failed: its end holds the error
 _QUESTIONS_AT_ONCE = 8
 _QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
@@ -39,8 +39,8 @@ class Creation:
     def run(self, *, keep: bool) -> Proof | None:
         """The endpoint's answers; None when the run recorded none to compare them with.
 
-        Raises UserError when it cannot be made. If its container fails, everything is deleted before, unless `keep`;
-        after any other error what was made is kept, and the error says so.
+        Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
+        after any other error, what was created is kept, and the error says so.
         """
         self._check_bucket()
         exists = self._exists()
@@ -58,24 +58,24 @@ class Creation:
                 remove(self.watch, self.session.client, [prefix] if prefix else [])
                 failed = error
         raise UserError(
-            f"{failed.problem}; everything made for it is deleted", "correct what its log shows, then deploy again"
+            f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
         ) from failed
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Adds to every error that what was made is kept, and how to delete it: instances are billed by the hour."""
+        """Adds to every error that what was created is kept, and how to delete it: instances are billed by the hour."""
         try:
             with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
                 yield
         except UserError as error:
             delete = f"to delete it: {self.planned.delete_command}"
             raise UserError(
-                f"{error.problem}; what was made is kept and may cost money",
+                f"{error.problem}; what was created is kept and may cost money",
                 f"{error.remedy}; {delete}" if error.remedy else delete,
             ) from error
 
     def _check_bucket(self) -> None:
-        """Raises UserError when the files' bucket is elsewhere: SageMaker would notice once its instances run."""
+        """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
         target = self.planned.target
         bucket = Location.of(target.bundle).bucket
         with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
@@ -93,7 +93,7 @@ class Creation:
         if endpoint is None:
             return False
         if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
-            self.say(f"endpoint {name} has failed or is being deleted; it is made again once it is gone")
+            self.say(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
             remove(self.watch, self.session.client, keep_bundle=True)
             return False
         if endpoint.config != self.planned.requests.config["EndpointConfigName"]:
@@ -101,7 +101,7 @@ class Creation:
                 f"endpoint {name} exists with other settings, on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
             )
-        self.say(f"endpoint {name} exists already")
+        self.say(f"endpoint {name} already exists")
         return True
 
     def _create(self) -> None:

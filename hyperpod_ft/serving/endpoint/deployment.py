@@ -1,4 +1,4 @@
-"""What `hyperpod-ft deploy` will make of a run: settings, files, fit and requests, decided before anything costs."""
+"""What `hyperpod-ft deploy` will create for a run: settings, files, fit and requests, decided before it costs money."""
 
 import re
 from collections.abc import Sequence
@@ -30,8 +30,7 @@ class Deployment:
 
     @property
     def delete_command(self) -> str:
-        """Deletes all that was made; by the run, since files that were uploaded before the model was created have no
-        other name."""
+        """Deletes all that was created. Names the run, which tells where files were uploaded if no model names them."""
         return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
 
 

@@ -29,6 +29,6 @@ def lines(client: Any, group: str, *, follow: bool) -> Iterator[str]:
 
 
 def delete(client: Any, group: str) -> None:
-    """Delete the log group: CloudWatch bills for what it stores, without end."""
+    """Delete the log group: CloudWatch bills for it as long as it is stored."""
     with suppress(client.exceptions.ResourceNotFoundException):
         client.delete_log_group(logGroupName=group)

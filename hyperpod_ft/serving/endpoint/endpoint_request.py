@@ -1,7 +1,7 @@
 """What is requested from SageMaker for an endpoint: a model, a configuration, the endpoint. Pure.
 
-Names of model and configuration end with a digest of their request. So a name stands for one content: what a command
-that was interrupted has already made is taken as it is.
+Names of model and configuration end with a digest of their request. So a name stands for one content, and what an
+interrupted command has already created can be used.
 """
 
 import json
@@ -40,7 +40,7 @@ class Target:
     settings: Deploy
     fit: Fit
     dtype: str  # vLLM's --dtype
-    lora_rank: int | None = None  # with the adapter beside the base model
+    lora_rank: int | None = None  # if the base model is served with the adapter
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def environment(target: Target) -> dict[str, str]:
 
 
 def model_name(settings: Deploy) -> str | None:
-    """What a request calls the tuned model; None where the server has one model, under a name of its own."""
+    """What a request calls the tuned model; None where the server has one model, which it names itself."""
     return TUNED if settings.server == "vllm" else None
 
 

@@ -47,7 +47,7 @@ class Watch:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{what} {self.name}: after {_minutes(timeout_seconds)} still not deleted",
-                    "run the command again; until then it costs money",
+                    "run the command again; it costs money until it is deleted",
                 )
             time.sleep(self.poll_seconds)
 
