@@ -43,7 +43,7 @@ class Checks:
             Check("images", "sagemaker.image", self.images),
             Check("role", permission_checks.ROLE, permission_checks.role),
             Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
-            Check("permissions of the role to create the next job", permission_checks.ROLE, self.going_on),
+            Check("permissions of the role to create the next job", permission_checks.ROLE, self.next_job_permissions),
             Check("your permissions", permission_checks.CALLER, self.caller_permissions),
             Check("bucket", state_checks.BUCKET, state_checks.bucket),
         ]
@@ -136,7 +136,7 @@ class Checks:
         remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
         return permission_checks.needs_of_role(given, needs, remedy)
 
-    def going_on(self, given: CheckInput) -> list[Finding]:
+    def next_job_permissions(self, given: CheckInput) -> list[Finding]:
         """The last act of a job creates the next one; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
         found = permission_checks.needs_of_role(given, list(self._create(given)), remedy)
