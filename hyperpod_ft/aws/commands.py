@@ -26,9 +26,7 @@ from hyperpod_ft.aws.stack.stack import Remaining
 from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account, validate_offline
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
-
-# For tests, whose stand-in for AWS answers at once.
-_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
+from hyperpod_ft.polling import poll_seconds
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,7 @@ class Commands:
     @classmethod
     def of(cls, target: ClusterReference, profile: str | None, say: Say) -> "Commands":
         session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
-        given = os.environ.get(_POLL_VARIABLE)
-        if given:
-            return cls(target, session, say, float(given), float(given))
-        return cls(target, session, say)
+        return cls(target, session, say, poll_seconds(POLL_SECONDS), poll_seconds(STACK_POLL_SECONDS))
 
     def create(self, config: ClusterConfig, timeout: float | None) -> Cluster | None:
         """Validate, then create what is missing. Returns the complete cluster, or None without waiting."""

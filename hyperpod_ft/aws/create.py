@@ -6,6 +6,7 @@ from typing import Any
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.hyperpod.waiting import Say
+from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
@@ -113,9 +114,10 @@ def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_sec
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
     """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder."""
     folder = lifecycle_files.folder(config, content)
+    url = f"s3://{bucket}/{folder}"
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
-        s3.put_object(Bucket=bucket, Key=f"{folder}/{name}", Body=content[name])
-    say(f"lifecycle: {len(content)} files in s3://{bucket}/{folder}")
+        small_objects.write(s3, url, name, content[name])
+    say(f"lifecycle: {len(content)} files in {url}")
     return folder
 
 

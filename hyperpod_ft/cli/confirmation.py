@@ -8,7 +8,7 @@ from hyperpod_ft.errors import UserError
 
 
 def typed(name: str, confirm: str | None) -> str:
-    """The name that the user typed, or gave with --confirm. Raises UserError where nobody can type."""
+    """The name that the user typed, or gave with --confirm. Raises UserError without a terminal."""
     if confirm is not None:
         return confirm
     if not sys.stdin.isatty():

@@ -52,10 +52,10 @@ def create(
     run: RunArgument,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; make nothing.")
+        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; create nothing.")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep what was made when the container fails, to look at it.")
+        bool, typer.Option("--keep", help="Keep everything that was created if the container fails, for inspection.")
     ] = False,
     profile: Profile = None,
 ) -> None:
@@ -70,14 +70,14 @@ def create(
     if dry_run:
         show_endpoints.requests(planned)
         return
-    with _interruptible(planned.target.name):
+    with _interruptible(planned.target.name, planned.delete_command):
         proof = commands.deploy(planned, keep=keep)
     raise typer.Exit(show_endpoints.deployed(planned, proof))
 
 
 @app.command("list")
 def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
-    """List the endpoints that the kit made in a region, with their hours and price."""
+    """List the endpoints that the kit created in a region, with their hours and price."""
     commands = _commands(None, region, profile)
     show_endpoints.listed(commands.listed(), commands.region, as_json)
 
@@ -91,7 +91,7 @@ def ask(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Print the endpoint's greedy answer as it comes."""
+    """Print the endpoint's greedy answer as it arrives."""
     name, commands, _ = _found(endpoint, region, profile)
     for piece in commands.ask(name, text, max_tokens, raw=raw):
         show_endpoints.piece(piece)
@@ -102,7 +102,7 @@ def ask(
 def url(endpoint: Reference, region: Region = None, profile: Profile = None) -> None:
     """Print the base URL and a fresh token for OpenAI clients, as two lines for a shell's `eval`.
 
-    The token is a secret. It ends after 12 hours, or with temporary credentials.
+    The token is a secret. It expires after 12 hours, or earlier with temporary credentials.
     """
     name, commands, _ = _found(endpoint, region, profile)
     address, token = commands.url(name)
@@ -130,16 +130,16 @@ def delete(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Delete the endpoint, its configurations, models, log and uploaded files: nothing of it costs money afterwards.
+    """Delete the endpoint, its configurations, models, log and uploaded files: afterwards none of it costs money.
 
     Safe to run again after an interruption.
     """
     name, commands, run = _found(endpoint, region, profile)
     if not yes:
         show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
-    with _interruptible(name):
+    with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
         commands.delete(name, run, keep_bundle=keep_bundle)
-    print(f"Nothing of endpoint {name} costs money any more{', but its files in S3' * keep_bundle}.")
+    print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")
 
 
 def _run(reference: str, overrides: list[str] | None) -> "Run":
@@ -168,13 +168,13 @@ def _commands(run: "Run | None", region: str | None, profile: str | None) -> "En
 
 
 @contextmanager
-def _interruptible(name: str) -> Iterator[None]:
+def _interruptible(name: str, delete_command: str) -> Iterator[None]:
     """Ctrl-C ends the command, not what AWS does."""
     try:
         yield
     except KeyboardInterrupt:
         show_endpoints.progress(
-            f"interrupted: what was made of {name} stays and may cost money; run the command again to continue, or"
-            f" `hyperpod-ft deploy delete {name}`"
+            f"interrupted: what was created for {name} is kept and may cost money;"
+            f" run the command again to continue, or delete it: {delete_command}"
         )
         raise

@@ -8,6 +8,7 @@ import typer
 from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import poll_seconds
 
 if TYPE_CHECKING:
     from hyperpod_ft.aws.session import Session
@@ -21,9 +22,7 @@ app = typer.Typer(
 Region = Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
 Name = Annotated[str, typer.Option("--name", help="Name of the CloudFormation stack.")]
-STACK = "hyperpod-ft-training"  # aws/stack/training_resources.py
-# For tests, whose stand-in for AWS answers at once.
-_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
+STACK = "hyperpod-ft-training"
 
 
 @app.command()
@@ -52,7 +51,7 @@ def setup(
         lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         file_system=file_system,
-        poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
+        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     print("For the run file:\n")
     print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
@@ -109,10 +108,10 @@ def delete(
         lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         delete_data=delete_data,
-        poll_seconds=_poll_seconds(training_resources.POLL_SECONDS),
+        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     if left:
-        print(f"Still there, and costs money by its content: s3://{left.name} ({format_bytes(left.bytes)})")
+        print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")
     else:
         print("Nothing is left that costs money.")
 
@@ -121,7 +120,3 @@ def _session(region: str | None, profile: str | None) -> "Session":
     from hyperpod_ft.aws.session import Session  # noqa: PLC0415 - keeps --help quick
 
     return Session(region, profile or os.environ.get("AWS_PROFILE"))
-
-
-def _poll_seconds(usual: float) -> float:
-    return float(os.environ.get(_POLL_VARIABLE, usual))

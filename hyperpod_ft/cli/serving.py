@@ -36,17 +36,18 @@ def serve(
     base: Annotated[bool, typer.Option("--base/--no-base", help="Also serve a run's base model.")] = True,
     device: Device = "auto",
     python: Annotated[
-        Path | None, typer.Option("--with", metavar="PYTHON", help="Serve with vLLM, which this interpreter has.")
+        Path | None,
+        typer.Option("--with", metavar="PYTHON", help="Serve with vLLM, as installed for this interpreter."),
     ] = None,
     vllm_args: Annotated[
-        str, typer.Option("--vllm-args", metavar="ARGS", help="Further arguments for vLLM, in one text.")
+        str, typer.Option("--vllm-args", metavar="ARGS", help="Further arguments for vLLM, as one string.")
     ] = "",
     on_node: Annotated[
         bool, typer.Option("--on-node", help="Serve a run in a Slurm job on a node of its cluster.")
     ] = False,
     time_limit: Annotated[
         str | None,
-        typer.Option("--time", metavar="LIMIT", help="Of that job.", show_default="cluster.cpu_time_limit"),
+        typer.Option("--time", metavar="LIMIT", help="Time limit of that job.", show_default="cluster.cpu_time_limit"),
     ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="Cancel that job.")] = False,
 ) -> None:

@@ -46,7 +46,7 @@ def planned(deployment: "Deployment", price: float | None) -> None:
     unknown = f"; AWS's Price List gave none (it needs pricing:GetProducts): {PRICES_PAGE}" if price is None else ""
     print(f"Price: {_price(price, settings.instances)}{unknown}")
     if settings.scale_to_zero:
-        print("It scales to zero without requests; until then, and while it answers, it costs that much")
+        print("It scales to zero when there are no requests; until then, and while it answers, it costs that much")
 
 
 def _source(deployment: "Deployment") -> str:
@@ -70,7 +70,7 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
     """The proof and the next commands; the exit status."""
     name = deployment.target.name
     if proof is None:
-        print(f"Not compared: {deployment.run.samples_path} is not there; stage generate writes it")
+        print(f"Not compared: {deployment.run.samples_path} is missing; stage generate writes it")
     else:
         print(proof.summary())
         for one in proof.different[:_DIFFERENCES]:
@@ -80,7 +80,7 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
         print(f"All answers: {deployment.run.endpoint_proof}")
     print(f"Ask it:    hyperpod-ft deploy ask {name} 'TEXT'")
     print(f'OpenAI:    eval "$(hyperpod-ft deploy url {name})"')
-    print(f"Delete it: hyperpod-ft deploy delete {name}   (it costs money until then)")
+    print(f"Delete it: {deployment.delete_command}   (it costs money until then)")
     if proof is None or proof.holds:
         return 0
     print(f"error: endpoint {name}: does not answer like the tuned model; see its answers and log", file=sys.stderr)
@@ -117,7 +117,10 @@ def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
             one.run,
         )
     console().print(shown)
-    print("Hours: since creation, with the instances of now. Each costs money until `hyperpod-ft deploy delete NAME`.")
+    print(
+        "Hours: since creation, at the current number of instances. Each costs money until deleted:"
+        " hyperpod-ft deploy delete NAME"
+    )
 
 
 def confirm(question: str) -> None:

@@ -43,22 +43,24 @@ class Deploy(Section):
     image: Annotated[str, matches(r"\S{1,255}", "the URI of a container image")] | None = Field(
         None, description="Another image for the same container, as an ECR URI; the kit's choice if not set."
     )
-    instances: PositiveInt = Field(1, le=100, description="Number of instances, each with the whole model.")
+    instances: PositiveInt = Field(1, le=100, description="Number of instances; each holds the whole model.")
     scale_to_zero: bool = Field(
         False,
-        description="Without requests for a while, give back all instances; the first request after that fails and"
-        " starts one again, which takes minutes. `instances` is then the most.",
+        description="When there have been no requests for a while, release all instances; the first request after"
+        " that fails and starts one again, which takes minutes. `instances` is then the maximum.",
     )
     max_length: PositiveInt | None = Field(
         None,
         description="Longest request, in tokens: prompt and answer. If not set: dataset.max_length +"
         " generate.max_new_tokens, at most what the model has positions for.",
     )
-    max_concurrency: PositiveInt = Field(8, le=1024, description="Requests that an instance answers at once.")
+    max_concurrency: PositiveInt = Field(
+        8, le=1024, description="Number of requests that an instance answers at the same time."
+    )
     startup_minutes: PositiveInt | None = Field(
         None,
         le=60,
-        description="How long the container may take until it answers, in minutes. If not set: 20, with container"
+        description="Minutes that the container may take to start answering. If not set: 20, with container"
         " `neuron` 60, because it compiles first.",
     )
 

@@ -523,7 +523,7 @@ class Generate(Section):
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
         description="Prompts to answer: rows in the dataset's format, which are rendered as in training, or strings."
-        " Where the rows are chats, a string is what the user says; otherwise it is continued as it is.",
+        " Where the rows are chats, a string is the user's message; otherwise it is continued as it is.",
     )
     max_new_tokens: PositiveInt = Field(64, description="Maximum length of an answer, in tokens.")
     train_samples: NonNegativeInt = Field(

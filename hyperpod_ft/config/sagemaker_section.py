@@ -43,7 +43,7 @@ class SageMaker(Section):
 
     region: Region = Field(description="AWS region of the jobs, the store and the file system.")
     role: RoleArn = Field(
-        description="Execution role of the containers; `hyperpod-ft sagemaker setup` makes one with the permissions"
+        description="Execution role of the containers; `hyperpod-ft sagemaker setup` creates one with the permissions"
         " that they need."
     )
     store: S3Url | None = Field(

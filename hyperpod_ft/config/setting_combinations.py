@@ -148,7 +148,7 @@ def _check_torch(config: RunConfig) -> None:
 
 
 def _check_torch_neuron(config: RunConfig) -> None:
-    """What engine torch has not on Trainium."""
+    """What engine torch does not support on Trainium."""
     _check_neuron_variables(config)
     if config.lora.dropout and config.training.activation_checkpointing != "none":
         raise ValueError(

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Any, NoReturn
 
 import jinja2
@@ -79,7 +80,7 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
     try:
         encoder = Encoder.load(model, chat=False)
         return ChatTemplate(_proved(dataset, _form(dataset), encoder, _special_tokens(encoder, model)))
-    # a training that took days is not lost for its template
+    # days of training must not be lost because of the template
     except (_NoTemplateError, UserError) as error:
         reason = f"{error}: send the whole prompt to /v1/completions instead"
         refusing = _literal(f"This model has no chat template: {reason}.")
@@ -87,7 +88,7 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
 
 
 def describe(template: ChatTemplate | None, dataset: Dataset) -> str:
-    """What it does, for logs and model cards."""
+    """What the template does, for logs and model cards."""
     if template is None:
         return "the base model's own"
     return f"none: {template.refusal}" if template.refusal else f"writes a question as rows of format {dataset.format}"
@@ -95,25 +96,28 @@ def describe(template: ChatTemplate | None, dataset: Dataset) -> str:
 
 def _form(dataset: Dataset) -> _Form:
     if dataset.format == "dolly":
-        context = "{%- if context.strip() -%}{{- '### Context\\n' + context + '\\n\\n' -}}{%- endif -%}"
-        body = f"{{{{- '### Instruction\\n' + instruction + '\\n\\n' -}}}}{context}{{{{- '### Answer\\n' -}}}}"
-        return _Form(body, "instruction", "context")
+        return _of_texts(prompts.DOLLY, prompts.DOLLY_CONTEXT, "context")
     if dataset.format == "alpaca":
-        with_input, without = (_formatted(text) for text in (prompts.ALPACA_INPUT, prompts.ALPACA))
-        return _Form(
-            f"{{%- if input.strip() -%}}{with_input}{{%- else -%}}{without}{{%- endif -%}}", "instruction", "input"
-        )
+        return _of_texts(prompts.ALPACA, prompts.ALPACA_INPUT, "input")
     if dataset.format == "prompt-completion":
         return _Form("{{- question -}}", "question", "")
     return _of_template(dataset.prompt_template or "")
 
 
+def _of_texts(without: str, with_context: str, context: str) -> _Form:
+    """Two texts of str.format: one with the field `instruction`, one with `context` too, unless that is blank."""
+    longer, shorter = _formatted(with_context), _formatted(without)
+    body = f"{{%- if {context}.strip() -%}}{longer}{{%- else -%}}{shorter}{{%- endif -%}}"
+    return _Form(body, "instruction", context)
+
+
 def _formatted(text: str) -> str:
-    """Jinja for a text of str.format with the fields instruction and input."""
-    before, _, rest = text.partition("{instruction}")
-    parts = [_literal(before), "instruction"]
-    between, field, after = rest.partition("{input}")
-    parts += [_literal(between), "input", _literal(after)] if field else [_literal(between)]
+    """Jinja for a text of str.format."""
+    parts = []
+    for literal, field, _, _ in Formatter().parse(text):
+        parts.append(_literal(literal))
+        if field:
+            parts.append(field)
     return "{{- " + " + ".join(parts) + " -}}"
 
 
@@ -148,7 +152,7 @@ def _of_template(source: str) -> _Form:
 
 def _proved(dataset: Dataset, form: _Form, encoder: Encoder, special: Mapping[str, str]) -> str:
     """The template that gives the ids of training. Raises _NoTemplateError when none does."""
-    # Llama 2's tokenizer begins a text with a space, but not behind BOS
+    # Llama 2's tokenizer begins a text with a space, but not after BOS
     openings = ("bos_token", "bos_token + ' '") if encoder.opening else (_NOTHING,)
     for opening in openings:
         text = _template(dataset, form, opening)
@@ -163,7 +167,7 @@ def _proved(dataset: Dataset, form: _Form, encoder: Encoder, special: Mapping[st
 
 
 def _template(dataset: Dataset, form: _Form, opening: str) -> str:
-    """The whole template: each question as one training prompt, each answer with EOS behind it.
+    """The whole template: each question as one training prompt, each answer followed by EOS.
 
     `opening`: Jinja for what comes before the first prompt, unless that begins with BOS itself.
     """
@@ -223,11 +227,11 @@ def _prove(text: str, dataset: Dataset, form: _Form, encoder: Encoder, special: 
             except Exception as error:  # the user's expressions may raise anything
                 raise _NoTemplateError(f"its prompt_template cannot be part of one ({error})") from error
             if prompt not in asked:
-                raise _NoTemplateError("its prompt_template writes something else as part of one")
+                raise _NoTemplateError("its prompt_template renders differently as part of one")
             trained = tokenization.tokenize([prompts.joined(prompt, _ANSWER)], dataset, encoder).ids
             ids = encoder.backend.encode([asked, _ANSWER]).ids
             if [*ids.tolist(), encoder.eos] != trained.tolist():
-                raise _NoTemplateError("its tokenizer encodes a prompt beside BOS or EOS differently than alone")
+                raise _NoTemplateError("its tokenizer encodes a prompt next to BOS or EOS differently than by itself")
 
 
 def _field(dataset: Dataset, form: _Form) -> str:

@@ -7,6 +7,8 @@ from hyperpod_ft.config.run_config import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
+DOLLY = "### Instruction\n{instruction}\n\n### Answer\n"
+DOLLY_CONTEXT = "### Instruction\n{instruction}\n\n### Context\n{context}\n\n### Answer\n"
 # The two templates of Stanford Alpaca, with the line break after "Response:" that alpaca-lora and axolotl write.
 ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -89,9 +91,8 @@ def check_unicode(text: str) -> None:
 
 
 def _dolly_prompt(_: Dataset, row: Mapping[str, Any]) -> str:
-    context = _optional_field(row, "context")
-    between = f"### Context\n{context}\n\n" if context else ""
-    return f"### Instruction\n{_filled_field(row, 'instruction')}\n\n{between}### Answer\n"
+    instruction, context = _filled_field(row, "instruction"), _optional_field(row, "context")
+    return (DOLLY_CONTEXT if context else DOLLY).format(instruction=instruction, context=context)
 
 
 def _alpaca_prompt(_: Dataset, row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which ranks care for a directory on a volume: one for all where every node has the same, else one on each node."""
+"""Which ranks manage a directory on a volume: one rank if all nodes share it, otherwise one on each node."""
 
 import uuid
 from dataclasses import dataclass

@@ -110,7 +110,7 @@ def preference_losses(base: DocumentLosses, tuned: DocumentLosses, dpo: Dpo) -> 
 
 
 def _of_pairs(model: PreTrainedModel, split: PairedSplit, rows: int) -> tuple[float, int]:
-    """Summed loss and label tokens of an encoder-decoder, which gets each pair of a row as a row of its own, padded."""
+    """Summed loss and label tokens of an encoder-decoder, which gets each pair of a row as a separate, padded row."""
     total, tokens = 0.0, 0
     for row in range(rows):
         sources, decoder_inputs, labels = (

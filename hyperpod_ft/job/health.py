@@ -86,7 +86,7 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 
 
 def replacement(node: str) -> str:
-    """What gets the job another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
+    """How the job gets another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
     if JobStep.from_environment().hosts:
         return "have SageMaker start the job on other instances: hyperpod-ft resume"
     if HYPERPOD.is_dir():

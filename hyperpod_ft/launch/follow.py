@@ -1,6 +1,5 @@
 """Following a run until it ends: its status, the log of a stage, and what a failed stage said."""
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, StageStatus, status
+from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
 
 _AT_WORK = ("running", "pending")
@@ -16,8 +16,6 @@ _AT_WORK = ("running", "pending")
 _POLL_SECONDS, _POLL_SECONDS_LOCAL = 10.0, 1.0
 _ATTEMPTS = 20
 _RETRY_SECONDS = 15.0
-# For tests, whose stand-in for AWS answers at once.
-_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
 _LAST_LINES = 12
 
 
@@ -57,7 +55,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
         chosen = _choose(current, stage)
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
-        if chosen.job_id != job_id:  # a training job that continues another has a log of its own
+        if chosen.job_id != job_id:  # a training job that continues another has its own log
             position, path, job_id = 0, "", chosen.job_id
         path = fetch_log(run, launchers, chosen, path)
         if path:
@@ -113,4 +111,4 @@ def _tail(path: Path, lines: int) -> list[str]:
 
 def _pause(run: Run) -> None:
     usual = _POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS
-    time.sleep(float(os.environ.get(_POLL_VARIABLE, usual)))
+    time.sleep(poll_seconds(usual))

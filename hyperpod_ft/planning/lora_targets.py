@@ -24,7 +24,7 @@ def is_target(module: str, target: str) -> bool:
 
 
 def check_targets(config: RunConfig, shape: ModelShape) -> None:
-    """Raise UserError for a target that the model has not."""
+    """Raise UserError for a target that the model does not have."""
     if config.training.method == "lora":
         refuse_unknown(targets(config.lora, shape.family), shape.modules)
 

@@ -53,7 +53,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--title", default="hyperpod-ft")
     parser.add_argument("--address-file", type=Path, help="file to write once the models answer: JSON")
     parser.add_argument("--with", dest="python", type=Path, help="serve with vLLM of this Python interpreter")
-    parser.add_argument("--vllm-args", default="", help="further arguments for vLLM, in one text")
+    parser.add_argument("--vllm-args", default="", help="further arguments for vLLM, as one string")
     parser.add_argument("--ask", metavar="QUESTION", help="answer this on standard output instead of serving")
     return parser.parse_args(arguments)
 

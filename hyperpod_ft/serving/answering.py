@@ -25,7 +25,7 @@ from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
 from hyperpod_ft.serving.text_stream import TextStream
 from hyperpod_ft.serving.turns import Turns
 
-# The most tokens of an answer whose request sets no limit: a model that never ends one must not answer for minutes.
+# The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256
 
 
@@ -81,7 +81,7 @@ class Answering:
         """The name of the model that a request means. Raises ApiError (404) for one that is not served."""
         if name and name not in self._models:
             raise ApiError(
-                404, f"model {name!r} is not served here; there are: {', '.join(self._models)}", "model_not_found"
+                404, f"model {name!r} is not served here; available: {', '.join(self._models)}", "model_not_found"
             )
         return name or next(iter(self._models))
 
@@ -177,7 +177,7 @@ class _AfterToken(StoppingCriteria):
 
 
 class _Draw(LogitsProcessor):
-    """Draws the next token, with random numbers of its own, and leaves only that one for greedy search to take.
+    """Draws the next token, with its own random numbers, and leaves only that one for greedy search to take.
 
     `generate` itself would draw from torch's one generator, which all threads share: a seed would mean nothing.
     """

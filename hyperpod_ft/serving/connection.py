@@ -25,7 +25,7 @@ class ClientGoneError(Exception):
 
 
 class Connection(BaseHTTPRequestHandler):
-    """One connection, in a thread of its own. Subclasses answer requests with `get` and `post`, which get the path."""
+    """One connection, in its own thread. Subclasses answer requests with `get` and `post`, which get the path."""
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "hyperpod-ft", ""

@@ -70,5 +70,5 @@ def _adapter(text: str) -> tuple[str, Path]:
 
 def _checked(models: Models) -> Models:
     if both := sorted(models.directories.keys() & models.adapters.keys()):
-        raise UserError(f"--adapter {both[0]}: a model has this name already", "choose another")
+        raise UserError(f"--adapter {both[0]}: a model already has this name", "choose another")
     return models

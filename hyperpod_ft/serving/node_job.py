@@ -59,7 +59,7 @@ def start(
 def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resources:
     """Those of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
 
-    Raises UserError for what is no time limit of Slurm.
+    Raises UserError for an invalid time limit.
     """
     if time_limit is not None:
         try:
@@ -110,7 +110,7 @@ def directions(run: Run, job: Job, address: Address) -> list[str]:
 
 
 def stop(run: Run, slurm: SlurmLauncher) -> Job | None:
-    """Cancel the job that serves the run, and wait until it has ended; None when there is none."""
+    """Cancel the job that serves the run, and wait until it has ended; None if there is none."""
     job = _recorded(run)
     if job is None or not _state(run, slurm, job).active:
         return None

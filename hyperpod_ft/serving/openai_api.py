@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 
-# What would change the answer, and this server does not do. Any other unknown field is ignored, as by other servers.
+# These would change the answer, and this server does not support them. Any other unknown field is ignored, as by other
+# servers.
 _UNSUPPORTED = {
     "tools": [],
     "functions": [],
@@ -87,7 +88,7 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ApiError(400, "the body is not a JSON object")
+        raise ApiError(400, "the body must be a JSON object")
     for name, harmless in _UNSUPPORTED.items():
         if values.get(name) not in (None, harmless):
             raise ApiError(400, f"{name}: this server does not support it; leave it out", "unsupported_parameter")
@@ -96,7 +97,7 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
     stream = _flag(values, "stream")
     options = values.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise ApiError(400, "stream_options: not an object")
+        raise ApiError(400, "stream_options: must be an object")
     most = next(
         (values[name] for name in ("max_completion_tokens", "max_tokens") if values.get(name) is not None), None
     )
@@ -116,7 +117,7 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
 
 def _messages(given: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(given, list) or not given:
-        raise ApiError(400, "messages: not a list of messages")
+        raise ApiError(400, "messages: must be a list of messages")
     found = []
     for number, message in enumerate(given):
         where = f"messages.{number}"
@@ -144,13 +145,13 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
         return given
     if isinstance(given, list) and given and all(isinstance(token, int) and token >= 0 for token in given):
         return tuple(given)
-    raise ApiError(400, "prompt: not a text, or a list of token ids; send one prompt a request")
+    raise ApiError(400, "prompt: must be a string or a list of token ids; send one prompt per request")
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     listed = [given] if isinstance(given, str) else given or []
     if not isinstance(listed, list) or len(listed) > _MOST_STOPS or not all(isinstance(one, str) for one in listed):
-        raise ApiError(400, f"stop: not a text, or a list of at most {_MOST_STOPS} texts")
+        raise ApiError(400, f"stop: must be a string or a list of at most {_MOST_STOPS} strings")
     return tuple(one for one in listed if one)
 
 
@@ -203,7 +204,7 @@ class Reply:
         return self._head(stream=False) | {"choices": [choice], "usage": answer.usage}
 
     def first(self) -> dict[str, Any] | None:
-        """The event before the text: a chat's says who speaks."""
+        """The event before the text: a chat's names the role."""
         return self._event({"role": "assistant", "content": ""}) if self.chat else None
 
     def piece(self, text: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def options(models: Models, more: Sequence[str]) -> list[str]:
 
 def server(models: Models, more: Sequence[str]) -> Program:
     """The server on this machine, or its single answer, with the interpreter that has torch."""
-    # nothing of a model directory is fetched
+    # models are directories: nothing is fetched
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if models.run and models.python != Path(sys.executable):
         # that interpreter may lack the kit, or have another version

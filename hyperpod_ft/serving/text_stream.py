@@ -1,4 +1,4 @@
-"""The text of an answer while its tokens are made: whole characters only, and nothing of a stop text."""
+"""The text of an answer while its tokens are made: whole characters only, and no part of a stop text."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they asked for it."""
+"""A lock that threads acquire in the order in which they requested it."""
 
 import threading
 from collections import deque

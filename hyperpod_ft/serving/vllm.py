@@ -25,8 +25,8 @@ from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.access import url
 from hyperpod_ft.serving.models import BASE, TUNED, Models
+from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK, max_lora_rank
 
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank accepts
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 30.0
 
@@ -49,7 +49,7 @@ def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node
     if on_node and run is not None and _is_for_neuron(run):
         one = replace(models, directories={TUNED: run.tuned_model})
         if models.adapters:
-            raise UserError("--adapter: not with vLLM for Neuron", "merge it, and serve the merged model")
+            raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
         return Arranged(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
     return Arranged(_one_model(models, base=base), _options(python, arguments), {})
 
@@ -67,7 +67,7 @@ def _one_model(models: Models, *, base: bool) -> Models:
     if adapted and (run.adapter / CONFIG).is_file():
         return replace(models, directories={BASE: run.base_model}, adapters={TUNED: run.adapter, **models.adapters})
     if models.adapters:
-        raise UserError("--adapter: vLLM adds adapters to the base model only", "leave --no-base out")
+        raise UserError("--adapter: vLLM adds adapters to the base model only", "omit --no-base")
     return replace(models, directories={TUNED: run.tuned_model})
 
 
@@ -125,11 +125,12 @@ def _rank(adapters: Mapping[str, Path]) -> int:
         if config.use_dora:
             raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
         largest = max(largest, config.r, *config.rank_pattern.values())
-    if fitting := [rank for rank in _RANKS if rank >= largest]:
-        return fitting[0]
-    raise UserError(
-        f"the adapters have rank {largest}, vLLM serves at most {_RANKS[-1]}", "serve the merged model (--no-base)"
-    )
+    if largest > MAX_LORA_RANK:
+        raise UserError(
+            f"the adapters have rank {largest}, vLLM serves at most {MAX_LORA_RANK}",
+            "serve the merged model (--no-base)",
+        )
+    return max_lora_rank(largest)
 
 
 def check(python: Path) -> None:

@@ -134,7 +134,7 @@ def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Ques
 
 
 def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
-    """A prompt among rows that are chats: a text is what the user says."""
+    """A prompt for rows that are chats: a string is the user's message."""
     key = "messages" if dataset.format == "chat" else "prompt"
     row = {key: prompt} if isinstance(prompt, str) else prompt
     if isinstance(row.get(key), str):

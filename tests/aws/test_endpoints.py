@@ -1,6 +1,7 @@
 """`hyperpod-ft deploy` as users run it, on the stand-in for AWS, whose endpoints run the kit's own server."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,6 +60,10 @@ class Deploy:
     def directory(self) -> str:
         return str(self.run.directory)
 
+    @property
+    def delete_command(self) -> str:
+        return f"hyperpod-ft deploy delete {self.directory} --region {REGION}"
+
     def objects(self) -> list[str]:
         listing = self.aws.client("s3").list_objects_v2(Bucket=BUCKET)
         return [entry["Key"] for entry in listing.get("Contents", [])]
@@ -114,12 +119,12 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     assert "Loading tuned" in deploy("logs", deploy.directory)
     _check_openai(deploy)
     again = deploy(deploy.directory)
-    assert "exists already" in again
+    assert "already exists" in again
     assert "created" not in again
     deploy("delete", deploy.name, "--yes")
     assert deploy.nothing_left()
     assert "no endpoints" in deploy("list")
-    assert "nothing that was made" in deploy("delete", deploy.name, "--yes", status=2)
+    assert "nothing that was created" in deploy("delete", deploy.name, "--yes", status=2)
 
 
 def _check_openai(deploy: Deploy) -> None:
@@ -156,7 +161,7 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
     assert deploy.nothing_left()
     assert "head_dim 17" in (deploy.run.logs / "endpoint.log").read_text()
     kept = deploy(deploy.directory, "--keep", status=2)
-    assert f"hyperpod-ft deploy delete {deploy.name}" in kept
+    assert f"kept and may cost money; to delete it: {deploy.delete_command}" in kept
     assert not deploy.nothing_left()
     # a failed endpoint is replaced, once its container works
     deploy.aws.scenario(seconds={"endpoint.health": 120.0})
@@ -274,3 +279,30 @@ def test_a_quota_is_explained(deploy: Deploy) -> None:
     output = deploy(deploy.directory, status=2)
     assert "ResourceLimitExceeded" in output
     assert "quota" in output
+    assert "kept and may cost money; request a higher quota" in output
+    assert output.endswith(f"to delete it: {deploy.delete_command}\n")
+    assert deploy.objects()  # the uploaded model
+
+
+@pytest.mark.parametrize(
+    ("service", "operation"),
+    [
+        ("sagemaker", "CreateModel"),
+        ("sagemaker", "CreateInferenceComponent"),
+        ("application-autoscaling", "RegisterScalableTarget"),
+    ],
+)
+def test_a_refusal_says_that_what_was_made_is_kept_and_how_to_delete_it(
+    deploy: Deploy, service: str, operation: str
+) -> None:
+    """From CreateInferenceComponent on, the endpoint is in service and its instances are billed."""
+    deploy.recorded()
+    refusal = {"service": service, "operation": operation, "code": "AccessDeniedException", "times": 99}
+    deploy.aws.scenario(errors=[refusal])
+    output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", status=2)
+    assert "AccessDeniedException" in output
+    assert "; what was created is kept and may cost money; " in output
+    assert output.endswith(f"to delete it: {deploy.delete_command}\n")
+    assert not deploy.nothing_left()
+    deploy(*shlex.split(deploy.delete_command)[2:], "--yes")
+    assert deploy.nothing_left()

@@ -6,8 +6,8 @@ import yaml
 
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.events import StackEvent
-from hyperpod_ft.aws.stack.training_resources import NAME, TrainingResources, delete, deploy, find, template
-from hyperpod_ft.cli import sagemaker
+from hyperpod_ft.aws.stack.training_resources import TrainingResources, delete, deploy, template
+from hyperpod_ft.cli.sagemaker import STACK
 from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, Aws
@@ -22,7 +22,7 @@ def quiet(_: StackEvent) -> None: ...
 
 
 def made(file_system: bool = False) -> TrainingResources:
-    return deploy(SESSION, quiet, file_system=file_system, poll_seconds=POLL)
+    return deploy(SESSION, quiet, name=STACK, file_system=file_system, poll_seconds=POLL)
 
 
 def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
@@ -42,7 +42,7 @@ def test_the_template_is_clean() -> None:
 
 def test_it_is_deployed_once_and_again(aws: Aws) -> None:
     first = made()
-    assert made() == first == find(SESSION)
+    assert made() == first
     section = SageMaker(region=first.region, role=first.role_arn, store=f"s3://{first.bucket}/ft")
     assert section.account == ACCOUNT
     with pytest.raises(UserError, match="not created by this kit"):
@@ -90,14 +90,13 @@ def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
 def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     found = made()
     aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
-    left = delete(SESSION, quiet, poll_seconds=POLL)
+    left = delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
     assert left is not None
     assert (left.name, left.objects, left.bytes) == (found.bucket, 1, 2)
-    assert find(SESSION) is None
-    assert delete(SESSION, quiet, poll_seconds=POLL) is None
+    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
     again = made()
     aws.client("s3").put_object(Bucket=again.bucket, Key="ft/x", Body=b"12")
-    assert delete(SESSION, quiet, delete_data=True, poll_seconds=POLL) is None
+    assert delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL) is None
     names = [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
     assert names == [found.bucket]
 
@@ -107,7 +106,7 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):
         made()
     aws.scenario(fail_resources={"AWS::IAM::Role": ""})
-    delete(SESSION, quiet, poll_seconds=POLL)
+    delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
 
 
 def test_the_commands(kit: Kit) -> None:
@@ -116,6 +115,5 @@ def test_the_commands(kit: Kit) -> None:
     section = yaml.safe_load(output.partition("For the run file:")[2])["sagemaker"]
     assert SageMaker(**section).region == REGION
     assert "not deleted" in kit.run_any("sagemaker", "delete", "--confirm", "x", "--region", REGION, status=2)
-    output = kit.run_any("sagemaker", "delete", "--confirm", NAME, "--region", REGION)
-    assert f"costs money by its content: {section['store'].removesuffix('/hyperpod-ft')}" in output
-    assert sagemaker.STACK == NAME
+    output = kit.run_any("sagemaker", "delete", "--confirm", STACK, "--region", REGION)
+    assert f"billed by its size: {section['store'].removesuffix('/hyperpod-ft')}" in output

@@ -11,6 +11,7 @@ from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.training_resources import deploy
 from hyperpod_ft.aws.validation.validate import ValidationResult
+from hyperpod_ft.cli.sagemaker import STACK
 from hyperpod_ft.config import run_file
 from hyperpod_ft.launch.sagemaker.validation import validate
 from hyperpod_ft.runs.run import Run
@@ -25,7 +26,7 @@ IMAGE_ACCOUNT = "123456789012"  # moto's: images are looked up in one's own acco
 @pytest.fixture
 def section(aws: Aws) -> dict[str, Any]:
     """What `sagemaker setup` prints, and an image in ECR."""
-    made = deploy(Session(), lambda _: None, poll_seconds=0.02)
+    made = deploy(Session(), lambda _: None, name=STACK, poll_seconds=0.02)
     return {
         "region": made.region,
         "role": made.role_arn,
@@ -149,7 +150,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
 
 
 def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationResult]) -> None:
-    deploy(Session(), lambda _: None, file_system=True, poll_seconds=0.02)
+    deploy(Session(), lambda _: None, name=STACK, file_system=True, poll_seconds=0.02)
     mounted = {
         "id": place.fsx,
         "directory": "/abcdefgh/ft",

@@ -96,7 +96,7 @@ class _Download:
             self._finish(digest)
 
     def fetch_whole(self, client: Any, bucket: str) -> None:
-        """Fetch the object with AWS's native client, which makes the file anew."""
+        """Fetch the object with AWS's native client, which creates a new file."""
         self.close()
         crt.download(client, bucket, self._entry.key, self._partial)
         self._file = self._open()
@@ -146,7 +146,7 @@ def finish(root: Path, entries: Collection[Entry]) -> None:
 
 
 def partial_of(final: Path, entry: Entry) -> Path:
-    """Where an object is until it is complete: another content has another name."""
+    """Where an object is stored until it is complete; the name depends on the content."""
     return final.with_name(f".{final.name}.{re.sub(r'[^0-9a-zA-Z-]', '', entry.etag)}.partial")
 
 

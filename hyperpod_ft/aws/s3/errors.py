@@ -1,4 +1,4 @@
-"""What goes wrong with S3, in one line."""
+"""Errors of S3 as one line each."""
 
 from contextlib import AbstractContextManager
 from typing import Literal

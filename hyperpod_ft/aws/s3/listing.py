@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.s3.location import Location, parent_of
+from hyperpod_ft.aws.session import error_code
 
 DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
 
@@ -43,8 +44,19 @@ def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict
     return found
 
 
+def exists(client: Any, location: Location, name: str) -> bool:
+    """Whether an object of this name is there. Raises botocore's errors."""
+    try:
+        client.head_object(Bucket=location.bucket, Key=location.key(name))
+    except client.exceptions.ClientError as error:
+        if error_code(error) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+            return False
+        raise
+    return True
+
+
 def digest_of(client: Any, bucket: str, entry: Entry) -> str:
-    """The digest in an object's metadata; empty when something else than `push` wrote it."""
+    """The digest in an object's metadata; empty if it was not written by `push`."""
     answer = client.head_object(Bucket=bucket, Key=entry.key)
     return str(answer["Metadata"].get(DIGEST, ""))
 

@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 # Transfers these items in so many threads, and calls the function with bytes as they come.
 Work = Callable[[Sequence[Item], int, Callable[[int], object]], None]
 
-WORTH_BYTES = 128 << 20  # below, processes take longer to begin than they save
+WORTH_BYTES = 128 << 20  # for less, starting processes takes longer than it saves
 _MOST, _LEAST_THREADS = 8, 4
 _REQUEST_BYTES = 1 << 20  # what a request costs, in bytes that could be transferred meanwhile
 _COUNT = struct.Struct("<q")  # bytes that were transferred; -1: an error follows
@@ -40,7 +40,7 @@ def run(
 
     `threads`: those of all processes together. After the first error in any process all end; raises it.
     """
-    # AWS's native client has threads of its own, which do not survive a fork, and is for one process on a machine
+    # AWS's native client has its own threads, which do not survive a fork, and is meant for one process on a machine
     count = 1 if crt.is_used(client) else _processes([size(item) for item in items])
     if count == 1:
         work(list(items), threads, done)
@@ -80,7 +80,7 @@ def _processes(sizes: Collection[int]) -> int:
 
 
 class _Child:
-    """A process that does one share. Its pipe says how far it is."""
+    """A process that transfers one share, and reports its progress through a pipe."""
 
     def __init__(self, client: Any, share: Sequence[Item], threads: int, work: Work[Item]) -> None:
         self.pipe, write = os.pipe()
@@ -124,7 +124,7 @@ class _Child:
 
 
 def _do(client: Any, work: Callable[[Callable[[int], object]], None], pipe: int, parent: int) -> None:
-    """What a fork does; never returns."""
+    """Runs in the forked process; never returns."""
     status = 1
     try:
         die_with_parent(parent, signal.SIGKILL)

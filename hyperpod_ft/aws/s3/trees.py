@@ -98,7 +98,7 @@ def pull_entries(
 ) -> None:
     """Download objects to their names below `root`; files that are there with the same size and digest are skipped.
 
-    An object that something else than `push` wrote has no digest: it is skipped when a file of its size is newer. A
+    An object that was not written by `push` has no digest: it is skipped when a file of its size is newer. A
     file appears when it is complete and verified, in place of an earlier one; all are on disk when this returns.
     `received` is given the bytes as they come.
     """

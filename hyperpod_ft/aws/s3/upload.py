@@ -1,6 +1,6 @@
 """Upload files: small ones in one request, large ones in parts that are sent in parallel and appear as a whole.
 
-S3 checks the CRC-32 of each request. An upload that is killed leaves no object; its parts, which nobody can see but
+S3 checks the CRC-32 of each request. An upload that is killed leaves no object; its parts, which are not visible but
 which are billed, are removed by the bucket's lifecycle rule (templates/sagemaker/resources.yaml).
 """
 

@@ -14,17 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyperpod_ft.aws.s3 import buckets
+from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.aws.stack.data import (
-    Bucket,
-    FileSystem,
-    delete_bucket,
-    delete_filesystem,
-    measure_bucket,
-    measure_filesystem,
-)
 from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.filesystem import FileSystem, delete_filesystem, measure_filesystem
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
@@ -159,7 +154,7 @@ def delete(
         if delete_data or stack["StackStatus"] in _NEVER_CREATED:
             resources = _resources(client, stack)
             delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
-            delete_bucket(session, resources.get("Bucket", ""))
+            buckets.delete(session.client("s3"), resources.get("Bucket", ""))
             _delete_stack(client, str(stack["StackId"]), progress, poll_seconds)
         else:
             _keep_data_only(client, stack, progress, poll_seconds)
@@ -177,7 +172,7 @@ def remains(session: Session, name: str) -> Remaining:
         return Remaining(
             name,
             measure_filesystem(session, resources.get("FileSystem", "")),
-            measure_bucket(session, resources.get("Bucket", "")),
+            buckets.measure(session.client("s3"), resources.get("Bucket", "")),
             resources.get("Nat", ""),
             resources.get("ElasticIp", ""),
         )

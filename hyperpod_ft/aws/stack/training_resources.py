@@ -7,13 +7,13 @@ unless deleting these is asked for.
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ft.aws.s3 import buckets
+from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.aws.stack.data import Bucket, delete_bucket, measure_bucket
 from hyperpod_ft.aws.stack.events import OnStackEvent, describe, last_event, settle, why
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
-NAME = "hyperpod-ft-training"
 POLL_SECONDS = 5.0
 _COMPLETE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
@@ -36,7 +36,7 @@ def deploy(
     session: Session,
     progress: OnStackEvent,
     *,
-    name: str = NAME,
+    name: str,
     file_system: bool = False,
     poll_seconds: float = POLL_SECONDS,
 ) -> TrainingResources:
@@ -68,7 +68,7 @@ def delete(
     session: Session,
     progress: OnStackEvent,
     *,
-    name: str = NAME,
+    name: str,
     delete_data: bool = False,
     poll_seconds: float = POLL_SECONDS,
 ) -> Bucket | None:
@@ -84,20 +84,13 @@ def delete(
         _require_ours(stack)
         stack_id, bucket = str(stack["StackId"]), _outputs(stack).get("Bucket", "")
         if delete_data:
-            delete_bucket(session, bucket)
+            buckets.delete(session.client("s3"), bucket)
         before = last_event(client, stack_id)
         client.delete_stack(StackName=stack_id)
         status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
         if status != "DELETE_COMPLETE":
             raise UserError(f"stack {name} is {status}: {why(client, stack_id)}", "fix the cause, then delete it again")
-        return measure_bucket(session, bucket)
-
-
-def find(session: Session, name: str = NAME) -> TrainingResources | None:
-    """What a complete stack made; None without one."""
-    with explained(f"stack {name}"):
-        stack = describe(session.client("cloudformation"), name)
-    return _resources(stack) if stack and stack["StackStatus"] in _COMPLETE else None
+        return buckets.measure(session.client("s3"), bucket)
 
 
 def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.s3 import buckets, listing
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.check_input import CheckInput
@@ -36,23 +38,11 @@ def lifecycle_scripts(given: CheckInput) -> list[Finding]:
         lifecycle = group.get("LifeCycleConfig", {})
         script = lifecycle.get("OnCreate") or lifecycle.get("OnInitComplete")
         if script and "SourceS3Uri" in lifecycle:
-            bucket, _, prefix = lifecycle["SourceS3Uri"].partition("://")[2].partition("/")
-            key = f"{prefix.rstrip('/')}/{script}".lstrip("/")
-            if not _object_exists(given, bucket, key):
-                problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: s3://{bucket}/{key}"
+            location = Location.of(lifecycle["SourceS3Uri"])
+            if not listing.exists(given.clients["s3"], location, script):
+                problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: {location}/{script}"
                 findings.append(error("name", problem, "upload it again; without it no node can be replaced"))
     return findings
-
-
-def _object_exists(given: CheckInput, bucket: str, key: str) -> bool:
-    s3 = given.clients["s3"]
-    try:
-        s3.head_object(Bucket=bucket, Key=key)
-    except s3.exceptions.ClientError as problem:
-        if error_code(problem) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
-            return False
-        raise
-    return True
 
 
 def stack(given: CheckInput) -> list[Finding]:
@@ -82,22 +72,14 @@ def bucket(given: CheckInput) -> list[Finding]:
     """It exists, and is in the cluster's region."""
     s3, called = given.clients["s3"], given.existing.bucket
     try:
-        answer = s3.head_bucket(Bucket=called)
+        region = buckets.region(s3, called)
     except s3.exceptions.ClientError as problem:
         if error_code(problem) in ("404", "NoSuchBucket"):
             return [error(BUCKET, f"no bucket {called}", f"create it: aws s3 mb s3://{called}")]
-        if error_code(problem) == "301":
-            return [_elsewhere(given, _region(problem.response))]
         raise
-    region = answer.get("BucketRegion") or _region(answer)
     return [_elsewhere(given, region)] if region and region != given.config.region else []
 
 
 def _elsewhere(given: CheckInput, region: str) -> Finding:
-    problem = f"{given.existing.bucket} is in {region or 'another region'}, the cluster in {given.config.region}"
+    problem = f"{given.existing.bucket} is in {region}, the cluster in {given.config.region}"
     return error(BUCKET, problem, "name a bucket in the cluster's region")
-
-
-def _region(answer: dict[str, Any]) -> str:
-    headers: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return headers.get("x-amz-bucket-region", "")

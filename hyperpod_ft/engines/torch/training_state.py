@@ -67,7 +67,7 @@ class TrainingState:
         if progress is None:
             return Progress()
         if progress.step == steps or progress.stopped_early:
-            # nothing is left to train; it may hold the weights alone
+            # training is complete; the checkpoint may hold the weights alone
             return progress
         tensors = self._tensors()
         self._checkpoints.load(self._run.checkpoint(progress.step), tensors)

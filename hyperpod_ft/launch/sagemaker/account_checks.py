@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hyperpod_ft.aws.findings import Finding, error, warning
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation import (
     capacity_checks,
@@ -42,7 +43,7 @@ class Checks:
             Check("images", "sagemaker.image", self.images),
             Check("role", permission_checks.ROLE, permission_checks.role),
             Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
-            Check("permissions of the role to create the next job", permission_checks.ROLE, self.going_on),
+            Check("permissions of the role to create the next job", permission_checks.ROLE, self.next_job_permissions),
             Check("your permissions", permission_checks.CALLER, self.caller_permissions),
             Check("bucket", state_checks.BUCKET, state_checks.bucket),
         ]
@@ -135,8 +136,8 @@ class Checks:
         remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
         return permission_checks.needs_of_role(given, needs, remedy)
 
-    def going_on(self, given: CheckInput) -> list[Finding]:
-        """The last act of a job creates the next one; without these, whoever calls `status` does."""
+    def next_job_permissions(self, given: CheckInput) -> list[Finding]:
+        """The last act of a job creates the next one; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
         found = permission_checks.needs_of_role(given, list(self._create(given)), remedy)
         return [replace(finding, severity="warning") for finding in found]
@@ -183,9 +184,9 @@ class Checks:
         store = section_of(self.run).store
         if store is None:
             return []
-        bucket, _, prefix = store.removeprefix("s3://").partition("/")
-        arn = f"arn:{given.partition}:s3:::{bucket}"
-        objects = f"{arn}/{prefix}/runs/x" if prefix else f"{arn}/runs/x"
+        location = Location.of(store)
+        arn = f"arn:{given.partition}:s3:::{location.bucket}"
+        objects = f"{arn}/{location.key('runs/x')}"
         return [Need(("s3:ListBucket",), arn), Need(("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects)]
 
 

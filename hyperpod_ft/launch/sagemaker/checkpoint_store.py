@@ -45,7 +45,7 @@ class CheckpointStore:
         self._url = f"{url}/{run.checkpoints.relative_to(run.root).as_posix()}"
 
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
-        """Push a published checkpoint: each of `nodes` nodes its own files, the first one at last what completes it.
+        """Push a published checkpoint: each of `nodes` nodes its own files, the first node last what completes it.
 
         Returns whether this node has done its part; False when a file here is damaged, and when training has removed
         the checkpoint meanwhile, here or on another node. Then removes older ones from the store, as training does on
@@ -174,7 +174,7 @@ class CheckpointStore:
         small_objects.remove(self._client, self._url, [f"{name}/{description.NAME}", *stale])
 
     def _wait_for_all(self, name: str, described: Description, nodes: int) -> bool:
-        """Wait until every node has voted; False when one has gone on to a later checkpoint without.
+        """Wait until every node has voted; False when one has moved on to a later checkpoint without voting.
 
         Raises UserError when one does neither, or a file is missing nevertheless.
         """
@@ -207,7 +207,7 @@ class CheckpointStore:
         return [entry.name for entry in listed if is_vote(entry.name)]
 
     def _remove_old(self, newest: str, described: Description) -> None:
-        """Remove superseded checkpoints, and what pushes of earlier ones left that were killed."""
+        """Remove superseded checkpoints, and what interrupted pushes of earlier ones left behind."""
         complete = self._complete()
         for name in superseded(complete, newest, self._run.config.training.keep_checkpoints):
             self._remove(name, complete[name])

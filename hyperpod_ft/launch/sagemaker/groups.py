@@ -1,6 +1,5 @@
 """The training jobs of a run: which stages each one runs, on what, and under which name. Pure functions."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from hyperpod_ft.config.sagemaker_section import SageMaker
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
@@ -92,8 +92,7 @@ def name_prefix(run: Run) -> str:
     place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
     tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
     room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
-    head = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-")[:room].strip("-")
-    return f"{head}-{tail}"
+    return f"{slug(run, room)}-{tail}"
 
 
 def job_name(run: Run, group: str, number: int) -> str:

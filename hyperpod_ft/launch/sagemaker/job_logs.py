@@ -6,9 +6,10 @@ first host's lines say which stage has begun; lines of other hosts are marked wi
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
+from hyperpod_ft.aws import log_streams
+from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.runs.run import Run
 
@@ -20,20 +21,19 @@ _BEGINS = re.compile(r"== (\w+) job ")
 
 
 class JobLogs:
-    """The logs of one training job. `update` adds what is new since the last call; the first call begins anew."""
+    """The logs of one training job. `update` adds what is new since the last call; the first call reads all."""
 
     def __init__(self, run: Run, name: str, stages: Sequence[str], session: Session) -> None:
         self._run, self._name, self._stages = run, name, tuple(stages)
         self._session = session
-        self._tokens: dict[str, str] = {}  # by stream
+        self._streams: dict[str, LogStream] = {}  # by name
         self._stage = self._stages[0]
         self._begun: set[str] = set()
 
     def update(self) -> None:
         """Raises UserError when CloudWatch cannot be read. A job without streams has no logs yet."""
         with explained(f"log of training job {self._name}"):
-            client = self._session.client("logs")
-            events = [event for stream in self._streams(client) for event in self._new_events(client, stream)]
+            events = list(self._new_events(self._session.client("logs")))
         # stable: lines of one stream keep their order
         events.sort(key=lambda event: event[0])
         lines: dict[str, list[str]] = {}
@@ -50,23 +50,11 @@ class JobLogs:
                 file.writelines(added)
             self._begun.add(stage)
 
-    def _streams(self, client: Any) -> list[str]:
-        pages = client.get_paginator("describe_log_streams").paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self._name}/"
-        )
-        with suppress(client.exceptions.ResourceNotFoundException):
-            return sorted(stream["logStreamName"] for page in pages for stream in page["logStreams"])
-        return []
-
-    def _new_events(self, client: Any, stream: str) -> Iterator[tuple[int, str, str]]:
-        """Timestamp, host and line of what was not read yet."""
-        named = _STREAM.fullmatch(stream)
-        host = named[1] if named else _FIRST_HOST
-        while True:
-            token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
-            page = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
-            yield from ((event["timestamp"], host, event["message"].rstrip("\n")) for event in page["events"])
-            # at the end CloudWatch returns the token that it was given
-            if page["nextForwardToken"] == self._tokens.get(stream):
-                return
-            self._tokens[stream] = page["nextForwardToken"]
+    def _new_events(self, client: Any) -> Iterator[tuple[int, str, str]]:
+        """Timestamp, host and line of what was not read yet, stream by stream."""
+        streams = log_streams.newest_first(client, LOG_GROUP, f"{self._name}/")
+        for found in sorted(streams, key=lambda stream: stream.name):
+            stream = self._streams.setdefault(found.name, found)
+            named = _STREAM.fullmatch(stream.name)
+            host = named[1] if named else _FIRST_HOST
+            yield from ((event["timestamp"], host, line_of(event)) for event in stream.new_events())

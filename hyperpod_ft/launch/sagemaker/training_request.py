@@ -12,6 +12,7 @@ from hyperpod_ft.launch.sagemaker.groups import Group, section_of
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
+from hyperpod_ft.runs.aws_names import RUN_TAG, tag_value
 from hyperpod_ft.runs.container import CODE, ENTRY, FSX, Hyperparameters
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
@@ -66,7 +67,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
         "Tags": [
-            {"Key": "hyperpod-ft:run", "Value": f"{run.config.name}/{run.plan.run_id}"},
+            {"Key": RUN_TAG, "Value": tag_value(run)},
             {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
         ],
     }
@@ -76,7 +77,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
             "SecurityGroupIds": list(section.file_system.security_groups),
         }
     if run.config.cluster.max_restarts:
-        # SageMaker retries after errors of its own only, with the same name
+        # SageMaker retries under the same name, and only after its internal errors
         request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MOST_RETRIES)}
     if group.starts_ranks:
         _add_training_settings(request, run, group)
@@ -84,7 +85,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told: all texts."""
+    """What the container is told; all values are strings."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     # env.python is an interpreter of the image that has the packages
     own = bool(run.config.env.python)

@@ -11,8 +11,9 @@ from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY, longest_lora_rank
+from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.serving.endpoint.fit import Served
+from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _MODEL_CONFIG = ("config.json", "generation_config.json")
@@ -56,7 +57,7 @@ def small_files_in_store(run: Run) -> list[str]:
 
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
-    """The files for an endpoint. Raises UserError when they are not there, or when no container can serve them."""
+    """The files for an endpoint. Raises UserError if they are missing, or no container can serve them."""
     stage = _last_stage(run)
     if why := run.why_not_done(stage):
         raise UserError(
@@ -126,14 +127,13 @@ def _check_adapter(run: Run) -> None:
         raise UserError("deploy.model: a run with training.method full has no adapter", "set it to merged")
     if not (run.adapter / ADAPTER_CONFIG).is_file():
         raise UserError(
-            f"{run.adapter}: the adapter is not there any more", "set deploy.model to merged, or run consolidate again"
+            f"{run.adapter}: the adapter no longer exists", "set deploy.model to merged, or run consolidate again"
         )
     if run.config.lora.dora:
-        raise UserError("deploy.model: vLLM serves no DoRA adapters beside a base model", "set it to merged")
-    most = longest_lora_rank()
-    if run.config.lora.r > most:
+        raise UserError("deploy.model: vLLM does not serve DoRA adapters with a base model", "set it to merged")
+    if run.config.lora.r > MAX_LORA_RANK:
         raise UserError(
-            f"deploy.model: vLLM serves adapters of rank {most} or less, this one has {run.config.lora.r}",
+            f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less, this one has {run.config.lora.r}",
             "set it to merged",
         )
 
@@ -161,7 +161,7 @@ def _served(config: Mapping[str, Any], weights: int) -> Served:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    """fp32 weights are served in bf16: vLLM's `auto` would make fp16 of them, with a smaller range."""
+    """fp32 weights are served in bf16: vLLM's `auto` would convert them to fp16, which has a smaller range."""
     return "bfloat16" if _stored_dtype(config) == "float32" else "auto"
 
 

@@ -10,27 +10,26 @@ from typing import Any
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
 from hyperpod_ft.serving.endpoint.creation import Creation
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
-from hyperpod_ft.serving.endpoint.endpoint_request import TUNED
 from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
 from hyperpod_ft.serving.endpoint.price import price_per_hour
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
+from hyperpod_ft.serving.models import TUNED
 
 Say = Callable[[str], None]
-_POLL_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"  # for tests, whose stand-in for AWS answers at once
-_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """An endpoint that the kit made. `price`: US dollars for an hour of one instance, None when unknown."""
+    """An endpoint that the kit created. `price`: US dollars for an hour of one instance, None when unknown."""
 
     endpoint: Endpoint
     run: str
@@ -43,7 +42,7 @@ class Listed:
 
     @property
     def cost(self) -> float | None:
-        """US dollars since its creation, as if it always had the instances of now."""
+        """US dollars since its creation, as if it had always had the current number of instances."""
         return None if self.price is None else round(self.hours * self.price * self.endpoint.instances, 2)
 
 
@@ -58,7 +57,7 @@ class EndpointCommands:
     @classmethod
     def of(cls, region: str | None, profile: str | None, say: Say) -> "EndpointCommands":
         session = Session(region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(session, say, float(os.environ.get(_POLL_VARIABLE, POLL_SECONDS)))
+        return cls(session, say, poll_seconds(POLL_SECONDS))
 
     @property
     def region(self) -> str:
@@ -66,9 +65,9 @@ class EndpointCommands:
             return str(self.session.client("sagemaker").meta.region_name)
 
     def preview(self, run: Run) -> Deployment:
-        """What `deploy` would make. Changes nothing in AWS; small files of a run in a store are fetched from there."""
+        """What `deploy` would create. Changes nothing in AWS; small files of a run in a store are fetched."""
         if names := small_files_in_store(run):
-            assert run.config.sagemaker and run.config.sagemaker.store, "only then there are such files"
+            assert run.config.sagemaker and run.config.sagemaker.store, "only a store has such files"
             trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
         return deployment(run, self.region)
 
@@ -76,14 +75,14 @@ class EndpointCommands:
         return price_per_hour(self.session, instance_type, self.region)
 
     def deploy(self, planned: Deployment, *, keep: bool) -> Proof | None:
-        """Make the endpoint, wait for it, and ask it the run's prompts: see `Creation`. Safe to repeat."""
+        """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
         name = planned.target.name
         with self._explained(name):
             watch = self._watch(name, scales=planned.requests.component is not None)
             return Creation(planned, self.session, watch, self.say).run(keep=keep)
 
     def listed(self) -> list[Listed]:
-        """The endpoints of the region that the kit made, newest first."""
+        """The endpoints of the region that the kit created, newest first."""
         with explained("endpoints"):
             found = [self._endpoints.find(name) for name in self._endpoints.all_names() if is_endpoint_name(name)]
             runs = [(one, self._endpoints.run_of(one)) for one in found if one is not None]
@@ -123,11 +122,11 @@ class EndpointCommands:
             yield from endpoint_logs.lines(self.session.client("logs"), group, follow=follow)
 
     def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:
-        """Delete the endpoint and all that was made for it. `run`: whose, to find a bundle that no model names yet."""
+        """Delete the endpoint and all that was created for it. `run`: to find a bundle that no model names yet."""
         with self._explained(name):
             if not remove(self._watch(name), self.session.client, _bundles(run), keep_bundle=keep_bundle):
                 raise UserError(
-                    f"no endpoint {name} in {self.region}, and nothing that was made for one",
+                    f"no endpoint {name} in {self.region}, and nothing that was created for one",
                     "`hyperpod-ft deploy list` shows those of a region; check --region",
                 )
 
@@ -139,10 +138,10 @@ class EndpointCommands:
         return Watch(self._endpoints, self.session.client("logs"), name, scales, self.say, self.poll_seconds)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
-        return explained(f"endpoint {name}", {"ResourceLimitExceeded": _QUOTA})
+        return explained(f"endpoint {name}")
 
 
 def _bundles(run: Run | None) -> list[str]:
-    """Where a run's bundles are, one that no model names yet included."""
+    """Where a run's bundles are, including one that no model names yet."""
     prefix = bundle_prefix(run) if run is not None else None
     return [prefix] if prefix else []

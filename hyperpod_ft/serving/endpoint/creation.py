@@ -1,12 +1,13 @@
-"""Make a run's endpoint, wait for it, prove it. Every step finds what an interrupted command has already made."""
+"""Creates a run's endpoint, waits for it, proves it. Every step finds what an interrupted command has created."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
@@ -22,9 +23,10 @@ from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, Watch
 from hyperpod_ft.terminal import printable
 
-_START_SECONDS = 1800.0  # beside the container's own time: instances, the image, the model
+_START_SECONDS = 1800.0  # for instances, image and model, before the container's own startup time
 _LOG_LINES = 60  # of a container that failed: its end holds the error
 _QUESTIONS_AT_ONCE = 8
+_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
 
 
 @dataclass(frozen=True)
@@ -37,33 +39,48 @@ class Creation:
     def run(self, *, keep: bool) -> Proof | None:
         """The endpoint's answers; None when the run recorded none to compare them with.
 
-        Raises UserError when it cannot be made. If its container fails, everything is deleted before, unless `keep`.
+        Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
+        after any other error, what was created is kept, and the error says so.
         """
         self._check_bucket()
-        if not self._exists():
-            self._create()
+        exists = self._exists()
+        with self._kept():
+            if not exists:
+                self._create()
+            try:
+                self._wait()
+                return self._prove()
+            except EndpointFailedError as error:
+                self._show_log()
+                if keep:
+                    raise
+                prefix = bundle_prefix(self.planned.run)
+                remove(self.watch, self.session.client, [prefix] if prefix else [])
+                failed = error
+        raise UserError(
+            f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
+        ) from failed
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Adds to every error that what was created is kept, and how to delete it: instances are billed by the hour."""
         try:
-            self._wait()
-        except EndpointFailedError as error:
-            self._show_log()
-            if keep:
-                raise UserError(
-                    f"{error.problem}; it is kept, and may cost money", f"hyperpod-ft deploy delete {self.watch.name}"
-                ) from error
-            prefix = bundle_prefix(self.planned.run)
-            remove(self.watch, self.session.client, [prefix] if prefix else [])
+            with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
+                yield
+        except UserError as error:
+            delete = f"to delete it: {self.planned.delete_command}"
             raise UserError(
-                f"{error.problem}; everything made for it is deleted", "correct what its log shows, then deploy again"
+                f"{error.problem}; what was created is kept and may cost money",
+                f"{error.remedy}; {delete}" if error.remedy else delete,
             ) from error
-        return self._prove()
 
     def _check_bucket(self) -> None:
-        """Raises UserError when the files' bucket is elsewhere: SageMaker would notice once its instances run."""
+        """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
         target = self.planned.target
         bucket = Location.of(target.bundle).bucket
         with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
-            region = self._s3.head_bucket(Bucket=bucket).get("BucketRegion", target.region)
-        if region != target.region:
+            region = buckets.region(self._s3, bucket)
+        if region and region != target.region:
             raise UserError(
                 f"deploy.store: bucket {bucket} is in {region}, the endpoint in {target.region}",
                 "choose a bucket and an endpoint in one region",
@@ -76,7 +93,7 @@ class Creation:
         if endpoint is None:
             return False
         if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
-            self.say(f"endpoint {name} has failed or is being deleted; it is made again once it is gone")
+            self.say(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
             remove(self.watch, self.session.client, keep_bundle=True)
             return False
         if endpoint.config != self.planned.requests.config["EndpointConfigName"]:
@@ -84,7 +101,7 @@ class Creation:
                 f"endpoint {name} exists with other settings, on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
             )
-        self.say(f"endpoint {name} exists already")
+        self.say(f"endpoint {name} already exists")
         return True
 
     def _create(self) -> None:

@@ -1,4 +1,4 @@
-"""What `hyperpod-ft deploy` will make of a run: settings, files, fit and requests, decided before anything costs."""
+"""What `hyperpod-ft deploy` will create for a run: settings, files, fit and requests, decided before it costs money."""
 
 import re
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.aws_names import slug, tag_value
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
@@ -26,6 +27,11 @@ class Deployment:
     target: Target
     bundle: Bundle
     requests: Requests
+
+    @property
+    def delete_command(self) -> str:
+        """Deletes all that was created. Names the run, which tells where files were uploaded if no model names them."""
+        return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
 
 
 def with_settings(run: Run, overrides: Sequence[str]) -> Run:
@@ -55,8 +61,7 @@ def settings_of(run: Run) -> Deploy:
 def endpoint_name(run: Run) -> str:
     """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
     run_id = run.plan.run_id
-    words = re.sub(r"[^A-Za-z0-9]+", "-", run.config.name).strip("-") or "run"
-    return f"{words[: _LONGEST_NAME - len(run_id) - 1].rstrip('-')}-{run_id}"
+    return f"{slug(run, _LONGEST_NAME - len(run_id) - 1)}-{run_id}"
 
 
 def is_endpoint_name(name: str) -> bool:
@@ -85,7 +90,7 @@ def deployment(run: Run, region: str) -> Deployment:
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
     target = Target(
         endpoint_name(run),
-        f"{run.config.name}/{run.plan.run_id}",
+        tag_value(run),
         region,
         role,
         bundle.stored or _bundle_url(run, bundle),

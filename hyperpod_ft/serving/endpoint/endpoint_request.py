@@ -1,7 +1,7 @@
 """What is requested from SageMaker for an endpoint: a model, a configuration, the endpoint. Pure.
 
-Names of model and configuration end with a digest of their request. So a name stands for one content: what a command
-that was interrupted has already made is taken as it is.
+Names of model and configuration end with a digest of their request. So a name stands for one content, and what an
+interrupted command has already created can be used.
 """
 
 import json
@@ -12,19 +12,19 @@ from typing import Any
 from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, Fit
 from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
+from hyperpod_ft.serving.models import BASE, TUNED
+from hyperpod_ft.serving.vllm_limits import max_lora_rank
 
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
 ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model
-TUNED, BASE = "tuned", "base"  # names of the models, in requests to the server
 VARIANT = "AllTraffic"
-RUN_TAG = "hyperpod-ft:run"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
 _DIGITS = 8  # of a digest in a name
 _LONGEST_VOLUME = 512  # GB
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's --max-lora-rank
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Target:
     settings: Deploy
     fit: Fit
     dtype: str  # vLLM's --dtype
-    lora_rank: int | None = None  # with the adapter beside the base model
+    lora_rank: int | None = None  # if the base model is served with the adapter
 
 
 @dataclass(frozen=True)
@@ -132,18 +132,14 @@ def environment(target: Target) -> dict[str, str]:
         return made
     return made | {
         "SM_VLLM_ENABLE_LORA": "true",
-        "SM_VLLM_MAX_LORA_RANK": str(next(rank for rank in _LORA_RANKS if rank >= target.lora_rank)),
+        "SM_VLLM_MAX_LORA_RANK": str(max_lora_rank(target.lora_rank)),
         "SM_VLLM_LORA_MODULES": f"{TUNED}={MODEL_DIRECTORY}/{ADAPTER_DIRECTORY}",
     }
 
 
 def model_name(settings: Deploy) -> str | None:
-    """What a request calls the tuned model; None where the server has one model, under a name of its own."""
+    """What a request calls the tuned model; None where the server has one model, which it names itself."""
     return TUNED if settings.server == "vllm" else None
-
-
-def longest_lora_rank() -> int:
-    return _LORA_RANKS[-1]
 
 
 def startup_seconds(settings: Deploy) -> int:

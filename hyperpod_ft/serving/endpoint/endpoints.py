@@ -1,7 +1,8 @@
-"""The only module that calls SageMaker's operations on endpoints. `client` is boto3's for sagemaker throughout.
+"""Creates, describes and deletes endpoints, and what belongs to them, in SageMaker.
 
-Describing a resource that does not exist gives None, and deleting it succeeds. Creating one that exists succeeds too:
-an interrupted command made it, since names of models and configurations stand for their content.
+`client` is boto3's for sagemaker throughout. Describing a resource that does not exist gives None, and deleting it
+succeeds. Creating one that exists succeeds too: an interrupted command made it, since names of models and
+configurations stand for their content.
 """
 
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.endpoint.endpoint_request import RUN_TAG, component_name
+from hyperpod_ft.runs.aws_names import RUN_TAG
+from hyperpod_ft.serving.endpoint.endpoint_request import component_name
 
 IN_SERVICE, CREATING, FAILED, DELETING = "InService", "Creating", "Failed", "Deleting"
 # SageMaker's APIs are eventually consistent: a configuration that was just created may not be found yet.

@@ -7,8 +7,8 @@ August to November 2026. None was started by the kit on AWS.
 from dataclasses import dataclass
 from typing import Literal
 
+from hyperpod_ft.aws import ecr_images
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.images import ACCOUNTS
 
 Server = Literal["vllm", "lmi", "neuron"]
 
@@ -43,12 +43,11 @@ IMAGES: dict[Server, Image] = {
 
 def image_uri(server: Server, region: str) -> str:
     """The URI of a server's image in a region's registry. Raises UserError for a region that has none."""
-    account = ACCOUNTS.get(region)
-    if account is None or (server == "neuron" and region not in _NEURON_REGIONS):
+    image = IMAGES[server]
+    uri = ecr_images.image_uri(region, f"{image.repository}:{image.tag}")
+    if uri is None or (server == "neuron" and region not in _NEURON_REGIONS):
         raise UserError(
             f"deploy.region: no image of container {server} is known in {region}",
             "set deploy.image to the URI of a copy in your own registry, or choose another region",
         )
-    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    image = IMAGES[server]
-    return f"{account}.dkr.ecr.{region}.{suffix}/{image.repository}:{image.tag}"
+    return uri

@@ -1,4 +1,4 @@
-"""The proof of an endpoint: its greedy answers to the run's own prompts beside those of samples.json. Pure.
+"""The proof of an endpoint: its greedy answers to the run's own prompts next to those of samples.json. Pure.
 
 The container computes in another precision, in other batches and with other kernels than stage generate, so that a
 right answer may leave the recorded one at a token that is almost as likely. A wrong model (the base without its
@@ -46,7 +46,7 @@ class Asked:
         answer, recorded = self.answer.strip(), recorded.strip()
         pairs = enumerate(zip(answer, recorded, strict=False))
         same = next((place for place, (one, other) in pairs if one != other), min(len(answer), len(recorded)))
-        # an answer that ends where the recorded one does agrees for longer than one that goes on
+        # an answer that ends where the recorded one does agrees for longer than one that continues
         return same + (answer == recorded)
 
 

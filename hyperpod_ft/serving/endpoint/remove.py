@@ -1,4 +1,4 @@
-"""Delete an endpoint and everything that was made for it. Whatever is gone already is skipped."""
+"""Deletes an endpoint and everything that was created for it. What no longer exists is skipped."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,8 +17,8 @@ DEADLINE_SECONDS = 1800.0
 def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bundle: bool = False) -> bool:
     """Delete what an endpoint has: instances first, since they cost most; the models last, which name the bundles.
 
-    `clients`: boto3's client of a service. `bundles`: S3 prefixes beside those that the models name. Returns whether
-    there was anything.
+    `clients`: boto3's client of a service. `bundles`: S3 prefixes in addition to those that the models name. Returns
+    whether there was anything.
     """
     endpoints, name = watch.endpoints, watch.name
     models, configs = endpoints.models(name), endpoints.configs(name)
@@ -85,4 +85,4 @@ def _remove_logs(watch: Watch, logs: Any) -> None:
             for group in groups:
                 endpoint_logs.delete(logs, group)
     except UserError as error:
-        watch.say(f"{groups[0]} is left, and AWS charges for what it stores: {error}")
+        watch.say(f"{groups[0]} was not deleted, and AWS charges for what it stores: {error}")

@@ -47,7 +47,7 @@ class Watch:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{what} {self.name}: after {_minutes(timeout_seconds)} still not deleted",
-                    "run the command again; until then it costs money",
+                    "run the command again; it costs money until it is deleted",
                 )
             time.sleep(self.poll_seconds)
 
@@ -67,8 +67,8 @@ class Watch:
                 self._report_log(waited)
             if waited > timeout_seconds:
                 raise UserError(
-                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}; it costs money",
-                    "run the command again to keep waiting, or `hyperpod-ft deploy delete`",
+                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}",
+                    "run the command again to keep waiting",
                 )
             time.sleep(self.poll_seconds)
 

@@ -155,7 +155,7 @@ def test_a_tokenizer_that_encodes_text_behind_bos_differently_is_refused(tmp_pat
     strip = normalizers.Replace(Regex("^#"), "first ")
     model = metaspace(tmp_path / "model", "first", normalizers.Sequence([strip]))
     made = chat_template.of(dataset_of({"format": "dolly"}, "odd"), model)
-    assert made is not None and "beside BOS" in made.refusal
+    assert made is not None and "next to BOS" in made.refusal
 
 
 def metaspace(directory: Path, scheme: str, normalizer: normalizers.Normalizer | None = None) -> Path:

@@ -110,7 +110,7 @@ def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_pa
         models.find(str(tuned_run.adapter))
     with pytest.raises(UserError, match="--adapter mine: is not NAME=DIR"):
         models.find(str(TINY_LLAMA), ["mine"])
-    with pytest.raises(UserError, match="--adapter base: a model has this name"):
+    with pytest.raises(UserError, match="--adapter base: a model already has this name"):
         models.find(str(tuned_run.directory), [f"base={tuned_run.adapter}"])
     with pytest.raises(UserError, match=r"--adapter mine .*no such directory"):
         models.find(str(TINY_LLAMA), [f"mine={tmp_path / 'nothing'}"])

@@ -37,7 +37,7 @@ class Logs:
         if self.streams is None:
             raise self.exceptions.ResourceNotFoundException
         names = [name for name in self.streams if name.startswith(given["logStreamNamePrefix"])]
-        yield {"logStreams": [{"logStreamName": name} for name in names]}
+        yield {"logStreams": [{"logStreamName": name, "creationTime": 1} for name in names]}
 
     def get_log_events(self, **given: Any) -> dict[str, Any]:
         assert self.streams is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.aws import ecr_images
 from hyperpod_ft.aws.validation.service_model import check_request, enum
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.instances import CATALOGUE
@@ -16,7 +17,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.metrics import StepMetrics
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, number_of, planned
-from hyperpod_ft.launch.sagemaker.images import ACCOUNTS, image
+from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -182,7 +183,7 @@ def test_every_region_that_has_training_jobs_has_an_account() -> None:
     offered = {
         region for region, partition in known("sagemaker").items() if partition in ("aws", "aws-cn", "aws-us-gov")
     }
-    assert offered - set(ACCOUNTS) == set()
+    assert offered - set(ecr_images.ACCOUNTS) == set()
 
 
 def test_metrics_are_read_from_the_lines_of_a_step() -> None:

@@ -1,0 +1,52 @@
+"""A stack's file system: measured, and deleted only on request.
+
+CloudFormation does not delete it (DeletionPolicy of the template). Deleting what no longer exists succeeds."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.events import DEADLINE_SECONDS
+from hyperpod_ft.errors import UserError
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """FSx for Lustre; AWS charges for `gib` at a rate that depends on `throughput` (MB/s for each TiB)."""
+
+    id: str
+    gib: int
+    throughput: int
+    lifecycle: str  # CREATING, AVAILABLE, MISCONFIGURED, UPDATING, DELETING, FAILED
+
+
+def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
+    """None if it no longer exists, or `fsx_id` is empty."""
+    found = _describe(session, fsx_id) if fsx_id else None
+    if found is None:
+        return None
+    lustre = found["LustreConfiguration"]
+    return FileSystem(
+        fsx_id, int(found["StorageCapacity"]), int(lustre["PerUnitStorageThroughput"]), found["Lifecycle"]
+    )
+
+
+def delete_filesystem(session: Session, fsx_id: str, poll_seconds: float) -> None:
+    """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while fsx_id and (found := _describe(session, fsx_id)):
+        if found["Lifecycle"] != "DELETING":
+            session.client("fsx").delete_file_system(FileSystemId=fsx_id)
+        if time.monotonic() > end:
+            raise UserError(f"file system {fsx_id} is still {found['Lifecycle']}", "run the command again")
+        time.sleep(poll_seconds)
+
+
+def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:
+    fsx = session.client("fsx")
+    try:
+        found: dict[str, Any] = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"][0]
+    except fsx.exceptions.FileSystemNotFound:
+        return None
+    return found
