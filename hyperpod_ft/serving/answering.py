@@ -29,6 +29,8 @@ from hyperpod_ft.serving.turns import Turns
 
 # The most tokens of an answer whose request sets no limit: a model that never ends one must not answer for minutes.
 _DEFAULT_TOKENS = 256
+# The context of a model whose configuration names none, such as T5: memory may grow with the square of the prompt.
+_DEFAULT_CONTEXT = 16384
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,15 @@ class Answering:
         config = self._models[name].model.config
         if not prompt:
             raise ApiError(400, "the prompt has no tokens")
-        context = None if config.is_encoder_decoder else getattr(config, "max_position_embeddings", None)
-        if context is None:
-            return request.max_tokens or _DEFAULT_TOKENS
-        if prompt + (request.max_tokens or 1) > context:
+        context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
+        # an encoder-decoder's answer has positions of its own, of which the start token takes the first
+        room = context - (1 if config.is_encoder_decoder else prompt)
+        if prompt > context or (request.max_tokens or 1) > room:
             asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
             raise ApiError(
                 400, f"the prompt has {prompt} tokens{asked}; {name} has room for {context}", "context_length_exceeded"
             )
-        return request.max_tokens or min(_DEFAULT_TOKENS, context - prompt)
+        return request.max_tokens or min(_DEFAULT_TOKENS, room)
 
     def _generate(
         self, request: Request, name: str, ids: Sequence[int], limit: int, send: Callable[[str], None]

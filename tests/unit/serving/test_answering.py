@@ -200,6 +200,9 @@ def test_an_encoder_decoder_answers_as_stage_generate(tmp_path: Path) -> None:
     question = ({"role": "user", "content": "Which command?"},)
     chat = answering.answer(asked(None, messages=question), nowhere)
     assert (chat.text, chat.prompt_tokens) == (expected.text, len(ids))
+    for long in (asked([5] * 16385), asked([5], max_tokens=16384)):
+        with pytest.raises(ApiError, match="room for 16384"):
+            answering.answer(long, nowhere)
 
 
 def test_without_a_chat_template_the_reason_is_given(base: Path, tmp_path: Path) -> None:

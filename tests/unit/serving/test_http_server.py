@@ -261,6 +261,9 @@ def test_pages_of_other_sites_are_refused(start: Callable[..., Server]) -> None:
     for headers in ({"Origin": "https://example.com"}, {"Origin": "null"}, {"Host": "evil.example:80"}):
         status, found = ask(server, "POST", CHAT, QUESTION, **headers)
         assert status == 403 and message_of(found)
+    for headers in ({"Host": "["}, {"Host": own, "Origin": "http://[x]"}):
+        status, found = ask(server, "POST", CHAT, QUESTION, **headers)
+        assert status == 400 and "Host" in message_of(found)
 
 
 def test_bodies_are_bounded(start: Callable[..., Server]) -> None:
