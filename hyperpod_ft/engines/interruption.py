@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from hyperpod_ft.runs.restarts import STOP_SIGNALS
+from hyperpod_ft.runs.restarts import NOTICE, STOP_SIGNALS
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -34,7 +34,10 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
 @contextlib.contextmanager
 def collect_signals() -> Iterator[list[int]]:
-    """While the block runs, append arriving signals to the list instead of ending the process."""
+    """While the block runs, append arriving signals to the list instead of ending the process.
+
+    After it, notices are ignored.
+    """
     received: list[int] = []
 
     def append(number: int, _: FrameType | None) -> None:
@@ -45,7 +48,8 @@ def collect_signals() -> Iterator[list[int]]:
         yield received
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # a notice may come again; what it asks for is done, and its default action would end the process
+            signal.signal(number, signal.SIG_IGN if number == NOTICE else handler)
 
 
 def flags(received: Sequence[int]) -> list[float]:

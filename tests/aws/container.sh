@@ -4,7 +4,7 @@
 #   container.sh DIRECTORY HOSTNAME COMMAND...
 #
 # Its files are this machine's, read only; its own are /opt/ml, /tmp and /etc/hosts, from DIRECTORY, which also has
-# `mounts`: lines "source<tab>target<tab>rw|ro" of what is mounted below /opt/ml. Its network is this machine's. It ends
+# `mounts`: lines "source<tab>target<tab>rw|ro" of what else is mounted. Its network is this machine's. It ends
 # when this script's standard input ends, however the test ends.
 set -euo pipefail
 
@@ -55,6 +55,7 @@ mount --bind "$directory/hosts" "$root/etc/hosts"
 mount --bind "$directory/tmp" "$root/tmp"
 mount --bind "$directory/ml" "$root/opt/ml"
 while IFS=$'\t' read -r source target mode; do
+  mkdir -p "$root$target"
   mount --bind "$source" "$root$target"
   if [[ $mode == ro ]]; then mount -o remount,bind,ro "$root$target"; fi
 done <"$directory/mounts"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.aws.training_jobs import TrainingJob
 
 _SCRIPT = Path(__file__).with_name("container.sh")
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Container:
@@ -108,7 +109,9 @@ class Container:
 
     def _mount_channels(self, job: "TrainingJob") -> list[tuple[Path, str, str]]:
         """Put files of S3 in place; returns the file systems to mount: source, target, mode."""
-        mounts = []
+        # the image has this checkout and its interpreter, also where they are in /tmp, of which a container has its own
+        image = dict.fromkeys((str(_CHECKOUT), sys.prefix))
+        mounts = [(Path(path), path, "ro") for path in image if path.startswith("/tmp/")]
         for channel in job.request.get("InputDataConfig", []):
             name = channel["ChannelName"]
             place = self.directory / "ml/input/data" / name

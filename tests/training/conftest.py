@@ -21,6 +21,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.restarts import NOTICE
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage, train
 from tests.training.forking import Forked, ForkServer
@@ -259,10 +260,12 @@ def train_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @contextlib.contextmanager
 def process_group_of_its_own() -> Iterator[None]:
-    """Training leaves its process group after an error, since its process ends then; a test's does not."""
+    """Training leaves its process group after an error, and ignores notices: its process ends. A test's does not."""
+    handler = signal.getsignal(NOTICE)
     try:
         yield
     finally:
+        signal.signal(NOTICE, handler)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 

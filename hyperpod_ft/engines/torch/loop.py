@@ -174,7 +174,7 @@ class TrainingLoop:
                 if leaving and not last:
                     self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
-        self.state.finish()
+            self.state.finish()
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
