@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.aws.kit import ROOT
 from tests.aws.training_run import BUCKET, FSX, Jobs
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def test_a_container_finds_what_sagemaker_documents(jobs: Jobs, aws: "Aws", tmp_
         assert host["names"] == [True] * 11 and not host["own_name"]
         assert (host["pid"], host["job"], host["given"], host["variables"]) == (1, "job", "yes", [])
         assert host["data"] == ["rows/b/c.json", "rows/look.sh"]
-            assert set(host["tmp"]) <= {part.parts[2] for part in (Path(sys.prefix), CHECKOUT) if part.parts[1] == "tmp"}
+        assert set(host["tmp"]) <= {part.parts[2] for part in (Path(sys.prefix), ROOT) if part.parts[1] == "tmp"}
     assert printed(jobs).count("writable") == printed(jobs).count("read-only") == 11
 
 
