@@ -161,14 +161,17 @@ def resume(
 
 @app.command(name="status")
 def status_command(run: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the state of each stage of a run; exit code 1 when a stage has failed."""
+    """Show the state of each stage of a run; exit code 1 when a stage has failed.
+
+    Creates the run's next training job if it is due and no container could create it.
+    """
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
     found = references.find(run, overrides or ())
-    current = status(found, Launchers.of(found))
+    current = status(found, Launchers.of(found), advance=True)
     if as_json:
         _print_json(current.as_dict())
     else:
@@ -245,7 +248,7 @@ def compare(
 
     found = [references.find(run) for run in runs]
     for known in found:
-        Launchers.of(known).advance(known)  # a run of training jobs may have finished since
+        Launchers.of(known).refresh(known)  # a run of training jobs may have finished since
     compared = [figures.require(known) for known in found]
     if as_json:
         _print_json([asdict(training) for training in compared])

@@ -14,7 +14,9 @@ from hyperpod_ft.cli.tables import clock, console, shown, table
 from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.status import RunStatus, tuned_model
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
+from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
@@ -112,6 +114,10 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
     print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
+    if jobs[0].launcher == LAUNCHER:
+        print(_created(jobs[0].job_id))  # the first one; the others wait for its records
+        if run.config.cluster.mail_user:
+            print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:
@@ -121,10 +127,16 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
 
 
 def status(current: RunStatus) -> None:
+    if current.created:
+        print(_created(current.created))
     console().print(_status_table(current))
     if current.figures:
         print(f"trained: {figures.line(current.figures)}")
     _advice(current)
+
+
+def _created(job: str) -> str:
+    return f"created training job {job}"
 
 
 def _status_table(current: RunStatus) -> RenderableType:
@@ -187,6 +199,8 @@ def watch(run: Run, launchers: Launchers) -> bool:
 def _watch_terminal(statuses: Iterable[RunStatus]) -> RunStatus:
     with Live(console=console(), auto_refresh=False) as live:
         for current in statuses:
+            if current.created:
+                print(f"{clock()}  {_created(current.created)}", flush=True)
             if current.note:
                 print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
             else:
@@ -198,6 +212,8 @@ def _watch_lines(statuses: Iterable[RunStatus]) -> RunStatus:
     printed: dict[str, str] = {}
     progress_printed = 0.0
     for current in statuses:
+        if current.created:
+            print(f"{clock()}  {_created(current.created)}", flush=True)
         if current.note:
             print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
             continue

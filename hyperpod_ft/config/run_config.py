@@ -82,7 +82,9 @@ class Cluster(Section):
         3,
         description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
         " counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
-        " itself makes by requeueing the job of a lost node.",
+        " itself makes by requeueing the job of a lost node. As SageMaker training jobs, crashes and lost instances of"
+        " all jobs of a submission count together; in addition, SageMaker starts each job again so many times after"
+        " internal errors of its own.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
@@ -98,7 +100,9 @@ class Cluster(Section):
         " `status` and `compare` show its cost.",
     )
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
-        None, description="Address that Slurm mails when a job fails, reaches its time limit, or can never start."
+        None,
+        description="Address that Slurm mails when a job fails, reaches its time limit, or can never start. Has no"
+        " effect on SageMaker training jobs: docs/training-jobs.md has a rule of EventBridge for them.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,

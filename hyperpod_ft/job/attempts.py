@@ -64,7 +64,7 @@ class Decision:
 def decide(
     attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues: bool, followed: bool = False
 ) -> Decision:
-    """Choose what follows an attempt. `earlier`: the job's restarts so far; `allowed`: cluster.max_restarts.
+    """Choose what follows an attempt. `earlier`: restarts of its submission so far; `allowed`: cluster.max_restarts.
 
     `requeues`: whether a Slurm can start the job again; `followed`: whether another training job continues this one.
     The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time

@@ -106,7 +106,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
     while True:
-        earlier = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
+        earlier = restarts.of_submission(run, stage, job_id)
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
         attempt = replace(attempt, measured=attempts.reference_stored(run) != reference)
         decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))

@@ -22,14 +22,14 @@ _LAST_LINES = 12
 
 
 def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
-    """The status of the run, again and again until no stage is running or pending.
+    """The status of the run, again and again until no stage is running or pending. Creates jobs whose turn it is.
 
     While the launcher does not answer, or refuses the next job, yields statuses with a note. Raises UserError when it
     has for five minutes.
     """
     unanswered = 0
     while True:
-        current = status(run, launchers)
+        current = status(run, launchers, advance=True)
         yield current
         if current.note:
             unanswered += 1

@@ -42,12 +42,16 @@ class Launchers:
                 return launcher
         raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
 
-    def advance(self, run: Run) -> None:
-        """Start what waits for this program, and bring the run's files here, where its jobs need that."""
-        unfinished = [job for stage, job in run.latest_jobs().items() if stage in run.plan and not run.is_done(stage)]
-        for launcher, of_launcher in self._by_launcher(unfinished):
+    def refresh(self, run: Run) -> None:
+        """Bring the run's small files here, where its jobs write elsewhere. Starts nothing."""
+        for launcher, of_launcher in self._by_launcher(_unfinished(run)):
             if of_launcher:
-                launcher.advance(run)
+                launcher.refresh(run)
+
+    def advance(self, run: Run) -> str:
+        """`refresh`, and create the job that waits for this program; returns its id, empty when there is none."""
+        created = [launcher.advance(run) for launcher, jobs in self._by_launcher(_unfinished(run)) if jobs]
+        return next(filter(None, created), "")
 
     def fetch_log(self, run: Run, job: Job) -> None:
         """Bring the log of a job here, where the job cannot write it here itself."""
@@ -91,3 +95,8 @@ class Launchers:
         """Each launcher with those of the jobs that it may still have."""
         for launcher in self._all:
             yield launcher, [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]
+
+
+def _unfinished(run: Run) -> list[Job]:
+    """The newest job of each stage that is not done."""
+    return [job for stage, job in run.latest_jobs().items() if stage in run.plan and not run.is_done(stage)]

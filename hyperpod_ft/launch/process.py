@@ -67,6 +67,7 @@ class ProcessLauncher:
     """Plain processes on this machine."""
 
     name: str = "process"
+    shares_environment: bool = True
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
         """Start the chain runner; it outlives this program and its terminal."""
@@ -133,8 +134,12 @@ class ProcessLauncher:
                     signalled = True
                 time.sleep(0.05)
 
-    def advance(self, run: Run) -> None:
+    def refresh(self, run: Run) -> None:
+        """Scripts write to this machine's disk."""
+
+    def advance(self, run: Run) -> str:
         """The chain runner starts the scripts."""
+        return ""
 
     def fetch_log(self, run: Run, job: Job) -> None:
         """Scripts write to this machine's disk."""

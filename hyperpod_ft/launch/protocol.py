@@ -38,6 +38,10 @@ class Launcher(Protocol):
     def name(self) -> str:
         """`slurm`, `process` or `sagemaker`."""
 
+    @property
+    def shares_environment(self) -> bool:
+        """Whether its jobs use the environment below `cluster.root`; else each makes one for itself."""
+
     def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
@@ -56,9 +60,14 @@ class Launcher(Protocol):
     def cancel(self, run: "Run", jobs: Sequence["Job"]) -> None:
         """Stop the jobs and every process they started."""
 
-    def advance(self, run: "Run") -> None:
-        """Start what waits for this program, after bringing the run's files here. Does nothing where jobs wait for one
-        another and write to a volume that this machine sees."""
+    def refresh(self, run: "Run") -> None:
+        """Bring the run's small files here, unless its jobs write to a volume that this machine sees."""
+
+    def advance(self, run: "Run") -> str:
+        """`refresh`, then create the job whose turn it is, where jobs do not wait for one another themselves.
+
+        Returns its id; empty when there is none to create.
+        """
 
     def fetch_log(self, run: "Run", job: "Job") -> None:
         """Bring what a job has written so far to `Run.fetched_log`, unless its log is on a volume that this machine

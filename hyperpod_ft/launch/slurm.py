@@ -61,6 +61,7 @@ class SlurmLauncher:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
+    shares_environment: bool = True
 
     @property
     def _conf(self) -> str:
@@ -129,8 +130,12 @@ class SlurmLauncher:
         if done.returncode and "Invalid job id" not in done.stderr:
             raise _failure("scancel", done.stderr, "see squeue")
 
-    def advance(self, run: Run) -> None:
+    def refresh(self, run: Run) -> None:
+        """Jobs write to the shared volume."""
+
+    def advance(self, run: Run) -> str:
         """Slurm starts jobs itself."""
+        return ""
 
     def fetch_log(self, run: Run, job: Job) -> None:
         """Jobs write to the shared volume."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
+from hyperpod_ft.launch.sagemaker.place import tuned_model
 from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.jobs import Job
@@ -43,7 +43,7 @@ class StageStatus:
     job_id: str = ""
     seconds: float | None = None  # of work, once done
     log: str = ""  # path
-    restarts: str = ""  # of its newest job, in words
+    restarts: str = ""  # of its newest submission, in words
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class RunStatus:
     progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
     note: str = ""  # why states are unknown
+    created: str = ""  # the job that this look at the run created
 
     @property
     def failed(self) -> StageStatus | None:
@@ -67,11 +68,17 @@ class RunStatus:
         return asdict(self)
 
 
-def status(run: Run, launchers: Launchers) -> RunStatus:
-    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
-    note = ""
+def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
+    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
+
+    With `advance`, creates the run's next job if that waits for somebody to do it; else only reads.
+    """
+    note = created = ""
     try:
-        launchers.advance(run)
+        if advance:
+            created = launchers.advance(run)
+        else:
+            launchers.refresh(run)
     except UserError as error:
         note = str(error)
     jobs = run.latest_jobs()
@@ -96,20 +103,12 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
         progress=_progress(run, stages),
         figures=figures(run),
         note=note,
+        created=created,
     )
 
 
-def tuned_model(run: Run) -> str:
-    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    section = run.config.sagemaker
-    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
-    if section and section.store and in_store:
-        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
-    return str(run.tuned_model)
-
-
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
-    """The stages of one training job run one after the other: what SageMaker says is about the first that is left."""
+    """A job runs its stages one after the other: what its launcher says is about the first that is left."""
     jobs: set[str] = set()
     found = []
     for stage in stages:
@@ -149,8 +148,7 @@ def _stage_status(
 
 
 def _restarts(run: Run, stage: str, job_id: str) -> str:
-    of_job = [restart for restart in restarts.history(run, stage) if restart.job_id == job_id]
-    return restarts.describe(of_job, run.config.cluster.max_restarts)
+    return restarts.describe(restarts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
 def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:

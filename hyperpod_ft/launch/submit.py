@@ -37,8 +37,8 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
             f"hyperpod-ft submit {run.config_path}",
         )
     with _exclusive_submission(run, launchers, also=launcher):
-        if launcher != launchers.sagemaker.name:
-            _forget_environment_of_containers(run)
+        if chosen.shares_environment:
+            _forget_environment_of_a_container(run)
         stages = choose(run, selection)
         if not stages:
             return ()
@@ -49,8 +49,8 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
         return tuple(run.jobs()[earlier:])
 
 
-def _forget_environment_of_containers(run: Run) -> None:
-    """Stage env of a training job records an environment that only its container had; nodes need one on the volume."""
+def _forget_environment_of_a_container(run: Run) -> None:
+    """A record of stage env without outputs is about an environment that was not on the volume."""
     record = run.record("env")
     if record is not None and not record.outputs and run.config.env.python is None:
         publish.remove(run.record_path("env"))

@@ -92,6 +92,14 @@ def history(run: Run, stage: str) -> list[Attempt]:
         return []
 
 
+def of_submission(run: Run, stage: str, job_id: str) -> list[Attempt]:
+    """The restarts of a job and of those submitted with it, oldest first: a training job may continue another."""
+    jobs = run.jobs()
+    submitted = {job.submitted for job in jobs if job.job_id == job_id}
+    together = {job_id, *(job.job_id for job in jobs if job.submitted in submitted)}
+    return [restart for restart in history(run, stage) if restart.job_id in together]
+
+
 def add(run: Run, stage: str, restart: Attempt) -> None:
     """Append a restart to the history."""
     publish.write_json(run.restarts_path(stage), [known.as_dict() for known in [*history(run, stage), restart]])
@@ -107,12 +115,12 @@ def forget(run: Run, stage: str, job_id: str) -> None:
 
 
 def describe(restarts: Sequence[Attempt], allowed: int) -> str:
-    """A job's restarts in words: `restart 1 of 3 (rank 3: exit 1 at step 12), requeued once at its time limit`."""
+    """For example `restart 1 of 3 (rank 3: exit 1 at step 12), continued once after its time limit`."""
     crashes = [restart for restart in restarts if restart.cause == "crash"]
-    requeued = len(restarts) - len(crashes)
+    continued = len(restarts) - len(crashes)
     parts = []
     if crashes:
         parts.append(f"restart {len(crashes)} of {allowed} ({crashes[-1].reason})")
-    if requeued:
-        parts.append(f"requeued {'once' if requeued == 1 else f'{requeued} times'} at its time limit")
+    if continued:
+        parts.append(f"continued {'once' if continued == 1 else f'{continued} times'} after its time limit")
     return ", ".join(parts)

@@ -9,8 +9,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker import store
-from hyperpod_ft.launch.sagemaker.place import Place, place_of
-from hyperpod_ft.launch.status import tuned_model
+from hyperpod_ft.launch.sagemaker.place import Place, place_of, tuned_model
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run

@@ -16,6 +16,9 @@ from tests.aws.training_run import BUCKET, FSX, Jobs
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
+# the checkout, if it is there
+IMAGE_IN_TMP = {path.parts[2] for path in (Path(sys.prefix), ROOT) if path.parts[1] == "tmp"}
+
 WAITS = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
 
 
@@ -131,7 +134,7 @@ def test_a_container_finds_what_sagemaker_documents(jobs: Jobs, aws: "Aws", tmp_
         assert host["names"] == [True] * 11 and not host["own_name"]
         assert (host["pid"], host["job"], host["given"], host["variables"]) == (1, "job", "yes", [])
         assert host["data"] == ["rows/b/c.json", "rows/look.sh"]
-        assert set(host["tmp"]) <= {part.parts[2] for part in (Path(sys.prefix), ROOT) if part.parts[1] == "tmp"}
+        assert set(host["tmp"]) <= IMAGE_IN_TMP
     assert printed(jobs).count("writable") == printed(jobs).count("read-only") == 11
 
 

@@ -58,7 +58,7 @@ def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None
     checked = check()
     assert checked.findings == ()
     assert checked.skipped == ()
-    assert "permissions of the role to go on alone" in checked.done
+    assert "permissions of the role to create the next job" in checked.done
 
 
 def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., ValidationResult]) -> None:
@@ -72,6 +72,27 @@ def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., Validatio
     checked = check({"spot": True, "keep_alive": 10})
     assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).problem
     assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).problem
+
+
+def test_quotas_for_the_next_job_beside_the_one_that_creates_it(
+    aws: Aws, check: Callable[..., ValidationResult]
+) -> None:
+    found = only(check(cluster__nodes=3, parallelism__tensor_parallel=1).findings)
+    assert (found.severity, found.field) == ("warning", "cluster.instance_type")
+    assert "ml.c7i.xlarge for training job usage` is 4: too small" in found.problem
+    assert "--desired-value 6" in found.fix, "another training may continue it"
+    gpu = {"cluster__instance_type": "g6e.12xlarge", "cluster__nodes": 1}
+    quota, spot = (f"ml.g6e.12xlarge for {kind}training job usage" for kind in ("", "spot "))
+    aws.scenario(quotas={quota: 1.0, spot: 2.0})
+    assert "--desired-value 2" in only(check(**gpu).findings).fix, "finish answers on the training's GPUs"
+    assert check({"spot": True}, **gpu).findings == (), "finish, which is not on spot instances, has a quota of its own"
+    aws.scenario(quotas={quota: 2.0})
+    assert check(**gpu).findings == ()
+
+
+def test_mail_is_slurms(check: Callable[..., ValidationResult]) -> None:
+    found = only(check(cluster__mail_user="me@example.com").findings)
+    assert (found.severity, found.field) == ("warning", "cluster.mail_user")
 
 
 def test_a_missing_image(check: Callable[..., ValidationResult]) -> None:

@@ -1,5 +1,6 @@
 """What `hyperpod-ft sagemaker validate` checks in the account: quotas, images, role, permissions, network, plan."""
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from hyperpod_ft.aws.validation import (
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need
 from hyperpod_ft.aws.validation.validate import Check
-from hyperpod_ft.launch.sagemaker.groups import groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, section_of
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.runs.run import Run
 
@@ -41,7 +42,7 @@ class Checks:
             Check("images", "sagemaker.image", self.images),
             Check("role", permission_checks.ROLE, permission_checks.role),
             Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
-            Check("permissions of the role to go on alone", permission_checks.ROLE, self.going_on),
+            Check("permissions of the role to create the next job", permission_checks.ROLE, self.going_on),
             Check("your permissions", permission_checks.CALLER, self.caller_permissions),
             Check("bucket", state_checks.BUCKET, state_checks.bucket),
         ]
@@ -57,25 +58,47 @@ class Checks:
         return found
 
     def quotas(self, given: CheckInput) -> list[Finding]:
-        """The quota of each instance type, which other jobs may use a part of."""
+        """The quota of each instance type, of which other jobs may use a part."""
         limits = quota_checks.limits_of(given, "sagemaker")
         section, findings = section_of(self.run), []
         wanted: dict[tuple[str, str], int] = {}
         for group in groups(self.run.plan.stages):
-            instance_type = f"ml.{group.instance_type(self.run)}"
-            spot = "spot " if section.spot and group.starts_ranks else ""
-            key = "cluster.instance_type" if group.starts_ranks else "sagemaker.cpu_instance_type"
-            name = f"{instance_type} for {spot}training job usage"
+            instance_type, name = group.instance_type(self.run), self._quota(group)
+            of_training = instance_type == self.run.config.cluster.instance_type
+            key = "cluster.instance_type" if of_training else "sagemaker.cpu_instance_type"
             wanted[name, key] = max(group.nodes, wanted.get((name, key), 0))
             if section.keep_alive and group.starts_ranks:
-                wanted[f"{instance_type} for training warm pool usage", "sagemaker.keep_alive"] = group.nodes
+                wanted[f"ml.{instance_type} for training warm pool usage", "sagemaker.keep_alive"] = group.nodes
+        at_once = self._at_once()
         for (name, key), needed in wanted.items():
             if name not in limits:
                 problem = f"could not check its quota: Service Quotas does not list `{name}`"
                 findings.append(warning(key, problem, "check the Service Quotas console, service Amazon SageMaker"))
             elif needed > limits[name]["Value"]:
                 findings.append(error(key, *quota_checks.short(given, limits[name], needed, 0)))
+            elif at_once.get(name, 0) > limits[name]["Value"]:
+                _, request = quota_checks.short(given, limits[name], at_once[name], 0)
+                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job beside the one before it"
+                remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
+                findings.append(warning(key, problem, remedy))
         return findings
+
+    def _quota(self, group: Group) -> str:
+        """The name of the quota that its instances count towards."""
+        spot = "spot " if section_of(self.run).spot and group.starts_ranks else ""
+        return f"ml.{group.instance_type(self.run)} for {spot}training job usage"
+
+    def _at_once(self) -> dict[str, int]:
+        """Instances, by quota, that count while a container creates the job after its own, which may be a training
+        that continues it."""
+        found = groups(self.run.plan.stages)
+        followed = [*itertools.pairwise(found), *((group, group) for group in found if group.starts_ranks)]
+        needed: dict[str, int] = {}
+        for group, next_group in followed:
+            name = self._quota(group)
+            if name == self._quota(next_group):
+                needed[name] = max(group.nodes + next_group.nodes, needed.get(name, 0))
+        return needed
 
     def images(self, given: CheckInput) -> list[Finding]:
         """Images in ECR exist. Others are left to the job."""

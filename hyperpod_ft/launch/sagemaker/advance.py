@@ -1,14 +1,15 @@
 """Which training job of a run comes next, and creating it.
 
 Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
-creates the first one whose stages have no records yet. It reads everything anew and is idempotent: `submit --watch`,
-`status`, `resume` and the last act of a container call it, also at the same time, because SageMaker refuses a second
-job of a name.
+creates the first one whose stages have no records yet. It reads everything anew and is idempotent: `submit`, `resume`,
+`--watch`, `status` and the last act of a container call it, also at the same time, because SageMaker refuses a second
+job of a name. `list`, `logs` and `compare` only read.
 """
 
 from dataclasses import replace
 
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker.followers import KILLED_STATUS, decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
 from hyperpod_ft.launch.sagemaker.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
@@ -18,10 +19,6 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
-
-_LOST_STATUS = 137  # of a job that was killed: 128 + SIGKILL
-_TERMINATED = "143"  # of a script that SIGTERM ended: what SageMaker sends at the job's limit
-_INTERNAL_ERROR = "InternalServerError"  # how the reason of an error of SageMaker's own begins
 
 
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
@@ -42,13 +39,8 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
             return _create(run, jobs, job, left)
         if found.state.active and job.name != leaving:
             return None
-        if not _is_continued(run, job, found, left):
-            return None
-        follower = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
-        for stage in left:
-            run.add_job(Job(stage, follower.name, LAUNCHER, job.submitted, code=job.code))
-        place.publish([run.jobs_path, *(path for stage in left if (path := run.restarts_path(stage)).exists())])
-        return _create(run, jobs, follower, left)
+        follower = _add_follower(run, job, found, left, place)
+        return _create(run, jobs, follower, left) if follower else None
     return None
 
 
@@ -90,39 +82,34 @@ def _create(run: Run, jobs: TrainingJobs, job: Planned, stages: list[str]) -> st
     return job.name if jobs.create(request) else None
 
 
-def _is_continued(run: Run, job: Planned, found: TrainingJob, left: list[str]) -> bool:
-    """Whether another job continues one that has ended without the records of these stages.
-
-    Yes for one that says so: it saved a checkpoint and left before its time limit. Yes, a few times, for one that lost
-    its instances or was killed: no container could say anything. No for a stage that failed (`attempts.decide` in the
-    container has judged), and for a job that was stopped, or that never got instances.
-    """
+def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], place: Place) -> Planned | None:
+    """Record the training job that follows one that has ended, and a restart if that is what it is; None: none does."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
-        return False
-    history = restarts.history(run, stage)
-    of_job = [attempt for attempt in history if attempt.job_id == job.name]
-    if of_job and of_job[-1].cause == "time limit":
-        return True
-    if found.state.state in ("CANCELLED", "DEADLINE") or not found.began or _has_failed(run, job, found, left):
-        return False
-    of_submission = {known.job_id for known in run.jobs() if known.submitted == job.submitted}
-    lost = [known for known in history if known.job_id in of_submission and known.status == _LOST_STATUS]
-    if len(lost) >= run.config.cluster.max_restarts:
-        return False
+        return None  # CPU stages are not repeated
+    known = restarts.of_submission(run, stage, job.name)
+    decision = decide_follower(found, _exit_statuses(run, job, left), known, run.config.cluster.max_restarts)
+    if decision == "none":
+        return None
+    follower = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
+    for name in left:
+        run.add_job(Job(name, follower.name, LAUNCHER, job.submitted, code=job.code))
+    if decision == "restart":
+        restarts.add(run, stage, _lost(run, job))
+    place.publish([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])
+    return follower
+
+
+def _lost(run: Run, job: Planned) -> Attempt:
+    """The attempt of a job that could not report how it ended."""
     checkpoint = max(run.checkpoints_by_step(), default=0)
     row = metrics.last_row(run.metrics_path)
     step = int(row["step"]) if row else 0
-    restarts.add(run, stage, Attempt(job.name, utc_now(), _LOST_STATUS, False, (), 0, checkpoint, checkpoint, step))
-    return True
+    return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
 
 
-def _has_failed(run: Run, job: Planned, found: TrainingJob, left: list[str]) -> bool:
-    """Whether a stage of the job has left an exit status of its own, and not because SageMaker ended the job."""
-    ended = found.state.state == "TIMEOUT" or found.state.reason.startswith(_INTERNAL_ERROR)
-    for stage in left:
-        marker = run.exit_marker(stage, job.name)
-        status = marker.read_text(encoding="utf-8").strip() if marker.exists() else "0"
-        if status != "0" and not (ended and status == _TERMINATED):
-            return True
-    return False
+def _exit_statuses(run: Run, job: Planned, stages: list[str]) -> list[int]:
+    """Those that these stages of the job left; 1 for a damaged one."""
+    markers = [run.exit_marker(stage, job.name) for stage in stages]
+    texts = [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]
+    return [int(text) if text.isdigit() else 1 for text in texts]

@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "train": ("precompile", "train"),
     "finish": ("consolidate", "merge", "generate"),
 }
+NO_MAIL = "SageMaker sends no mail: it has no effect on training jobs"  # what is wrong with cluster.mail_user
 _LONGEST_NAME = 63  # of a training job
 _LONGEST_NUMBER = 4  # characters
 

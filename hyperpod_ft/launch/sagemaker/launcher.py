@@ -1,5 +1,6 @@
 """Launcher `sagemaker`: a run as SageMaker training jobs, one for each group of stages."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class SageMakerLauncher:
     """SageMaker in the region of each run's section `sagemaker`."""
 
     name: str = LAUNCHER
+    shares_environment: bool = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -48,12 +50,16 @@ class SageMakerLauncher:
             place.prepare()
             advancing.advance(run, jobs, place)
         except BaseException:
-            # what was recorded does not wait for its turn any more
-            self._mark_cancelled(run, recorded)
+            # SageMaker may have accepted a job, whose container would create the next one
+            with contextlib.suppress(UserError):
+                self.cancel(run, recorded)
             raise
 
-    def advance(self, run: Run) -> None:
-        advancing.advance(run, self._jobs(run), self._place(run))
+    def refresh(self, run: Run) -> None:
+        self._place(run).refresh()
+
+    def advance(self, run: Run) -> str:
+        return advancing.advance(run, self._jobs(run), self._place(run)) or ""
 
     def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -77,8 +83,10 @@ class SageMakerLauncher:
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist."""
-        self._mark_cancelled(run, jobs)
-        self._place(run).publish(run.cancel_marker(job.stage, job.job_id) for job in jobs)
+        markers = [run.cancel_marker(job.stage, job.job_id) for job in jobs]
+        for marker in markers:
+            publish.write_text(marker, "")
+        self._place(run).publish(markers)
         training_jobs = self._jobs(run)
         for name in dict.fromkeys(job.job_id for job in jobs):
             found = training_jobs.find(name)
@@ -92,10 +100,6 @@ class SageMakerLauncher:
             stages = [known.stage for known in run.jobs() if known.job_id == job.job_id]
             self._logs[job.job_id] = JobLogs(run, job.job_id, stages, self._jobs(run).session)
         self._logs[job.job_id].update()
-
-    def _mark_cancelled(self, run: Run, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            publish.write_text(run.cancel_marker(job.stage, job.job_id), "")
 
     def _jobs(self, run: Run) -> TrainingJobs:
         region = section_of(run).region

@@ -9,7 +9,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import section_of
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, section_of
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
@@ -102,3 +102,12 @@ def place_of(run: Run, session: Session) -> Place:
         return OnFileSystem()
     with explained(f"store {store}"):
         return InStore(run, store, session.client("s3", connections=trees.CONNECTIONS))
+
+
+def tuned_model(run: Run) -> str:
+    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
+    section = run.config.sagemaker
+    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
+    if section and section.store and in_store:
+        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+    return str(run.tuned_model)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hyperpod_ft.aws.findings import Finding, error
+from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.validation import (
     capacity_checks,
@@ -24,7 +24,7 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, run_checks
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.account_checks import Checks
-from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, section_of
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.run import Run
 
@@ -63,6 +63,8 @@ def _offline(run: Run) -> Iterable[Finding]:
     section = section_of(run)
     if section.region not in known("sagemaker"):
         yield error("sagemaker.region", f"AWS has no region {section.region} with SageMaker", "correct it")
+    if run.config.cluster.mail_user:
+        yield warning("cluster.mail_user", NO_MAIL, "a rule of EventBridge does that (docs/training-jobs.md)")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")

@@ -11,6 +11,7 @@ import pytest
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
@@ -126,9 +127,24 @@ def test_description() -> None:
     limit = at_the_limit()
     assert restarts.describe([], 3) == ""
     assert restarts.describe([crash(), limit], 3) == (
-        "restart 1 of 3 (rank 3: exit 1 at step 5), requeued once at its time limit"
+        "restart 1 of 3 (rank 3: exit 1 at step 5), continued once after its time limit"
     )
-    assert restarts.describe([limit, limit], 3) == "requeued 2 times at its time limit"
+    assert restarts.describe([limit, limit], 3) == "continued 2 times after its time limit"
+
+
+def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
+    """A training job that continues another has its name and its restarts, but one budget with it."""
+    run = make_run()
+    for job_id, submitted in (("train-1", "first"), ("train-2", "second"), ("train-3", "second")):
+        run.add_job(Job("train", job_id, "sagemaker", submitted))
+        restarts.add(run, "train", attempt(job_id=job_id))
+    restarts.add(run, "train", attempt(job_id="manual"))
+
+    def found(job_id: str) -> list[str]:
+        return [restart.job_id for restart in restarts.of_submission(run, "train", job_id)]
+
+    assert found("train-3") == ["train-2", "train-3"]
+    assert (found("train-1"), found("manual"), found("unknown")) == (["train-1"], ["manual"], [])
 
 
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

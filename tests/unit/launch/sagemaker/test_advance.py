@@ -7,13 +7,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hyperpod_ft import publish
+from hyperpod_ft.cli import main, show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.follow import follow, log
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import launcher as launcher_module
@@ -149,11 +153,11 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
     assert go_on(run, jobs) is None
     jobs.becomes(name(run, "train"), RUNNING)
     finish(run, ["train"])
-    status(run, launchers)
+    status(run, launchers, advance=True)
     assert jobs.created == ["prepare-1", "train-1", "finish-1"]
     finish(run, ["consolidate", "merge", "generate"])
     before = dict(jobs.found)
-    assert status(run, launchers).state == "done"
+    assert status(run, launchers, advance=True).state == "done"
     assert jobs.found == before
 
 
@@ -213,6 +217,101 @@ def test_a_training_that_left_early_is_continued(run: Run, jobs: Jobs) -> None:
     assert jobs.requests[-1]["InputDataConfig"] == jobs.requests[0]["InputDataConfig"]
 
 
+def test_only_who_is_told_to_creates_jobs(run: Run, jobs: Jobs) -> None:
+    """`list`, `logs` and `compare` read; `status RUN` and `--watch` also create, and say so."""
+    finish(run, ["env", "download", "dataset"])
+    launchers = submitted(run)
+    jobs.becomes(name(run, "train"), JobState("FAILED", "InternalServerError: We encountered an error"))
+    before = run.jobs()
+    assert status(run, launchers).created == ""
+    publish.write_text(run.log("train", name(run, "train")), "step 41\n")
+    assert "".join(log(run, launchers, "train", until_it_ends=True)) == "step 41\n"
+    main.list_command(run.root)
+    with pytest.raises(UserError, match="train"):
+        main.compare([str(run.directory)])
+    assert (jobs.created, run.jobs(), restarts.history(run, "train")) == (["train-1"], before, [])
+    watched = next(follow(run, launchers))
+    assert (watched.created, jobs.created) == (name(run, "train", 2), ["train-1", "train-2"])
+    assert status(run, launchers, advance=True).created == ""
+
+
+def test_what_was_created_is_printed(run: Run, jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    launchers = submitted(run)
+    show_runs.submitted(run, run.jobs())
+    assert f"created training job {name(run, 'prepare')}\n" in capsys.readouterr().out
+    finish(run, ["env", "download", "dataset"])
+    show_runs.status(status(run, launchers, advance=True))
+    assert capsys.readouterr().out.startswith(f"created training job {name(run, 'train')}\n")
+    show_runs.status(status(run, launchers, advance=True))
+    assert "created training job" not in capsys.readouterr().out
+
+
+def test_an_address_for_slurms_mail_is_answered_by_a_warning(
+    make_run: Callable[..., Run], jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", cluster__mail_user="me@example.com")
+    submitted(run)
+    show_runs.submitted(run, run.jobs())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: cluster.mail_user: ")
+
+
+def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is killed before it has recorded the follower has not used up a restart."""
+    finish(run, ["env", "download", "dataset"])
+    submitted(run)
+    jobs.becomes(name(run, "train"), JobState("TIMEOUT"))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(Run, "add_job", Mock(side_effect=KeyboardInterrupt))
+        go_on(run, jobs)
+    assert restarts.history(run, "train") == []
+    go_on(run, jobs)
+    assert [restart.job_id for restart in restarts.history(run, "train")] == [name(run, "train")]
+
+
+def test_a_job_that_completed_is_not_repeated_when_its_outputs_are_deleted(run: Run, jobs: Jobs) -> None:
+    """Checkpoints may be deleted once they are consolidated."""
+    finish(run, ["env", "download", "dataset"])
+    submitted(run)
+    finish(run, ["train", "consolidate", "merge", "generate"])
+    jobs.becomes(name(run, "train"), COMPLETED)
+    run.record_path("train").unlink()
+    assert go_on(run, jobs) is None
+    assert jobs.created == ["train-1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("training job: no answer")])
+def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def create(request: Mapping[str, Any]) -> bool:
+        Jobs.create(jobs, request)
+        raise error
+
+    monkeypatch.setattr(jobs, "create", create)
+    published: list[Path] = []
+    monkeypatch.setattr(OnFileSystem, "publish", lambda _, files: published.extend(files))
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        submitted(run)
+    assert jobs.stopped == [name(run, "prepare")]
+    assert {run.cancel_marker(job.stage, job.job_id) for job in run.jobs()} <= set(published), "containers see it"
+    finish(run, ["env", "download", "dataset"])
+    assert go_on(run, jobs, leaving=name(run, "prepare")) is None
+
+
+def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: Jobs) -> None:
+    finish(run, ["env", "download", "dataset"])
+    launchers = submitted(run)
+    crash = Attempt(name(run, "train"), "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 40, 41)
+    restarts.add(run, "train", crash)
+    restarts.add(run, "train", replace(crash, job_id="of-an-earlier-submission-train-9"))
+    jobs.becomes(name(run, "train"), JobState("FAILED", "InternalServerError"))
+    assert go_on(run, jobs) == name(run, "train", 2)
+    jobs.becomes(name(run, "train", 2), JobState("FAILED", "InternalServerError"))
+    assert go_on(run, jobs) is None, "two restarts: a crash and a loss"
+    assert "restart 2 of 2" in status(run, launchers).stages[3].restarts
+
+
 def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, jobs: Jobs) -> None:
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
@@ -232,6 +331,7 @@ def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, 
     ("state", "began", "exit_status"),
     [
         (JobState("FAILED", "exit status 1"), True, "1"),
+        (JobState("FAILED", "AlgorithmError: env: cannot import torch, exit code: 1"), True, ""),
         (JobState("FAILED", "no value"), True, "2"),
         (JobState("FAILED", "rank 0: SIGTERM at step 3"), True, "143"),
         (JobState("CANCELLED"), True, ""),
@@ -248,7 +348,7 @@ def test_what_no_other_job_would_cure_is_not_continued(
     jobs.becomes(name(run, "train"), state, began)
     if exit_status:
         publish.write_text(run.exit_marker("train", name(run, "train")), f"{exit_status}\n")
-    current = status(run, launchers)
+    current = status(run, launchers, advance=True)
     assert jobs.created == ["train-1"]
     assert shown(current)["train"] == ("cancelled" if state.state == "CANCELLED" else "failed")
     assert shown(current)["merge"] in ("cancelled", "not run"), "it does not wait for ever"
@@ -293,11 +393,11 @@ def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
     # later, when the records are there, and nobody watches
     finish(run, ["env", "download", "dataset"])
     jobs.refuse = "ResourceLimitExceeded"
-    current = status(run, launchers)
+    current = status(run, launchers, advance=True)
     assert "ResourceLimitExceeded" in current.note
     assert shown(current)["train"] == "pending"
     jobs.refuse = ""
-    status(run, launchers)
+    status(run, launchers, advance=True)
     assert jobs.created == ["prepare-2", "train-2"]
 
 
@@ -351,6 +451,7 @@ class Recording:
     """A launcher that only notes what is submitted."""
 
     name: str = "slurm"
+    shares_environment: bool = True
     stages: list[str] = field(default_factory=list)
 
     def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None]) -> None:
