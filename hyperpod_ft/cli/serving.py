@@ -107,8 +107,11 @@ def _stop(reference: str | None) -> None:
     from hyperpod_ft.serving import node_job  # noqa: PLC0415
 
     run = references.find(reference)
-    job = node_job.stop(run, node_job.slurm_of(run))
-    print(f"cancelled job {job.job_id}" if job else "nothing to stop: no job serves this run")
+    jobs = node_job.stop(run, node_job.slurm_of(run))
+    for job in jobs:
+        print(f"cancelled job {job.job_id}")
+    if not jobs:
+        print("nothing to stop: no job serves this run")
 
 
 def _required(run: "Run | None") -> "Run":

@@ -88,6 +88,14 @@ class SlurmLauncher:
         """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
         return self._job(name, self._sbatch(run, name, []))
 
+    def active_beside(self, run: Run, name: str) -> list[Job]:
+        """This user's jobs of `submit_beside` that have not ended, by their name and comment."""
+        return [
+            self._job(name, listed.job_id)
+            for listed in self._queue(["--me", f"--name={run.job_name(name)}"])
+            if run.job_comment in listed.comment
+        ]
+
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
 

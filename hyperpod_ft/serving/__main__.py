@@ -104,7 +104,8 @@ def _exit(*_: object) -> NoReturn:
 
 def _load(given: argparse.Namespace) -> Answers:
     try:
-        from hyperpod_ft.serving.answering import Answering, device_named  # noqa: PLC0415 - imports torch, for seconds
+        from hyperpod_ft.serving.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
+        from hyperpod_ft.serving.device import device_named  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
     tokenizer = given.tokenizer or given.model[0][1]

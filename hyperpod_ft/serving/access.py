@@ -27,15 +27,19 @@ def check_key(api_key: str | None, authorization: str) -> None:
 
 
 def check_site(loopback: bool, host: str, origin: str) -> None:
-    """Raise ApiError (403) for what a page of another site sends from the user's browser.
+    """Raise ApiError (403) for what a page of another site sends from the user's browser, (400) for malformed headers.
 
     `host` and `origin` are headers; `loopback`: the server listens on this machine only.
     """
-    name = urlsplit(f"//{host}").hostname or "localhost"
+    try:
+        name = urlsplit(f"//{host}").hostname or "localhost"
+        site = urlsplit(origin).netloc
+    except ValueError as error:  # brackets without an address in them
+        raise ApiError(400, f"Host {host}, Origin {origin or '-'}: {error}") from error
     # a name that resolves to this machine would make a foreign page one of this server's own
     if loopback and not is_loopback(name):
         raise ApiError(403, f"Host {host}: this server is only for localhost")
-    if origin and urlsplit(origin).netloc != host:
+    if origin and site != host:
         raise ApiError(403, f"Origin {origin}: this server answers only its own page")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hyperpod_ft.data import chat
 from hyperpod_ft.data import tokenizer as tokenizers
@@ -21,12 +21,16 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
+from hyperpod_ft.serving import device as devices
 from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.sampling import sampling
 from hyperpod_ft.serving.text_stream import TextStream
 from hyperpod_ft.serving.turns import Turns
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256
+# The context of a model whose configuration names none, such as T5: memory may grow with the square of the prompt.
+_DEFAULT_CONTEXT = 16384
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ class Answering:
         """`models` by name; the first answers requests that name none."""
         self._tokenizer, self._models = tokenizer, dict(models)
         self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
+        # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
+        self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
         self._turns = Turns()
+        self._failure = ""
 
     @classmethod
     def load(
@@ -77,6 +84,11 @@ class Answering:
             return False
         return True
 
+    @property
+    def failure(self) -> str:
+        """Why nothing can be answered any more, after an error that left the device unusable; else empty."""
+        return self._failure
+
     def named(self, name: str) -> str:
         """The name of the model that a request means. Raises ApiError (404) for one that is not served."""
         if name and name not in self._models:
@@ -92,12 +104,17 @@ class Answering:
         """
         name = self.named(request.model)
         ids = self._prompt_ids(request, bool(self._models[name].model.config.is_encoder_decoder))
+        self._check_ids(ids, name)
         limit = self._limit(request, name, len(ids))
         try:
             return self._generate(request, name, ids, limit, send)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise ApiError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
+        except RuntimeError as error:
+            if not devices.is_usable(self._models[name].model.device):
+                self._failure = first_sentence(error)
+            raise
 
     def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
         """As stage generate encodes prompts, which is as training does."""
@@ -116,20 +133,26 @@ class Answering:
             ) from error
         return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
 
+    def _check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raise ApiError for an id without an embedding, since looking one up on a GPU ends the process's use of it."""
+        known = self._vocabulary[name]
+        if (largest := max(ids, default=0)) >= known:
+            raise ApiError(400, f"the prompt has token id {largest}; the ids of {name} are 0 to {known - 1}")
+
     def _limit(self, request: Request, name: str, prompt: int) -> int:
         """How many tokens the answer may have. Raises ApiError when prompt and answer exceed the model's context."""
         config = self._models[name].model.config
         if not prompt:
             raise ApiError(400, "the prompt has no tokens")
-        context = None if config.is_encoder_decoder else getattr(config, "max_position_embeddings", None)
-        if context is None:
-            return request.max_tokens or _DEFAULT_TOKENS
-        if prompt + (request.max_tokens or 1) > context:
+        context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
+        # an encoder-decoder's answer has positions of its own, of which the start token takes the first
+        room = context - (1 if config.is_encoder_decoder else prompt)
+        if prompt > context or (request.max_tokens or 1) > room:
             asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
             raise ApiError(
                 400, f"the prompt has {prompt} tokens{asked}; {name} has room for {context}", "context_length_exceeded"
             )
-        return request.max_tokens or min(_DEFAULT_TOKENS, context - prompt)
+        return request.max_tokens or min(_DEFAULT_TOKENS, room)
 
     def _generate(
         self, request: Request, name: str, ids: Sequence[int], limit: int, send: Callable[[str], None]
@@ -159,7 +182,7 @@ class Answering:
                 input_ids=input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=limit,
-                logits_processor=_sampling(request, one.model.device),
+                logits_processor=sampling(request, one.model.device),
                 stopping_criteria=StoppingCriteriaList([_AfterToken(tokens_before(one.model, len(ids)), after_token)]),
             )
         return Answer(stream.text, "stop" if ended or stream.stopped else "length", len(ids), len(made) + ended)
@@ -176,34 +199,10 @@ class _AfterToken(StoppingCriteria):
         return torch.full((len(input_ids),), stop, device=input_ids.device, dtype=torch.bool)
 
 
-class _Draw(LogitsProcessor):
-    """Draws the next token, with its own random numbers, and leaves only that one for greedy search to take.
-
-    `generate` itself would draw from torch's one generator, which all threads share: a seed would mean nothing.
-    """
-
-    def __init__(self, temperature: float, top_p: float, generator: torch.Generator) -> None:
-        self._temperature, self._top_p, self._generator = temperature, top_p, generator
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        del input_ids
-        chances, order = torch.softmax(scores.float() / self._temperature, -1).sort(descending=True)
-        # the most likely tokens, until they have top_p together
-        chances[chances.cumsum(-1) - chances >= self._top_p] = 0
-        drawn = order.gather(-1, torch.multinomial(chances, 1, generator=self._generator))
-        return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
-
-
-def _sampling(request: Request, device: torch.device) -> LogitsProcessorList:
-    if not request.temperature:
-        return LogitsProcessorList()
-    generator = torch.Generator(device)
-    if request.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(request.seed)
-    # at 0 no token would be left
-    return LogitsProcessorList([_Draw(request.temperature, max(request.top_p, 1e-9), generator)])
+def _embeddings(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor), "of a module for embeddings, or PEFT's around it"
+    return len(weight)
 
 
 def _switch_on(one: _Loaded) -> None:
@@ -254,13 +253,3 @@ def _with_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Call
         current[:] = [name]
 
     return switch
-
-
-def device_named(name: str) -> torch.device:
-    """`auto` is the GPU if torch finds one. Raises UserError for one that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name}: {first_sentence(error)}", "use auto, cpu or cuda") from error

@@ -44,9 +44,9 @@ def start(
 
     Raises UserError when a job already serves this run, or Slurm refuses it.
     """
-    if (earlier := _recorded(run)) and _state(run, slurm, earlier).active:
+    if earlier := _active(run, slurm):
         raise UserError(
-            f"{run.directory}: job {earlier.job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
+            f"{run.directory}: job {earlier[0].job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
         )
     kit = Kit(Path(sys.executable), snapshot(run.code_copies))
     run.logs.mkdir(exist_ok=True)
@@ -109,15 +109,14 @@ def directions(run: Run, job: Job, address: Address) -> list[str]:
     ]
 
 
-def stop(run: Run, slurm: SlurmLauncher) -> Job | None:
-    """Cancel the job that serves the run, and wait until it has ended; None if there is none."""
-    job = _recorded(run)
-    if job is None or not _state(run, slurm, job).active:
-        return None
-    slurm.cancel(run, [job])
-    while _state(run, slurm, job).active:
+def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
+    """Cancel the jobs that serve the run, and wait until they have ended. Several were started at the same moment."""
+    jobs = _active(run, slurm)
+    if jobs:
+        slurm.cancel(run, jobs)
+    while any(_state(run, slurm, job).active for job in jobs):
         time.sleep(_POLL_SECONDS)
-    return job
+    return jobs
 
 
 def slurm_of(run: Run) -> SlurmLauncher:
@@ -132,6 +131,17 @@ def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
         return JobState("CANCELLED")
     # a job that Slurm has forgotten has ended
     return slurm.states(run, [job]).get(job.job_id, JobState("COMPLETED"))
+
+
+def _active(run: Run, slurm: SlurmLauncher) -> list[Job]:
+    """The jobs that serve the run: the recorded one, and those of a `start` that was killed before it recorded them."""
+    recorded = _recorded(run)
+    if recorded is not None and recorded.cluster_is_gone:
+        return []
+    listed = slurm.active_beside(run, JOB)
+    if recorded is None or recorded.job_id in [job.job_id for job in listed] or not _state(run, slurm, recorded).active:
+        return listed
+    return [recorded, *listed]  # a site may have put another comment in place of the kit's
 
 
 def _recorded(run: Run) -> Job | None:

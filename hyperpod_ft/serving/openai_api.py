@@ -27,6 +27,8 @@ _UNSUPPORTED = {
     "response_format": {"type": "text"},
 }
 _MOST_STOPS = 16
+# Scores divided by less may exceed 32-bit floats, and drawing from those ends the process's use of its GPU.
+_LEAST_TEMPERATURE = 1e-6
 
 
 class ApiError(Exception):
@@ -106,7 +108,7 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
         messages=_messages(values.get("messages")) if chat else None,
         prompt=None if chat else _prompt(values.get("prompt")),
         max_tokens=None if most is None else _whole(most, "max_tokens", least=1),
-        temperature=_number(values, "temperature", 0.0, 0.0, 2.0),
+        temperature=_temperature(values),
         top_p=_number(values, "top_p", 1.0, 0.0, 1.0),
         seed=None if values.get("seed") is None else _whole(values["seed"], "seed"),
         stop=_stops(values.get("stop")),
@@ -143,7 +145,7 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
         given = given[0]
     if isinstance(given, str) and given:
         return given
-    if isinstance(given, list) and given and all(isinstance(token, int) and token >= 0 for token in given):
+    if isinstance(given, list) and given and all(type(token) is int and token >= 0 for token in given):
         return tuple(given)
     raise ApiError(400, "prompt: must be a string or a list of token ids; send one prompt per request")
 
@@ -174,6 +176,13 @@ def _whole(given: Any, name: str, least: int | None = None) -> int:
         raise ApiError(400, f"{name}: not a whole number")
     if least is not None and given < least:
         raise ApiError(400, f"{name}: must be {least} or more")
+    return given
+
+
+def _temperature(values: Mapping[str, Any]) -> float:
+    given = _number(values, "temperature", 0.0, 0.0, 2.0)
+    if 0 < given < _LEAST_TEMPERATURE:
+        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_LEAST_TEMPERATURE:g}")
     return given
 
 

@@ -31,6 +31,8 @@ class Answers(Protocol):
     def names(self) -> tuple[str, ...]: ...
     @property
     def chats(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...
     def named(self, name: str) -> str: ...
     def answer(self, request: Request, send: Callable[[str], None]) -> Answer: ...
 
@@ -138,6 +140,8 @@ class Handler(Connection):
     def _ready(self) -> Answers:
         if self.server.answers is None:
             raise ApiError(503, "the model is still being loaded; ask again in a few seconds", "loading")
+        if failure := self.server.answers.failure:
+            raise ApiError(500, f"the device can no longer be used; restart the server: {failure}", "device_lost")
         return self.server.answers
 
     def _check_site(self) -> None:

@@ -110,6 +110,8 @@ def command(
     # not `vllm serve`: this also runs where the program is not on PATH, and is what AWS's container runs
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
     line += ["--served-model-name", name, "--tokenizer", str(tokenizer), "--host", host, "--port", str(port)]
+    # JSON; without it, vLLM lets every page in the user's browser read answers
+    line += ["--allowed-origins", "[]"]
     if (tokenizer / CHAT_TEMPLATE).is_file():
         line += ["--chat-template", str(tokenizer / CHAT_TEMPLATE)]
     if adapters:
@@ -161,11 +163,12 @@ class Vllm:
 
     def wait_until_ready(self) -> None:
         """Raises UserError when it ends before it answers."""
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # HTTP_PROXY is for other machines
         while True:
             if (status := self._process.poll()) is not None:
                 raise UserError(f"vLLM ended with status {status} before it answered", "see its messages above")
             try:
-                with urllib.request.urlopen(self._health, timeout=5):  # noqa: S310 - its own loopback address
+                with direct.open(self._health, timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(_POLL_SECONDS)

@@ -39,9 +39,9 @@ class Hosted:
         self.container = Container(
             self.region, model["PrimaryContainer"], log_group, f"{variant}/i-{secrets.token_hex(8)}"
         )
-        waited, most = 0.0, self.region.seconds("endpoint.health")
+        waited = 0.0
         while not self.deleted and not self.container.answers_ping():
-            if waited > most:
+            if waited > self.region.seconds("endpoint.health"):
                 self.status, self.failure = "Failed", _NOT_HEALTHY.format(variant=variant)
                 self.container.stop()
                 return
@@ -260,10 +260,14 @@ def list_endpoints(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 
 @operation("sagemaker", "ListTags")
 def list_tags(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    """Tags of endpoints; nothing else here is asked for its tags."""
-    for name, found in region.endpoints.items():
-        if arn(region, "endpoint", name) == request["ResourceArn"]:
-            return {"Tags": found.tags}
+    for kind, resources in (("endpoint", region.endpoints), ("inference-component", region.components)):
+        for name, hosted in resources.items():
+            if arn(region, kind, name) == request["ResourceArn"]:
+                return {"Tags": hosted.tags}
+    for kind, made in (("model", region.models), ("endpoint-config", region.endpoint_configs)):
+        for name, described in made.items():
+            if arn(region, kind, name) == request["ResourceArn"]:
+                return {"Tags": described.get("Tags", [])}
     raise invalid(f"Could not find resource {request['ResourceArn']}")
 
 
@@ -303,6 +307,8 @@ def describe_inference_component(region: Region, request: dict[str, Any]) -> dic
 def delete_inference_component(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     name = request["InferenceComponentName"]
     found: Hosted = _require(region.components, region, "inference component", name)
+    if found.status == "Creating":
+        raise invalid(f'Cannot update in-progress inference component "{arn(region, "inference-component", name)}".')
     region.world.clock.start(_delete(found, region.components, name))
     return {}
 

@@ -265,6 +265,49 @@ def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:
     assert deploy.aws.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
 
 
+def test_a_component_that_is_still_being_created_is_deleted(deploy: Deploy) -> None:
+    """SageMaker refuses to delete it until it has been created."""
+    deploy.aws.scenario(endpoint_container={"broken": "never answers"})
+    process = deploy.start(deploy.directory, "--set", "deploy.scale_to_zero=true")
+    assert process.stdout is not None
+    assert any("created inference component" in line for line in process.stdout)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deleting = deploy.start("delete", deploy.name, "--yes")
+    assert deleting.stdout is not None
+    assert any("inference component: Deleting" in line for line in deleting.stdout)  # asked for, and refused
+    deploy.aws.scenario(seconds={"endpoint.health": 0.0})
+    output, _ = deleting.communicate(timeout=200)
+    assert deleting.returncode == 0, output
+    assert deploy.nothing_left()
+
+
+def test_what_others_made_is_not_deleted_whatever_its_name(deploy: Deploy) -> None:
+    """A name that ends with a UUID has the form of the kit's names."""
+    name = "theirs-0f8fad5b-d9cb-469f-a165-70867728950e"
+    deploy.recorded()
+    deploy(deploy.directory)
+    sagemaker = deploy.aws.client("sagemaker")
+    (ours,) = (model["ModelName"] for model in sagemaker.list_models()["Models"])
+    container = sagemaker.describe_model(ModelName=ours)["PrimaryContainer"]
+    for model in (f"{name}-1", f"{deploy.name}-theirs"):
+        sagemaker.create_model(ModelName=model, PrimaryContainer=container, ExecutionRoleArn=ROLE)
+    variant = {"VariantName": "all", "ModelName": f"{name}-1", "InstanceType": "ml.m5.large", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=f"{name}-1", ProductionVariants=[variant])
+    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=f"{name}-1")
+    before = len(deploy.writes())
+    output = deploy("delete", name, "--yes", status=2)
+    assert f"endpoint {name}: has no tag hyperpod-ft:run" in output
+    assert len(deploy.writes()) == before
+    deploy("delete", deploy.name, "--yes")
+    assert [model["ModelName"] for model in sagemaker.list_models()["Models"]] == [f"{name}-1", f"{deploy.name}-theirs"]
+    assert [one["EndpointName"] for one in sagemaker.list_endpoints()["Endpoints"]] == [name]
+
+
+def test_following_the_log_of_no_endpoint_ends(deploy: Deploy) -> None:
+    assert "no endpoint tiny-0123456789ab" in deploy("logs", "-f", "tiny-0123456789ab", status=2)
+
+
 def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
     """As when a server ignores an adapter."""
     deploy.recorded("base")

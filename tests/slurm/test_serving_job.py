@@ -48,6 +48,9 @@ def test_a_job_serves_a_run_until_it_is_stopped(cluster: LocalCluster, run: Run)
     again = serve(cluster, run, "--on-node")
     assert again.returncode == 2 and "already serves it" in again.stderr and "--stop" in again.stderr
 
+    (run.serving / "job.json").unlink()  # as if killed between sbatch and the record
+    again = serve(cluster, run, "--on-node")
+    assert again.returncode == 2 and "already serves it" in again.stderr
     stopped = serve(cluster, run, "--stop")
     assert re.fullmatch(r"cancelled job \d+\n", stopped.stdout), stopped.stderr
     assert "nothing to stop" in serve(cluster, run, "--stop").stdout

@@ -85,7 +85,7 @@ class EndpointCommands:
         """The endpoints of the region that the kit created, newest first."""
         with explained("endpoints"):
             found = [self._endpoints.find(name) for name in self._endpoints.all_names() if is_endpoint_name(name)]
-            runs = [(one, self._endpoints.run_of(one)) for one in found if one is not None]
+            runs = [(one, self._endpoints.run_of(one.arn)) for one in found if one is not None]
         prices = {kind: self.price(kind) for kind in {one.instance_type for one, run in runs if run} - {""}}
         return [Listed(one, run, prices.get(one.instance_type)) for one, run in runs if run]
 
@@ -117,6 +117,8 @@ class EndpointCommands:
     def logs(self, name: str, *, follow: bool) -> Iterator[str]:
         """What the container printed."""
         with self._explained(name):
+            if follow:
+                require(self._endpoints, name)  # the log of one that is deleted has no more lines
             component = self._endpoints.component(name)
             group = endpoint_logs.log_group(name, component.name if component else None)
             yield from endpoint_logs.lines(self.session.client("logs"), group, follow=follow)

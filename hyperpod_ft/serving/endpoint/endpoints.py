@@ -41,6 +41,7 @@ class Component:
     """The inference component of an endpoint that scales to zero."""
 
     name: str
+    arn: str
     status: str
     failure: str
 
@@ -74,7 +75,12 @@ class Endpoints:
         described = _found(self.client.describe_inference_component, InferenceComponentName=name)
         if described is None:
             return None
-        return Component(name, described["InferenceComponentStatus"], described.get("FailureReason", ""))
+        return Component(
+            name,
+            described["InferenceComponentArn"],
+            described["InferenceComponentStatus"],
+            described.get("FailureReason", ""),
+        )
 
     def create_model(self, request: dict[str, Any]) -> None:
         if _found(self.client.describe_model, ModelName=request["ModelName"]) is None:
@@ -111,16 +117,17 @@ class Endpoints:
 
     def models(self, endpoint: str) -> list[str]:
         """Names of the models that were made for an endpoint."""
-        return self._names("list_models", "Models", "ModelName", endpoint)
+        return self._names("list_models", "Models", "Model", endpoint)
 
     def configs(self, endpoint: str) -> list[str]:
         """Names of the configurations that were made for an endpoint."""
-        return self._names("list_endpoint_configs", "EndpointConfigs", "EndpointConfigName", endpoint)
+        return self._names("list_endpoint_configs", "EndpointConfigs", "EndpointConfig", endpoint)
 
-    def _names(self, operation: str, entries: str, key: str, endpoint: str) -> list[str]:
+    def _names(self, operation: str, entries: str, kind: str, endpoint: str) -> list[str]:
         pages = self.client.get_paginator(operation).paginate(NameContains=f"{endpoint}-")
-        names = [entry[key] for page in pages for entry in page[entries]]
-        return [name for name in names if name.startswith(f"{endpoint}-")]
+        found = {entry[f"{kind}Name"]: entry[f"{kind}Arn"] for page in pages for entry in page[entries]}
+        # others may have given such a name to what is theirs
+        return [name for name, arn in found.items() if name.startswith(f"{endpoint}-") and self.run_of(arn)]
 
     def bundle(self, model: str) -> str:
         """The S3 prefix of a model's files, with a slash at its end; empty when it has none."""
@@ -138,24 +145,28 @@ class Endpoints:
         pages = self.client.get_paginator("list_endpoints").paginate(SortBy="CreationTime", SortOrder="Descending")
         return [entry["EndpointName"] for page in pages for entry in page["Endpoints"]]
 
-    def run_of(self, endpoint: Endpoint) -> str:
-        """The run, name/id, that the endpoint's tag names; empty when the kit did not make it."""
-        pages = self.client.get_paginator("list_tags").paginate(ResourceArn=endpoint.arn)
-        tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+    def run_of(self, arn: str) -> str:
+        """The run, name/id, that a resource's tag names; empty when the kit did not make it, or it does not exist."""
+        listed = _found(self.client.get_paginator("list_tags").paginate(ResourceArn=arn).build_full_result) or {}
+        tags = {tag["Key"]: tag["Value"] for tag in listed.get("Tags", [])}
         return str(tags.get(RUN_TAG, ""))
 
     def delete_endpoint(self, name: str) -> bool:
         """False if SageMaker refuses, because the endpoint is still being created or changed."""
+        return self._delete(self.client.delete_endpoint, EndpointName=name)
+
+    def delete_component(self, endpoint: str) -> bool:
+        """False if SageMaker refuses, because the component is still being created or changed."""
+        return self._delete(self.client.delete_inference_component, InferenceComponentName=component_name(endpoint))
+
+    def _delete(self, delete: Callable[..., Any], **name: str) -> bool:
         try:
-            _found(self.client.delete_endpoint, EndpointName=name)
+            _found(delete, **name)
         except self.client.exceptions.ClientError as error:
             if error_code(error) == "ValidationException":
                 return False
             raise
         return True
-
-    def delete_component(self, endpoint: str) -> None:
-        _found(self.client.delete_inference_component, InferenceComponentName=component_name(endpoint))
 
     def delete_config(self, name: str) -> None:
         _found(self.client.delete_endpoint_config, EndpointConfigName=name)

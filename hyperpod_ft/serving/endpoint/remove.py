@@ -7,8 +7,8 @@ from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
-from hyperpod_ft.serving.endpoint.endpoint_request import component_name
-from hyperpod_ft.serving.endpoint.endpoints import DELETING
+from hyperpod_ft.serving.endpoint.endpoint_request import RUN_TAG, component_name
+from hyperpod_ft.serving.endpoint.endpoints import DELETING, Endpoints
 from hyperpod_ft.serving.endpoint.waiting import Watch
 
 DEADLINE_SECONDS = 1800.0
@@ -18,20 +18,19 @@ def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bund
     """Delete what an endpoint has: instances first, since they cost most; the models last, which name the bundles.
 
     `clients`: boto3's client of a service. `bundles`: S3 prefixes in addition to those that the models name. Returns
-    whether there was anything.
+    whether there was anything. Raises UserError, before anything is deleted, for an endpoint that the kit did not make.
     """
     endpoints, name = watch.endpoints, watch.name
+    _require_tags(endpoints, name)
     models, configs = endpoints.models(name), endpoints.configs(name)
     endpoint = endpoints.find(name)
     component = endpoints.component(name)
     if component is not None:
         scaling.remove(clients("application-autoscaling"), clients("cloudwatch"), component.name)
-        if component.status != DELETING:
-            endpoints.delete_component(name)
-        watch.until_gone(lambda: endpoints.component(name) is not None, "inference component", DEADLINE_SECONDS)
+        watch.until_gone(lambda: _delete_component(watch), "inference component", DEADLINE_SECONDS)
         watch.say(f"deleted inference component {component.name}")
     if endpoint is not None:
-        watch.until_gone(lambda: _delete(watch), "endpoint", DEADLINE_SECONDS)
+        watch.until_gone(lambda: _delete_endpoint(watch), "endpoint", DEADLINE_SECONDS)
         watch.say(f"deleted endpoint {name}")
     for config in configs:
         endpoints.delete_config(config)
@@ -47,7 +46,26 @@ def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bund
     return found
 
 
-def _delete(watch: Watch) -> bool:
+def _require_tags(endpoints: Endpoints, name: str) -> None:
+    """Many names end like those that the kit gives, with twelve hexadecimal digits; only the tag says whose it is."""
+    for kind, find in (("endpoint", endpoints.find), ("inference component", endpoints.component)):
+        found = find(name)
+        if found is not None and not endpoints.run_of(found.arn) and find(name) is not None:
+            raise UserError(
+                f"{kind} {found.name}: has no tag {RUN_TAG}, so hyperpod-ft did not make it; nothing is deleted",
+                "`hyperpod-ft deploy list` shows the endpoints that can be deleted",
+            )
+
+
+def _delete_component(watch: Watch) -> bool:
+    """As `_delete_endpoint`."""
+    found = watch.endpoints.component(watch.name)
+    if found is not None and found.status != DELETING:
+        watch.endpoints.delete_component(watch.name)
+    return found is not None
+
+
+def _delete_endpoint(watch: Watch) -> bool:
     """Ask for the deletion, as soon as SageMaker accepts it; whether the endpoint still exists."""
     found = watch.endpoints.find(watch.name)
     if found is not None and found.status != DELETING:

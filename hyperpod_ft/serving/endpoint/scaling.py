@@ -81,7 +81,8 @@ def apply(autoscaling: Any, cloudwatch: Any, component: str, most: int) -> None:
 
 def remove(autoscaling: Any, cloudwatch: Any, component: str) -> None:
     """Delete the alarm, and the target with its policies."""
-    cloudwatch.delete_alarms(AlarmNames=[alarm_name(component)])
+    with suppress(cloudwatch.exceptions.ResourceNotFound):
+        cloudwatch.delete_alarms(AlarmNames=[alarm_name(component)])
     with suppress(autoscaling.exceptions.ObjectNotFoundException):
         autoscaling.deregister_scalable_target(**_resource(component))
 

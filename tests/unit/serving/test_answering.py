@@ -1,5 +1,7 @@
 """Several answers at once from one process: turns, seeds, stop texts, encoder-decoders, models without a template."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,8 @@ from hyperpod_ft.data import chat_template
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import greedy, pretrained
-from hyperpod_ft.serving.answering import Answering, device_named
+from hyperpod_ft.serving.answering import Answering
+from hyperpod_ft.serving.device import device_named
 from hyperpod_ft.serving.openai_api import ApiError, Request
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 
@@ -125,6 +128,64 @@ def test_the_limit_ends_the_answer(answering: Answering) -> None:
         answering.answer(asked([]), nowhere)
 
 
+def test_ids_outside_the_vocabulary_are_refused(base: Path, answering: Answering) -> None:
+    known = pretrained.load(base, "auto").config.vocab_size
+    assert answering.answer(asked([known - 1], max_tokens=1), nowhere).prompt_tokens == 1
+    for outside in (known, 1 << 70):
+        with pytest.raises(ApiError, match=f"token id {outside}; the ids of tiny are 0 to {known - 1}") as caught:
+            answering.answer(asked([5, outside]), nowhere)
+        assert caught.value.status == 400
+
+
+def test_a_base_model_is_not_asked_with_the_tuned_models_new_tokens(base: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizers.load(base)
+    known = pretrained.load(base, "auto").config.vocab_size
+    tokenizer.add_tokens([f"<new {number}>" for number in range(known - len(tokenizer) + 1)])
+    tokenizer.save_pretrained(tmp_path)
+    answering = Answering.load({"tiny": base}, {}, tmp_path, CPU)
+    with pytest.raises(ApiError, match=f"token id {known};"):
+        answering.answer(asked(f"the {tokenizer.convert_ids_to_tokens(known)}"), nowhere)
+
+
+def test_the_least_temperature_still_draws(answering: Answering) -> None:
+    """Smaller ones are refused: their quotients are no numbers."""
+    coldest = answering.answer(asked(temperature=1e-6, seed=1), nowhere).text
+    assert coldest == answering.answer(asked(), nowhere).text
+
+
+def test_an_error_that_the_device_survives_is_no_failure(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+
+    answering = Answering.load({"tiny": base}, {}, base, CPU)
+    monkeypatch.setattr(answering._models["tiny"].model, "generate", broken)
+    with pytest.raises(RuntimeError, match="device-side"):
+        answering.answer(asked(), nowhere)
+    assert answering.failure == ""
+    monkeypatch.setattr(torch, "ones", broken)  # the device computes nothing any more
+    with pytest.raises(RuntimeError, match="device-side"):
+        answering.answer(asked(), nowhere)
+    assert answering.failure == "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
+def test_a_gpu_that_is_lost_is_noticed(base: Path) -> None:
+    """In a process of its own, which can use the GPU no more."""
+    program = (
+        "import sys, torch\nfrom pathlib import Path\n"
+        "from hyperpod_ft.serving.answering import Answering\n"
+        "from tests.unit.serving.test_answering import asked, nowhere\n"
+        "base = Path(sys.argv[1])\n"
+        "answering = Answering.load({'tiny': base}, {}, base, torch.device('cuda'))\n"
+        "answering._vocabulary['tiny'] = 1 << 40\n"  # as if it were not checked
+        "try:\n    answering.answer(asked([1 << 30]), nowhere)\n"
+        "except RuntimeError:\n    print(answering.failure)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(base)], capture_output=True, text=True, check=True)
+    assert "CUDA error" in done.stdout
+
+
 def test_an_encoder_decoder_answers_as_stage_generate(tmp_path: Path) -> None:
     t5 = tiny_t5.save(tmp_path / "t5", ["Which command submits a job? It is sbatch."] * 8)
     dataset = Dataset(source="org/data", format="prompt-completion", max_target_length=16)
@@ -139,6 +200,9 @@ def test_an_encoder_decoder_answers_as_stage_generate(tmp_path: Path) -> None:
     question = ({"role": "user", "content": "Which command?"},)
     chat = answering.answer(asked(None, messages=question), nowhere)
     assert (chat.text, chat.prompt_tokens) == (expected.text, len(ids))
+    for long in (asked([5] * 16385), asked([5], max_tokens=16384)):
+        with pytest.raises(ApiError, match="room for 16384"):
+            answering.answer(long, nowhere)
 
 
 def test_without_a_chat_template_the_reason_is_given(base: Path, tmp_path: Path) -> None:

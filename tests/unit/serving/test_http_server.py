@@ -30,6 +30,7 @@ class MadeUp:
     ended: threading.Event = field(default_factory=threading.Event)
     names: tuple[str, ...] = ("tuned", "base")
     chats: bool = True
+    failure: str = ""
 
     def named(self, name: str) -> str:
         if name not in ("", *self.names):
@@ -119,6 +120,15 @@ def test_before_the_models_are_loaded_it_says_so(start: Callable[..., Server]) -
         status, found = ask(server, method, path, QUESTION if method == "POST" else None)
         assert status == 503 and "loaded" in message_of(found)
     assert ask(server, "GET", "/")[0] == 200, "the page waits for them"
+
+
+def test_a_lost_device_is_reported_to_whoever_watches(start: Callable[..., Server]) -> None:
+    server = start()
+    assert isinstance(server.answers, MadeUp)
+    server.answers.failure = "CUDA error: device-side assert triggered"
+    for method, path in (("GET", "/ping"), ("GET", "/health"), ("POST", CHAT), ("POST", "/invocations")):
+        status, found = ask(server, method, path, QUESTION if method == "POST" else None)
+        assert status == 500 and "restart the server: CUDA error: device-side assert" in message_of(found)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +261,9 @@ def test_pages_of_other_sites_are_refused(start: Callable[..., Server]) -> None:
     for headers in ({"Origin": "https://example.com"}, {"Origin": "null"}, {"Host": "evil.example:80"}):
         status, found = ask(server, "POST", CHAT, QUESTION, **headers)
         assert status == 403 and message_of(found)
+    for headers in ({"Host": "["}, {"Host": own, "Origin": "http://[x]"}):
+        status, found = ask(server, "POST", CHAT, QUESTION, **headers)
+        assert status == 400 and "Host" in message_of(found)
 
 
 def test_bodies_are_bounded(start: Callable[..., Server]) -> None:

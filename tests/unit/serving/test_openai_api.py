@@ -84,6 +84,8 @@ def test_sagemakers_path_takes_both() -> None:
         (body(messages=ASKED, max_tokens=0), "max_tokens"),
         (body(messages=ASKED, max_tokens=True), "max_tokens"),
         (body(messages=ASKED, temperature=3), "temperature"),
+        (body(messages=ASKED, temperature=1e-45), "temperature: must be 0"),
+        (body(messages=ASKED, temperature=9e-7), "temperature: must be 0"),
         (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', "temperature"),
         (body(messages=ASKED, seed=1 << 64), "seed"),
         (body(messages=ASKED, stop=[1]), "stop"),
@@ -98,7 +100,7 @@ def test_what_is_wrong_is_named(content: bytes, named: str) -> None:
     assert caught.value.status == 400 and caught.value.as_dict()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("given", [None, "", [], ["a", "b"], [1.5], [-1], 7])
+@pytest.mark.parametrize("given", [None, "", [], ["a", "b"], [1.5], [-1], [True], 7])
 def test_what_is_no_prompt(given: object) -> None:
     with pytest.raises(ApiError, match="prompt"):
         parse(body(prompt=given), chat=False)

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -94,8 +95,12 @@ def test_trainium_serves_the_merged_model_with_kept_artifacts() -> None:
 
 def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
     python = stand_in(tmp_path / "vllm")
-    started = serve(str(tuned_run.directory), "--with", str(python), HYPERPOD_FT_API_KEY="secret")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    proxies = {"http_proxy": nowhere, "HTTP_PROXY": nowhere, "no_proxy": "", "NO_PROXY": ""}
+    started = serve(str(tuned_run.directory), "--with", str(python), HYPERPOD_FT_API_KEY="secret", **proxies)
     line, key, path, pid = json.loads((tmp_path / "vllm" / "started.json").read_text())
+    assert arguments_of(line)["--allowed-origins"] == "[]"
     assert key == "secret" and "secret" not in " ".join(line) and path is None
     (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
     assert '"model": "tuned"' in command and "chat/completions" in command
