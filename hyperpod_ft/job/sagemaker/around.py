@@ -72,8 +72,8 @@ def during(run: Run, stage: str, host: int, hosts: int) -> None:
                 if not host and (at_end or time.monotonic() - pushed_state > _STATE_SECONDS):
                     store.push_state()
                     pushed_state = time.monotonic()
-        except UserError as error:
-            print_error(stage, str(error))
+        except Exception as error:  # also a file that vanishes, or a full disk: the training goes on for hours
+            print_error(stage, str(error) if isinstance(error, UserError) else repr(error))
             if at_end:
                 raise
         if at_end:

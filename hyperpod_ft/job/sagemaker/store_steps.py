@@ -35,7 +35,10 @@ class StoreSteps:
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:
-        """Push what the stage finishes while the block runs, and after it the rest. Raises JobError when it cannot."""
+        """Push what the stage finishes while the block runs, and after it the rest.
+
+        If that fails, the log says so: `after` pushes what is missing of a stage that is done, and raises.
+        """
         if not self._store or stage not in _LONG:
             yield
             return
@@ -46,7 +49,7 @@ class StoreSteps:
             finally:
                 pushing.communicate()  # which ends its standard input
         if pushing.returncode:
-            raise JobError(f"{stage}: what it has written is not all in {self._store}; see the log")
+            print(f"{stage}: what it has written is not all in {self._store}", file=sys.stderr, flush=True)
 
     def after(self, stage: str) -> None:
         """Push the outputs of a stage that is done, and then its record."""
