@@ -96,7 +96,7 @@ def test_the_whole_chain(head: Head, shared: Path) -> None:
 
     # everything a user was promised is there
     assert len(metrics(status["directory"])) == 12
-    written = {"adapter_config.json", "adapter_model.safetensors", "XXH128SUMS"}
+    written = {"adapter_config.json", "adapter_model.safetensors", "XXH128SUMS", "chat_template.jinja"}
     assert {path.name for path in run.adapter.iterdir()} == written
     assert {"config.json", "README.md", "tokenizer.json"} <= {path.name for path in run.tuned_model.iterdir()}
     samples = json.loads(run.samples_path.read_text())

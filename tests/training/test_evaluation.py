@@ -210,7 +210,7 @@ def test_a_stopped_run_that_saves_no_state_says_so(
 
     monkeypatch.setattr(sanity, "check", stop_after_step_3)
     status, said = train_program(run)
-    assert status == 128 + signal.SIGTERM and not run.checkpoints.exists()
+    assert status == 128 + signal.SIGTERM and not list(run.checkpoints.iterdir())
     assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
 
 
