@@ -168,7 +168,7 @@ def on_host(function: Callable[..., Any]) -> Any:
 
 def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) -> None:
     """Train as on the device: under the examiner, of which the first step is the last that may show something new."""
-    step, validation_loss, compile_with = loop.TrainingLoop.step, Evaluation.means, torch.compile
+    launch, validation_loss, compile_with = loop.TrainingLoop.launch, Evaluation.means, torch.compile
 
     def compile_examined(function: Any, **options: Any) -> Any:
         assert options == {"backend": "inductor", "dynamic": False, "fullgraph": True}
@@ -187,7 +187,7 @@ def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) ->
         for owner, name, value in (
             (devices, "fixed_shapes", lambda device: True),
             (torch, "compile", compile_examined),
-            (loop.TrainingLoop, "step", examined(step, seals=True)),
+            (loop.TrainingLoop, "launch", examined(launch, seals=True)),
             # it is measured before the first step too
             (Evaluation, "means", examined(validation_loss, seals=False)),
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),

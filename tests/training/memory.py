@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -39,7 +41,8 @@ def live_bytes() -> int:
     gc.collect()
     storages = {}
     for found in gc.get_objects():
-        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor | Pieces):  # those have others inside
+        # those have others inside, or none: what was compiled before may have left some
+        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor | Pieces | FakeTensor | FunctionalTensor):
             storage = found.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
