@@ -99,9 +99,10 @@ def work(run: Run) -> Result:
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
     paired = run.config.dataset.max_target_length is not None
+    given_as = run.config.dataset.format
+    chat = given_as == "chat"
     # the rows of preferences may be texts or chats
-    chat = run.config.dataset.format == "chat"
-    chats = chat or any(sample.templated for sample in prepared.samples("train"))
+    chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
         return tokenizers.source_ids(tokenizer, text) if paired else tokenizers.prompt_ids(tokenizer, text, chat=chat)

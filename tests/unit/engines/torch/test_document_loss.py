@@ -1,5 +1,6 @@
 """The loss of each document against that of whole logits, and DPO's formula."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def test_losses_and_weighted_gradients_are_those_of_whole_logits(rule: LogitsRul
         plain.requires_grad_(False)
     elif head_is == "adapted":
         model = nn.ModuleDict({"lm_head": plain})
+        model.config = SimpleNamespace(model_type="llama")
         adapters.adapt(model, Lora(r=2, target_modules=("lm_head",)), seed=0)
         head = model["lm_head"]
         assert isinstance(head, adapters.LoraLinear)
