@@ -64,7 +64,7 @@ def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     }
     # the loss agrees to rounding; of factors, more elements have a gradient that is mostly rounding than in a Llama
     expected = {name: expected_of(run) for name, (run, _) in runs.items()}
-    check(job(jobs, tmp_path, 2, runs), expected, parameter_limit=1e-3)
+    check(job(jobs, tmp_path, 2, runs), expected, parameter_limit=3e-3)
 
 
 def test_tensor_parallel(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
