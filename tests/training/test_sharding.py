@@ -64,7 +64,7 @@ def check(
                 continue
             like = {key: expected[name][key] for key in found} | {"loss": expected[name]["loss"][-len(found["loss"]) :]}
             # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
-            for kind, limit in (("loss", 5e-6), ("parameter", parameter_limit)):
+            for kind, limit in (("loss", 1e-6), ("parameter", parameter_limit)):
                 off = differences(found, like, kind)
                 where = max(off, key=off.__getitem__)
                 print(f"{name} {case} {start}: {kind} {off[where]:.1e}")

@@ -54,7 +54,8 @@ def expected_of(run: Run) -> dict[str, torch.Tensor]:
 
 def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     """LoRA on v1.1 and all parameters of v1.0 and v1.1, with sharded optimizer and with sharded weights."""
-    v1_0, v1_1 = tiny_t5.config(gated=False), tiny_t5.config()
+    # where a unit is within rounding of 0, relu's derivative is 0 or 1 by chance; gelu has no such step
+    v1_0, v1_1 = tiny_t5.config(gated=False, feed_forward_proj="gelu"), tiny_t5.config()
     checkpointed = {"training.activation_checkpointing": "full"}
     zero1, zero3 = ("zero1", 2, "none"), ("zero3", 2, "none")
     runs = {
@@ -62,9 +63,9 @@ def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
         "v1.0": (make_run("old", settings(2, 2, 2, **PAIRS | FULL), model=v1_0), [zero3]),
         "v1.1": (make_run("new", settings(2, 4, 1, **PAIRS | FULL | checkpointed), model=v1_1), [zero1, zero3]),
     }
-    # the loss agrees to rounding; of factors, more elements have a gradient that is mostly rounding than in a Llama
+    # of factors, more elements have a gradient that is mostly rounding than in a Llama
     expected = {name: expected_of(run) for name, (run, _) in runs.items()}
-    check(job(jobs, tmp_path, 2, runs), expected, parameter_limit=3e-3)
+    check(job(jobs, tmp_path, 2, runs), expected, parameter_limit=1e-3)
 
 
 def test_tensor_parallel(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
