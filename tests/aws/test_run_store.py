@@ -162,6 +162,24 @@ def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     assert len(code) == 1
 
 
+def test_metrics_that_are_replaced_while_they_are_read(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(run.metrics_path, b'{"step": 1}\n')
+    RunStore(run, client).push_state()
+    get_object, steps = client.get_object, iter((2, 3))
+
+    def replaced(**arguments: Any) -> Any:
+        if arguments["Key"].endswith("metrics.jsonl") and (step := next(steps, 0)):
+            write(run.metrics_path, b'{"step": %d}\n' % step)
+            RunStore(run, client).push_state()
+        return get_object(**arguments)
+
+    monkeypatch.setattr(client, "get_object", replaced)
+    RunStore(other, client).pull_records()
+    assert other.metrics_path.read_bytes() == b'{"step": 3}\n'
+
+
 def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws: Aws) -> None:
     merged, names = run.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     with resumable.resumable_directory(merged, {}) as partial:

@@ -17,12 +17,17 @@ from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.aws.s3.listing import DIGEST, Entry, digest_of
 from hyperpod_ft.aws.s3.tasks import Task
+from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.digests import stream_xxh3
 from hyperpod_ft.errors import UserError
 
 RANGE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
 _ATTEMPTS = 5
+
+
+class ObjectReplacedError(UserError):
+    """An object was replaced after it was listed."""
 
 
 class Downloads:
@@ -65,6 +70,12 @@ class Downloads:
                     at += os.pwrite(file, block, at)
                 self._received(end - begin)
                 return str(answer["Metadata"].get(DIGEST, ""))
+            except self._client.exceptions.ClientError as error:
+                if error_code(error) == "PreconditionFailed":
+                    raise ObjectReplacedError(
+                        f"{entry.name}: was replaced while it was read", "run the command again"
+                    ) from error
+                raise
             except _interruptions() as error:
                 if attempt == _ATTEMPTS:
                     raise UserError(

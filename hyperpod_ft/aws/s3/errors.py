@@ -16,6 +16,5 @@ def explained_s3(url: str, verb: Literal["read", "write", "remove"]) -> Abstract
         "AccessDenied": allow,
         "403": allow,  # of a HEAD request, whose response has no body
         "AllAccessDisabled": allow,
-        "PreconditionFailed": "an object was replaced while it was read: run the command again",
     }
     return explained(f"cannot {verb} {url}", remedies)

@@ -2,7 +2,8 @@
 
     python -m hyperpod_ft.job.sagemaker.around pull-run RUN_DIR ROOT STORE   what `submit` has pushed of the run
     ... is-done RUN_DIR STAGE                           exit status 0 if the stage has its record
-    ... before RUN_DIR STAGE                            with a store: bring what the stage needs here
+    ... before RUN_DIR STAGE [STEP]                     with a store: bring what the stage needs here, and the newest
+                                                        checkpoint, or that of STEP; prints {"checkpoint": its step}
     ... during RUN_DIR STAGE HOST HOSTS                 with a store: push what it has finished, until stdin ends
     ... after RUN_DIR STAGE                             with a store: push its outputs, and then its record
     ... state RUN_DIR                                   with a store: push metrics, attempts, exit statuses
@@ -12,6 +13,7 @@ A user's error is one line and exit status 2, as in every program of the kit.
 """
 
 import contextlib
+import json
 import os
 import select
 import sys
@@ -26,6 +28,7 @@ from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
 from hyperpod_ft.launch.sagemaker.place import place_of
 from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.launch.sagemaker.stored_checkpoints import step_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 
@@ -42,15 +45,19 @@ def pull_run(directory: Path, root: Path, store: str) -> None:
         _store(Run.open(directory)).pull_run()
 
 
-def before(run: Run, stage: str) -> None:
-    """Bring the outputs of the stages that it needs here, and what an earlier job of the stage has pushed."""
+def before(run: Run, stage: str, step: int | None) -> int | None:
+    """Bring the outputs of the stages that it needs here, and what an earlier job of the stage has pushed.
+
+    `step`: of the checkpoint that the first host has; None for the newest. Returns the step of the one that is here.
+    """
     with _explained(run):
         store = _store(run)
         store.pull_needs(stage)
-        if stage == "train":
-            store.pull_checkpoint()
-        elif stage == "precompile":
+        if stage == "train" and (checkpoint := store.pull_checkpoint(step)):
+            return step_of(checkpoint.name)
+        if stage == "precompile":
             store.pull_graphs()
+    return None
 
 
 def during(run: Run, stage: str, host: int, hosts: int) -> None:
@@ -147,7 +154,8 @@ def main() -> int:
         if action == "is-done":
             return int(not run.is_done(arguments[0]))
         if action == "before":
-            before(run, arguments[0])
+            stage, *step = arguments
+            print(json.dumps({"checkpoint": before(run, stage, int(step[0]) if step else None)}), flush=True)
         elif action == "during":
             during(run, arguments[0], int(arguments[1]), int(arguments[2]))
         elif action == "after":

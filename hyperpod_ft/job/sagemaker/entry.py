@@ -159,14 +159,14 @@ def run_as_other(host: Host, steps: StoreSteps, stop: Stop) -> int:
     """Run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        steps.before(stage)
         Path(given[ATTEMPT_DIRECTORY]).mkdir(parents=True, exist_ok=True)
         script = Script(container.script(host.run_directory, stage), stage, given)
         stop.watch(script)
         return script.process
 
+    steps.before(host.told.stages.split()[0])  # while the first host does the same
     with steps.during(NOTICED):
-        return step.obey_first_host(host.told.job, host.hosts[0], host.number, start, stop.expired)
+        return step.obey_first_host(host.told.job, host.hosts[0], host.number, steps.before, start, stop.expired)
 
 
 def main() -> None:

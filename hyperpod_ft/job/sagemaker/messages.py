@@ -3,9 +3,11 @@
 The other hosts cannot be reached by ssh; they connect to the first one:
 
     to the first host     {"host": 1, "job": "..."}      this host is ready
+                          {"ready": true}                it has what it was asked to bring
                           {"report": "node-1-1.json", "text": "..."}   a file that it left about the attempt
                           {"ended": 0}                   its script ended, with this exit status
-    from the first host   {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
+    from the first host   {"bring": "train", "checkpoint": 40}          what the stage needs, from the store
+                          {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
                           {"signal": 10}                 for its script
                           {"end": true}                  the job is over
 """

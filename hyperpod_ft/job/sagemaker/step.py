@@ -4,12 +4,13 @@
 
 The first host waits until all others have connected to it, tells them which stage's script to run (messages.py), and
 waits for their exit statuses (`run_everywhere`). Every other host does as it is told (`obey_first_host`). With a store,
-hosts share no volume: what they report about an attempt are messages too, and each gets the parts of a checkpoint that
-others wrote from the store.
+hosts share no volume: what they report about an attempt are messages too, and before an attempt each brings the
+checkpoint from the store that the first host has found to be the newest complete one, with the files of all hosts.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.host import JobError
@@ -27,6 +28,7 @@ from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.container import JOB_ID, NOTICE
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
+_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
 # ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report failures of their own.
@@ -44,10 +46,8 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     peers = gather(job, hosts, until=lambda: bool(arrived))
     if arrived:
         return 128 + arrived[0]
-    if STORE in os.environ and peers:
-        around = [sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before", run_directory, stage]
-        if status := subprocess.run(around, check=False).returncode:
-            return _as_a_shell(status)
+    if STORE in os.environ and peers and (status := _bring_everywhere(stage, run_directory, peers, arrived)):
+        return status
     # higher than in earlier attempts, after a spot interruption too
     attempt = int(time.time())
     for peer in peers:
@@ -58,6 +58,26 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
         if status:
             print(f"step: {host} ended with exit status {status}", file=sys.stderr, flush=True)
     return max(statuses)
+
+
+def _bring_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arrived: list[int]) -> int:
+    """Bring what the stage needs from the store to this host, then to all others at once; returns an exit status."""
+    done = subprocess.run([*_BEFORE, run_directory, stage], stdout=subprocess.PIPE, text=True, check=False)
+    *printed, outcome = done.stdout.splitlines() or [""]
+    print(*printed, sep="\n", flush=True)
+    if done.returncode:
+        return _as_a_shell(done.returncode)
+    for peer in peers:
+        peer.send(bring=stage, checkpoint=json.loads(outcome)["checkpoint"])
+    waiting = list(peers)
+    while waiting:
+        if arrived:
+            return 128 + arrived[0]
+        for peer in select.select(waiting, [], [], POLL_SECONDS)[0]:
+            if peer.receive() is None:  # a host that cannot bring it ends, and the job with it
+                return 1
+            waiting.remove(peer)
+    return 0
 
 
 def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path) -> list[int]:
@@ -104,13 +124,14 @@ def obey_first_host(
     job: str,
     first: str,
     number: int,
+    bring: Callable[[str, str], None],
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `start` starts the script of a stage with these variables, in a process group of its own. Gives up when `expired`
-    says so, with status 1.
+    `bring` brings what a stage needs, and the checkpoint of a step ("" for none) here. `start` starts the script of a
+    stage with these variables, in a process group of its own. Gives up when `expired` says so, with status 1.
     """
     while not expired():
         try:
@@ -118,23 +139,33 @@ def obey_first_host(
         except OSError:
             time.sleep(0.2)  # it is between two attempts, or not there yet
             continue
-        peer.send(host=number, job=job)
-        while not peer.says_something(POLL_SECONDS) and not expired():
-            pass
-        message = None if expired() else peer.receive()
-        if message and "end" in message:
-            return 0
-        if message:
-            variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
-            process = start(str(message["stage"]), variables)
-            try:
-                _obey(peer, process, Path(message["attempt"]), int(message["number"]))
-            finally:
-                with suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        peer.close()
+        try:
+            peer.send(host=number, job=job)
+            while (message := _next(peer, expired)) and "bring" in message:
+                bring(str(message["bring"]), str(message["checkpoint"] or ""))
+                peer.send(ready=True)
+            if message and "end" in message:
+                return 0
+            if message:
+                variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
+                process = start(str(message["stage"]), variables)
+                try:
+                    _obey(peer, process, Path(message["attempt"]), int(message["number"]))
+                finally:
+                    with suppress(OSError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        finally:
+            peer.close()
     return 1
+
+
+def _next(peer: Peer, expired: Callable[[], bool]) -> dict[str, Any] | None:
+    """The next message, however long it takes; None when the first host is gone, or `expired` says so."""
+    while not expired():
+        if peer.says_something(POLL_SECONDS):
+            return peer.receive()
+    return None
 
 
 def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:

@@ -28,10 +28,10 @@ class StoreSteps:
         if self._store:
             self._call("pull-run", self._host.told.root, self._store)
 
-    def before(self, stage: str) -> None:
-        """Bring what a stage needs here."""
+    def before(self, stage: str, checkpoint: str = "") -> None:
+        """Bring what a stage needs here, and the newest checkpoint, or that of this step."""
         if self._store:
-            self._call("before", stage)
+            self._call("before", stage, *([checkpoint] if checkpoint else []))
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:

@@ -36,12 +36,17 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
         if _is_cancelled(run, job):
             return None
         found = jobs.find(job.name)
-        if found is None:
-            return _create(run, jobs, job, left)
-        if found.state.active and job.name != leaving:
+        if found is not None and found.state.active and job.name != leaving:
             return None
-        follower = _add_follower(run, job, found, left, place)
-        return _create(run, jobs, follower, left) if follower else None
+        next_job = job if found is None else _add_follower(run, job, found, left, place)
+        if next_job is None or not _create(run, jobs, next_job, left):
+            return None
+        place.refresh()
+        if any(_is_cancelled(run, known) for known in (job, next_job)):
+            # meanwhile: `cancel` may have looked for jobs to stop before this one was there
+            jobs.stop(next_job.name)
+            return None
+        return next_job.name
     return None
 
 
@@ -77,10 +82,9 @@ def _is_cancelled(run: Run, job: Planned) -> bool:
     return any(run.cancel_marker(stage, job.name).exists() for stage in job.stages)
 
 
-def _create(run: Run, jobs: TrainingJobs, job: Planned, stages: list[str]) -> str | None:
+def _create(run: Run, jobs: TrainingJobs, job: Planned, stages: list[str]) -> bool:
     group = Group(job.group, tuple(run.plan[stage] for stage in stages))
-    request = create_training_job(run, group, job.name, job.code)
-    return job.name if jobs.create(request) else None
+    return jobs.create(create_training_job(run, group, job.name, job.code))
 
 
 def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], place: Place) -> Planned | None:

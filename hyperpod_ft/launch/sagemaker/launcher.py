@@ -82,7 +82,16 @@ class SageMakerLauncher:
         return active
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Mark the jobs first, so that no container creates the one after it, then stop those that exist."""
+        """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
+
+        Also those that a container has created meanwhile: it may have looked for marks just before.
+        """
+        self._stop(run, jobs)
+        names = {job.job_id for job in jobs}
+        if created := [job for job in self.active(run, jobs) if job.job_id not in names]:
+            self._stop(run, created)
+
+    def _stop(self, run: Run, jobs: Sequence[Job]) -> None:
         markers = [run.cancel_marker(job.stage, job.job_id) for job in jobs]
         for marker in markers:
             publish.write_text(marker, "")

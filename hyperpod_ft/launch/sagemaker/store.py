@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import small_objects, trees
+from hyperpod_ft.aws.s3.download import ObjectReplacedError
 from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.digests import files_below
@@ -26,6 +27,7 @@ from hyperpod_ft.runs.run import Run
 _STATE_FILES = ("jobs.json", "metrics.jsonl", "samples.json")
 _STATE_DIRECTORIES = ("attempts", "exits")
 _REFERENCE = "reference"
+_ATTEMPTS = 5
 _FROZEN = ("run.yaml", "plan.json")
 
 
@@ -68,8 +70,17 @@ class RunStore:
     def pull_records(self) -> None:
         """Pull the small files that `status`, `logs` and `list` read: records, jobs, metrics, attempts, exit statuses.
 
-        They replace those on this machine.
+        They replace those on this machine. A training that is at work replaces some of them meanwhile.
         """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._pull_records()
+                return
+            except ObjectReplacedError:
+                if attempt == _ATTEMPTS:
+                    raise
+
+    def _pull_records(self) -> None:
         directories = tuple(f"{self._directory}/{name}/" for name in ("records", *_STATE_DIRECTORIES))
         single = {f"{self._directory}/{name}" for name in _STATE_FILES}
         listed = trees.listing(self._client, self._url, self._directory)

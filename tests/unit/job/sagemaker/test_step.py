@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,8 @@ class Follower:
     """A host in a thread of this process; its script is a line of bash."""
 
     def __init__(self, job: str, number: int, script: str) -> None:
+        self.brought: list[tuple[str, str]] = []
+        self.cannot_bring = False
         self.started: list[tuple[str, Mapping[str, str]]] = []
         self.script = script
         self.process: subprocess.Popen[bytes] | None = None
@@ -38,7 +40,13 @@ class Follower:
         self.thread.start()
 
     def _follow(self, job: str, number: int) -> None:
-        self.status = step.obey_first_host(job, FIRST, number, self._start, self.over.is_set)
+        with suppress(messages.JobError):
+            self.status = step.obey_first_host(job, FIRST, number, self._bring, self._start, self.over.is_set)
+
+    def _bring(self, stage: str, checkpoint: str) -> None:
+        if self.cannot_bring:
+            raise messages.JobError("store s3://b/ft: access denied")
+        self.brought.append((stage, checkpoint))
 
     def _start(self, stage: str, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         self.started.append((stage, variables))
@@ -58,16 +66,17 @@ def followers(job: str, *scripts: str) -> Iterator[list[Follower]]:
 
 
 # It waits for less long for hosts that outlive the others.
-IMPATIENT = """
+IMPATIENT = r"""
 import sys
 from hyperpod_ft.job.sagemaker import step
 step._GRACE_SECONDS = step._GRACE_SECONDS_AFTER_A_FAILURE = step._TERMINATION_SECONDS = 1
+step._BEFORE = ("bash", "-c", 'echo pulling; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"')
 sys.exit(step.run_everywhere("train", "/fsx/run", sys.argv[1:]))
 """
 
 
 def lead(
-    job: str, hosts: int, command: str, attempt: str = "/fsx/attempt", directory: Path | None = None
+    job: str, hosts: int, command: str, attempt: str = "/fsx/attempt", directory: Path | None = None, **variables: str
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", IMPATIENT, "bash", "-c", command],
@@ -79,6 +88,7 @@ def lead(
             HOSTS: " ".join([FIRST, *(f"algo-{number}" for number in range(2, hosts + 1))]),
             HOST_NUMBER: "0",
             ATTEMPT_DIRECTORY: attempt,
+            **variables,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,6 +117,26 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
         assert [host.started for host in hosts] == [[wanted], [wanted]]
         again = finish(lead(job, 3, f'echo "attempt ${ATTEMPT_NUMBER}"'))
         assert again[0] == 0 and all(len(host.started) == 2 for host in hosts)
+
+
+@pytest.mark.parametrize(("checkpoint", "brought"), [("40", "40"), ("null", "")])
+def test_with_a_store_every_host_brings_the_checkpoint_of_the_first_one(
+    job: str, checkpoint: str, brought: str
+) -> None:
+    with followers(job, "exit 0", "exit 0") as hosts:
+        status, output = finish(lead(job, 3, "echo started", **{step.STORE: "s3://b/ft", "CHECKPOINT": checkpoint}))
+        assert status == 0 and output.splitlines() == ["pulling", "started"]
+        assert [host.brought for host in hosts] == [[("train", brought)]] * 2
+        assert all(len(host.started) == 1 for host in hosts)
+
+
+def test_nothing_starts_when_a_host_cannot_bring_what_it_needs(job: str) -> None:
+    store = {step.STORE: "s3://b/ft", "CHECKPOINT": "40"}
+    with followers(job, "exit 0", "exit 0") as hosts:
+        assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (2, "pulling\n")
+        hosts[1].cannot_bring = True
+        assert finish(lead(job, 3, "echo started", **store)) == (1, "pulling\n")
+        assert not any(host.started for host in hosts)
 
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:

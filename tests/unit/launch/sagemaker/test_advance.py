@@ -21,6 +21,7 @@ from hyperpod_ft.launch.follow import follow, log
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker import advance as advance_module
 from hyperpod_ft.launch.sagemaker import launcher as launcher_module
 from hyperpod_ft.launch.sagemaker.advance import advance, states
 from hyperpod_ft.launch.sagemaker.groups import job_name
@@ -384,6 +385,34 @@ def test_cancel_stops_the_job_and_those_that_wait(run: Run, jobs: Jobs) -> None:
     assert shown(status(run, launchers))["train"] == "cancelled"
     submit.submit(run, launchers, Selection(), "sagemaker")
     assert jobs.created == ["prepare-1", "train-2"]
+
+
+@pytest.mark.parametrize("moment", ["before it is created", "after `cancel` looked for jobs"])
+def test_cancel_stops_a_job_that_is_created_meanwhile(
+    run: Run, jobs: Jobs, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container of a training that is continued looks for marks, and `cancel` comes before it creates the job."""
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    assert go_on(run, jobs) == name(run, "train")
+    jobs.becomes(name(run, "train"), RUNNING)
+    left_to_be_continued(run, name(run, "train"))
+    if moment == "before it is created":
+        jobs.before_create = lambda: submit.cancel(run, launchers)
+        assert go_on(run, jobs, leaving=name(run, "train")) is None
+    else:
+
+        def stop(stopped: str) -> None:
+            jobs.becomes(stopped, JobState("CANCELLED"))
+            with monkeypatch.context() as patch:
+                patch.setattr(advance_module, "_is_cancelled", lambda *_: False)
+                go_on(run, jobs, leaving=stopped)
+
+        monkeypatch.setattr(jobs, "stop", stop)
+        submit.cancel(run, launchers)
+        assert jobs.created[-1] == "train-2"
+    assert jobs.found[name(run, "train", 2)].state.state == "CANCELLED"
+    assert go_on(run, jobs) is None
 
 
 def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
