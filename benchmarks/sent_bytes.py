@@ -42,7 +42,7 @@ class SentBytes(TorchDispatchMode):
             if ranks > 1:
                 self.by_kind[kind] += times * _nbytes(args[whole]) * (ranks - 1) // ranks
         elif name.startswith(("c10d::", "_c10d_functional::")) and name not in _NOTHING_SENT:
-            raise NotImplementedError(name)
+            raise ValueError(f"{name}: how many bytes this collective sends is not known")
         return func(*args, **kwargs or {})
 
 

@@ -38,7 +38,7 @@ def run_file() -> str:
         "Recipes to start from:",
         *[f"`{name}`{',' if name != list(runfile.recipes())[-1] else '.'}" for name in runfile.recipes()],
         "",
-        "This page is generated from `hyperpod_ft/config/run_config.py` by `python scripts/reference.py`.",
+        "This page is generated from `hyperpod_ft/config/sections/` by `python scripts/reference.py`.",
         "",
     ]
     return "\n".join([*lines, *_sections(RunConfig)])

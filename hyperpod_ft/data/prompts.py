@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk
 from hyperpod_ft.errors import UserError

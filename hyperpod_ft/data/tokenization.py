@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import formats, reading
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example, RowError

@@ -2,7 +2,7 @@
 
 import math
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.errors import UserError
 

@@ -4,7 +4,7 @@ Tokens of the encoder pass its layers and the key and value matrices of the deco
 decoder its other matrices and the output matrix. Attention over k keys adds 12 * H * Q * k operations to each query.
 """
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 
 

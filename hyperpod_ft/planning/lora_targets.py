@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from hyperpod_ft.config.run_config import Lora, RunConfig, last_parts
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.lora import Lora, last_parts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import default_targets
 from hyperpod_ft.planning.model_shape import ModelShape

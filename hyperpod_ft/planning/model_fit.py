@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig, Training
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder

@@ -2,7 +2,7 @@
 
 import math
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 
 
 def rows_per_step(training: Training, data_parallel: int) -> int:

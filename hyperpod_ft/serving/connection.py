@@ -1,5 +1,6 @@
 """A client's connection: bodies read with a limit, JSON and event streams written, errors as JSON with a reason."""
 
+import abc
 import json
 import select
 import socket
@@ -24,7 +25,7 @@ class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
-class Connection(BaseHTTPRequestHandler):
+class Connection(BaseHTTPRequestHandler, abc.ABC):
     """One connection, in its own thread. Subclasses answer requests with `get` and `post`, which get the path."""
 
     protocol_version = "HTTP/1.1"
@@ -35,11 +36,11 @@ class Connection(BaseHTTPRequestHandler):
     _begun = 0.0  # seconds, of the monotonic clock
     _sent = False  # whether the head of the response was
 
-    def get(self, path: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def get(self, path: str) -> None: ...
 
-    def post(self, path: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def post(self, path: str) -> None: ...
 
     def do_GET(self) -> None:
         self._respond(self.get)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import packing, prepared, reading, workers
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import Layout, PackedRows

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split

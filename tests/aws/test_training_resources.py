@@ -8,7 +8,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.training_resources import TrainingResources, delete, deploy, template
 from hyperpod_ft.cli.sagemaker import STACK
-from hyperpod_ft.config.sagemaker_section import SageMaker
+from hyperpod_ft.config.sections.sagemaker import SageMaker
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import REGION, Aws
 from tests.aws.kit import Kit

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 MODEL = QUICKSTART / "tiny-llama"

@@ -117,7 +117,7 @@ class _Download:
         self._file.close()
 
     def _open(self) -> io.FileIO:
-        # neither emptied nor made longer: another process may be writing the same bytes, and its size tells how many
+        # not truncated or extended: another process may be writing the same bytes, and the size says how many
         return io.FileIO(os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
 
     def _finish(self, digest: str) -> None:

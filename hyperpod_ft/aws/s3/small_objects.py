@@ -11,7 +11,7 @@ _MOST_KEYS = 1000  # of one DeleteObjects
 
 
 def read(client: Any, url: str, name: str) -> bytes | None:
-    """The content of an object; None when there is none."""
+    """The content of an object, or None if it does not exist."""
     from botocore.exceptions import ClientError  # noqa: PLC0415 - boto3 belongs to an extra
 
     location = Location.of(url)

@@ -79,7 +79,7 @@ def during(run: Run, stage: str, host: int, hosts: int) -> None:
                 if not host and (at_end or time.monotonic() - pushed_state > _STATE_SECONDS):
                     store.push_state()
                     pushed_state = time.monotonic()
-        except Exception as error:  # also a file that vanishes, or a full disk: the training goes on for hours
+        except Exception as error:  # of any kind, such as a full disk: the training may still have hours to go
             print_error(stage, str(error) if isinstance(error, UserError) else repr(error))
             if at_end:
                 raise
@@ -144,7 +144,7 @@ def _explained(run: Run) -> contextlib.AbstractContextManager[None]:
 def main() -> int:
     """Run the command line; returns the exit status."""
     action, directory, *arguments = sys.argv[1:]
-    # nobody waits for an answer, and a stage's work is at stake: S3 may ask to slow down for minutes
+    # S3 may ask clients to slow down for minutes: no user is waiting, and giving up would lose the stage's work
     os.environ.setdefault("AWS_MAX_ATTEMPTS", "10")
     try:
         if action == "pull-run":

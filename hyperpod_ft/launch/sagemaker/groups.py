@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.sagemaker_section import SageMaker
+from hyperpod_ft.config.sections.sagemaker import SageMaker
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import StagePlan

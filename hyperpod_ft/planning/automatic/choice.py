@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.run_config import Parallelism, RunConfig
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time

@@ -7,7 +7,7 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, is_encoder_decoder, read_config
-from hyperpod_ft.config.deploy import Deploy
+from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.run import Run

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
-from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.run_file import RUN_FILE
+from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.aws_names import slug, tag_value
 from hyperpod_ft.runs.run import Run

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, Fit

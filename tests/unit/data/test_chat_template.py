@@ -12,7 +12,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import chat_template, prompts, tokenization
 from hyperpod_ft.data.encoder import Encoder
 from tests.unit import tiny_t5, tiny_tokenizer

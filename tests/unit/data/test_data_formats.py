@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.example import Example, RowError, Segment
 from hyperpod_ft.data.formats import prompt_of, render
 from hyperpod_ft.data.prompts import check_prompt

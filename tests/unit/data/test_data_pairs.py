@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks

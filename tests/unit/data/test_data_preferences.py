@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.formats import documents, prompt_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks

@@ -10,7 +10,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hyperpod_ft.config import run_file
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.engines.t5_flops import flops_per_token
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape, t5_shape

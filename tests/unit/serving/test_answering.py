@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.config.run_config import Dataset
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import chat_template
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.errors import UserError

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hyperpod_ft.config.run_config import Dataset, RunConfig
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Split

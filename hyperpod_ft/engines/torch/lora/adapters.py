@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hyperpod_ft.config.run_config import Lora
+from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.model.divided_dropout import dropout_of_part

@@ -16,7 +16,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import product
 from hyperpod_ft.engines.torch.sharding.parts import local

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.torch import devices
 
 

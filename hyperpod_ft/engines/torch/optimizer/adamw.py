@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from hyperpod_ft.config.run_config import Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.optimizer.moments import moments
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from hyperpod_ft.config.run_config import Parallelism
+from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from hyperpod_ft.config.run_config import Lora, Training
+from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.torch.lora import product as lora_product
 from hyperpod_ft.engines.torch.lora.adapters import (
     LoraLinear,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hyperpod_ft.config.run_config import Lora
+from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import loss

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.aws.validation.service_model import check_request, model
-from hyperpod_ft.config.deploy import Deploy
 from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.endpoint import scaling
 from hyperpod_ft.serving.endpoint.endpoint_request import Target, component_name, requests

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import hosts
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
-from hyperpod_ft.config.sagemaker_section import Region, RoleArn, S3Url
+from hyperpod_ft.config.sections.sagemaker import Region, RoleArn, S3Url
 from hyperpod_ft.errors import did_you_mean
 
 

@@ -1,0 +1,66 @@
+"""How the model is split over the ranks: section `parallelism`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from hyperpod_ft.config.fields import EXPERIMENTAL_ON_GPUS, PositiveInt, Section
+
+
+class Parallelism(Section):
+    """How the model is split over the ranks; the remaining ranks are data-parallel."""
+
+    degrees: Literal["manual", "auto"] = Field(
+        "manual",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: those that fit and, by an"
+        " estimate, train most tokens a second (engine torch). `hyperpod-ft plan` shows the choice.",
+    )
+    tensor_parallel: PositiveInt | None = Field(
+        None,
+        description="Number of ranks, on one node, that share each layer's matrices. If not set: 8 on trn1, 4 on trn2,"
+        " otherwise 1.",
+    )
+    pipeline_parallel: PositiveInt = Field(
+        1,
+        description="Number of ranks that share the layers as stages of a pipeline. With engine torch, the"
+        " training.gradient_accumulation_steps micro batches of a step pass through it: at least as many as ranks.",
+    )
+    pipeline_schedule: Literal["1f1b", "interleaved", "gpipe"] = Field(
+        "1f1b",
+        description="Order of the micro batches in a pipeline (engine torch): `1f1b` (one forward, one backward),"
+        " `interleaved` (1F1B with several stages on a rank: idle for less time, more communication), or `gpipe` (all"
+        " forward passes first, which needs the most memory).",
+    )
+    virtual_pipeline_parallel: PositiveInt = Field(
+        2, ge=2, description="Number of stages on each rank with pipeline_schedule `interleaved`."
+    )
+    context_parallel: PositiveInt = Field(
+        1, description="Number of ranks that share each row's tokens, for long rows (engine torch)."
+    )
+    sequence_parallel: bool | None = Field(
+        None,
+        description="With tensor_parallel, divide the activations between attention and MLP over its ranks too, by"
+        " position (engine torch; engine neuron has neuron.sequence_parallel). It saves memory and sends as many bytes."
+        " If not set: when tensor_parallel x context_parallel divides dataset.max_length.",
+    )
+    ranks_per_node: PositiveInt | None = Field(
+        None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
+    )
+    sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
+        "auto",
+        description="What data-parallel ranks divide instead of each holding all of it (engine torch): nothing"
+        " (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`"
+        " chooses the fastest that fits. docs/parallelism.md compares them. All are"
+        f" {EXPERIMENTAL_ON_GPUS}",
+    )
+    shard_ranks: PositiveInt | None = Field(
+        None,
+        description="Number of data-parallel ranks that divide it among themselves; the others repeat the same in"
+        " groups of this size (hybrid sharding). If not set: all of them, or with `auto` those of a node if that fits.",
+    )
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none",
+        description="What is kept in host memory (engine torch): with `optimizer` AdamW's state and fp32 weights,"
+        " updated on the CPU; with `parameters` the weights too, uploaded layer by layer. It is"
+        f" {EXPERIMENTAL_ON_GPUS}",
+    )

@@ -1,0 +1,123 @@
+"""The training loop and its objective: sections `training` and `dpo`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hyperpod_ft.config.fields import (
+    EXPERIMENTAL_ON_GPUS,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Share,
+)
+
+
+class Dpo(Section):
+    """Direct preference optimization (training.objective dpo)."""
+
+    beta: PositiveFloat = Field(
+        0.1, description="Scale of the rewards: the higher, the closer the model stays to the one it began as."
+    )
+    label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
+        0.0, description="Assumed share of pairs whose chosen and rejected completions are swapped (conservative DPO)."
+    )
+
+
+class Training(Section):
+    """The training loop and optimizer."""
+
+    method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
+    objective: Literal["sft", "dpo"] = Field(
+        "sft",
+        description="`sft`: make the labelled tokens likely. `dpo`: prefer chosen over rejected completions (section"
+        " dpo), with a dataset of format preference (engine torch).",
+    )
+    epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
+    max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
+    micro_batch_size: PositiveInt = Field(1, description="Rows per forward pass on each data-parallel rank.")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
+    learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Learning rate schedule after the warm-up."
+    )
+    warmup_share: Share = Field(0.03, description="Fraction of all steps over which the learning rate rises from 0.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
+    optimizer_state: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description="How AdamW's moments are stored between steps (engine torch): `bf16` takes half the memory, `int8`"
+        " (quantized in blocks) about a quarter.",
+    )
+    adam_beta1: Share = Field(0.9, description="AdamW's first-moment decay.")
+    adam_beta2: Share = Field(0.999, description="AdamW's second-moment decay.")
+    max_grad_norm: NonNegativeFloat = Field(
+        1.0, description="Norm that gradients are clipped to; 0 turns clipping off."
+    )
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16",
+        description="`bf16` computes in bfloat16, with fp32 adapters (engine torch: all trained weights in fp32);"
+        " `fp32` computes in fp32.",
+    )
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="What layers compute again in the backward pass instead of keeping it: nothing, all but matrix"
+        " products and attention (`selective`, engine torch), or everything (`full`). Needs less memory and more time.",
+    )
+    activation_checkpointing_every: PositiveInt = Field(
+        1, description="Apply activation_checkpointing to every k-th layer only (engine torch)."
+    )
+    activation_offload: bool = Field(
+        False,
+        description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
+        f" activation_checkpointing the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
+    )
+    compile: bool | None = Field(
+        None,
+        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch)."
+        f" It is {EXPERIMENTAL_ON_GPUS}",
+    )
+    sanity_steps: NonNegativeInt = Field(
+        20,
+        description="From this step on (or at the last step, if there are fewer), training stops when the smoothed loss"
+        " exceeds the base model's by sanity_margin. It stops at step 1 when the base model's loss exceeds that of"
+        " uniform guessing by as much. 0 turns both checks off; a loss that is not finite always stops training.",
+    )
+    sanity_margin: PositiveFloat = Field(2.0, description="Margin of these checks, in nats per token.")
+    log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
+    save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
+    keep_checkpoints: PositiveInt = Field(2, description="How many complete checkpoints to keep, newest first.")
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints while training continues; needs host memory for a whole checkpoint of the node's"
+        f" ranks. With engine torch it is {EXPERIMENTAL_ON_GPUS}",
+    )
+    save_only_model: bool = Field(
+        False,
+        description="Save only the trained weights, at the end: smaller and faster, but a training that is interrupted"
+        " starts again (engine torch).",
+    )
+    evaluate_every_steps: PositiveInt | None = Field(
+        None,
+        description="Steps between validation losses, over the rows held out by dataset.validation_share; with it, the"
+        " base model's is measured first. If not set, the validation loss is measured once, at the end (engine torch).",
+    )
+    keep_best: bool = Field(
+        False,
+        description="Keep the weights with the lowest validation loss, and make the tuned model of them instead of the"
+        " last ones (engine torch).",
+    )
+    early_stopping_patience: PositiveInt | None = Field(
+        None,
+        description="Stop after this many validation losses in a row that are not below the lowest one (engine torch).",
+    )
+    weights_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="dtype of the weights that keep_best and save_only_model save; a restart needs fp32 (engine"
+        " torch).",
+    )
+
+    def compiles(self, on_accelerator: bool) -> bool:
+        """Whether engine torch compiles layers."""
+        return on_accelerator if self.compile is None else self.compile
