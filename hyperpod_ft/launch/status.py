@@ -81,11 +81,13 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
             launchers.refresh(run)
     except UserError as error:
         note = str(error)
-    jobs = run.latest_jobs()
-    unfinished = [job for stage, job in jobs.items() if stage in run.plan and not run.is_done(stage)]
-    states: Mapping[str, JobState] | None = None
+    jobs, states = run.latest_jobs(), None
     try:
-        states = launchers.states(run, unfinished)
+        states = _states(run, launchers)
+        if not note and not all(state.active for state in states.values()):
+            # records, or a job that continues this one, may have come between that look and the end of the job
+            launchers.refresh(run)
+            jobs, states = run.latest_jobs(), _states(run, launchers)
     except UserError as error:
         note = note or str(error)
     needed = {stage.name for stage in choose(run)}
@@ -105,6 +107,12 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
         note=note,
         created=created,
     )
+
+
+def _states(run: Run, launchers: Launchers) -> Mapping[str, JobState]:
+    """The states of the newest jobs of stages that are not done, as far as their launchers know them."""
+    jobs = run.latest_jobs().items()
+    return launchers.states(run, [job for stage, job in jobs if stage in run.plan and not run.is_done(stage)])
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:

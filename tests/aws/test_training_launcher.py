@@ -1,15 +1,21 @@
 """Launcher `sagemaker` by its commands, on training jobs whose containers really run (containers.py)."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from hyperpod_ft.processes import all_pids
+from hyperpod_ft.runs.container import NOTICE
 from hyperpod_ft.runs.run import Run
 from tests.aws import training_run
 from tests.aws.kit import ROOT
@@ -18,19 +24,15 @@ if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
-ROLE = "arn:aws:iam::123456789012:role/hyperpod-ft"
 
 
 class Command:
     """`hyperpod-ft` in a directory with a run file, against the stand-in for AWS."""
 
-    def __init__(
-        self, directory: Path, aws: "Aws", root: Path, sagemaker: dict[str, Any], nodes: int = 2, **training: Any
-    ) -> None:
+    def __init__(self, directory: Path, aws: "Aws", values: dict[str, Any]) -> None:
         self.directory, self.aws = directory, aws
-        values = training_run.values(root, **training)
-        values["cluster"] |= {"instance_type": "c7i.xlarge", "nodes": nodes}
-        values["sagemaker"] = {"region": aws.region, "role": ROLE, "cpu_instance_type": "m5.large", **sagemaker}
+        values["cluster"]["instance_type"] = "c7i.xlarge"
+        values["sagemaker"] |= {"spot": False, "region": aws.region, "cpu_instance_type": "m5.large"}
         (directory / "run.yaml").write_text(yaml.safe_dump(values))
         self.environment = {
             **aws.environment,
@@ -77,24 +79,20 @@ class Command:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
+    def jobs(self) -> list[str]:
+        """The names of the training jobs, oldest first."""
+        found = self.aws.client("sagemaker").list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")
+        return [job["TrainingJobName"] for job in found["TrainingJobSummaries"]]
+
     def created(self) -> list[str]:
         """The training jobs, by group and number, oldest first."""
-        found = self.aws.client("sagemaker").list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")
-        return ["-".join(job["TrainingJobName"].split("-")[-2:]) for job in found["TrainingJobSummaries"]]
+        return ["-".join(name.split("-")[-2:]) for name in self.jobs()]
 
 
 @pytest.fixture
 def on_file_system(aws: "Aws", tmp_path: Path) -> Command:
     aws.scenario(file_systems={training_run.FSX: str(tmp_path / "fsx")})
-    section = {
-        "file_system": {
-            "id": training_run.FSX,
-            "directory": f"/{training_run.MOUNT_NAME}/ft",
-            "subnets": ["subnet-0123456789abcdef0"],
-            "security_groups": ["sg-0123456789abcdef0"],
-        }
-    }
-    return Command(tmp_path, aws, tmp_path / "fsx" / "ft", section)
+    return Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft"))
 
 
 def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command) -> None:
@@ -122,25 +120,73 @@ def test_a_run_on_a_file_system_from_submit_to_the_model(on_file_system: Command
 
 @pytest.fixture
 def in_store(aws: "Aws", tmp_path: Path) -> Command:
-    aws.client("s3").create_bucket(Bucket="store", CreateBucketConfiguration={"LocationConstraint": aws.region})
-    return Command(tmp_path, aws, tmp_path / "root", {"store": "s3://store/ft"})
+    bucket = {"LocationConstraint": aws.region}
+    aws.client("s3").create_bucket(Bucket=training_run.BUCKET, CreateBucketConfiguration=bucket)
+    values = training_run.values(tmp_path / "root", nodes=1, max_steps=400, save_every_steps=1000)
+    values["cluster"]["time_limit"] = "1"  # the shortest: a minute, with notice 12 s before
+    values["parallelism"] = {"ranks_per_node": 1}
+    return Command(tmp_path, aws, values)
 
 
-def test_a_run_in_a_store_goes_on_while_nobody_watches(in_store: Command) -> None:
-    """Only `submit` runs here until the model is there: each job's container creates the next."""
+def test_a_run_in_a_store_goes_on_while_nobody_watches(in_store: Command, tmp_path: Path) -> None:
+    """Only `submit` runs here until the model is there: each job's container creates the next.
+
+    Training lasts longer than its job may: it saves when notice comes, and another job goes on from there.
+    """
     command = in_store
     command.run("submit", "run.yaml", "--launcher", "sagemaker")
     following = command.start("logs", "train", "-f")
+    freeze_until_notice(command)
     text, _ = following.communicate(timeout=300)
     assert following.returncode == 0, text
-    assert "step 8/8" in text
+    assert "step 400/400" in text
     assert "train: done" in text
     assert "generate: done" in command.run("logs", "generate", "-f")
-    assert command.created() == ["prepare-1", "train-1", "finish-1"]
+    created = command.created()
+    assert created[:3] + created[-1:] == ["prepare-1", "train-1", "train-2", "finish-1"]
+    assert all(name.startswith("train-") for name in created[3:-1]), "a slow machine may need a third"
     current = command.status()
     assert current["state"] == "done"
-    assert current["model"].startswith("s3://store/ft/runs/quick/")
+    assert current["model"].startswith(f"s3://{training_run.BUCKET}/ft/runs/quick/")
     run = command.opened
     assert not run.tuned_model.exists(), "the model is in the store, not here"
     assert "trained" in command.run("status")
-    assert json.loads(command.run("compare", str(run.directory), "--json"))[0]["steps"] == 8
+    assert json.loads(command.run("compare", str(run.directory), "--json"))[0]["steps"] == 400
+    first, second = (training_run.log(command.aws, job) for job in command.jobs()[1:3])
+    saved = re.search(r"close to the time limit; the next job resumes from step (\d+)", first)
+    assert saved, first
+    assert f"train: resuming from step {saved[1]}\n" in second
+
+
+def freeze_until_notice(command: Command) -> None:
+    """Suspend the rank that trains until it has been told that the time limit is close."""
+    wait_for(
+        lambda: "train-1" in command.created() and "\nstep 1/400" in training_run.log(command.aws, command.jobs()[1])
+    )
+    (rank,) = (pid for pid in all_pids() if is_rank(pid, str(command.directory)))
+    os.kill(rank, signal.SIGSTOP)
+    pending = re.compile(r"^ShdPnd:\t(\w+)$", re.MULTILINE)
+
+    def is_told() -> bool:
+        found = pending.search(Path(f"/proc/{rank}/status").read_text())
+        return found is not None and bool(int(found[1], 16) & 1 << NOTICE - 1)
+
+    try:
+        wait_for(is_told)
+    finally:
+        os.kill(rank, signal.SIGCONT)
+
+
+def is_rank(pid: int, directory: str) -> bool:
+    try:
+        command, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+    except OSError:  # it has ended
+        return False
+    return directory.encode() in command and b"\0LOCAL_RANK=" in environment
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

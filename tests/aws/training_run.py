@@ -128,15 +128,19 @@ class Jobs:
         self.aws.scenario(interruptions={name: kind})
 
     def log(self, name: str) -> str:
-        """What its containers printed, stream by stream."""
-        logs, group = self.aws.client("logs"), "/aws/sagemaker/TrainingJobs"
-        text = ""
-        for stream in logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]:
-            events = logs.get_log_events(
-                logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True, limit=10000
-            )["events"]
-            text += "\n".join([f"== {stream['logStreamName']}", *(event["message"] for event in events)]) + "\n"
-        return text
+        return log(self.aws, name)
+
+
+def log(aws: "Aws", name: str) -> str:
+    """What the containers of a training job printed, stream by stream."""
+    logs, group = aws.client("logs"), "/aws/sagemaker/TrainingJobs"
+    text = ""
+    for stream in logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]:
+        events = logs.get_log_events(
+            logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True, limit=10000
+        )["events"]
+        text += "\n".join([f"== {stream['logStreamName']}", *(event["message"] for event in events)]) + "\n"
+    return text
 
 
 def losses(run: Run) -> dict[int, float]:

@@ -3,7 +3,8 @@
     python -m hyperpod_ft.job.sagemaker.around pull-run RUN_DIR ROOT STORE   what `submit` has pushed of the run
     ... is-done RUN_DIR STAGE                           exit status 0 if the stage has its record
     ... before RUN_DIR STAGE [STEP]                     with a store: bring what the stage needs here, and the newest
-                                                        checkpoint, or that of STEP; prints {"checkpoint": its step}
+                                                        checkpoint, or that of STEP
+    ... before-attempt RUN_DIR STAGE                    the same; prints {"checkpoint": its step}
     ... during RUN_DIR STAGE HOST HOSTS                 with a store: push what it has finished, until stdin ends
     ... after RUN_DIR STAGE                             with a store: push its outputs, and then its record
     ... state RUN_DIR                                   with a store: push metrics, attempts, exit statuses
@@ -45,7 +46,7 @@ def pull_run(directory: Path, root: Path, store: str) -> None:
         _store(Run.open(directory)).pull_run()
 
 
-def before(run: Run, stage: str, step: int | None) -> int | None:
+def before(run: Run, stage: str, step: int | None = None) -> int | None:
     """Bring the outputs of the stages that it needs here, and what an earlier job of the stage has pushed.
 
     `step`: of the checkpoint that the first host has; None for the newest. Returns the step of the one that is here.
@@ -154,8 +155,9 @@ def main() -> int:
         if action == "is-done":
             return int(not run.is_done(arguments[0]))
         if action == "before":
-            stage, *step = arguments
-            print(json.dumps({"checkpoint": before(run, stage, int(step[0]) if step else None)}), flush=True)
+            before(run, arguments[0], *map(int, arguments[1:]))
+        elif action == "before-attempt":
+            print(json.dumps({"checkpoint": before(run, arguments[0])}), flush=True)
         elif action == "during":
             during(run, arguments[0], int(arguments[1]), int(arguments[2]))
         elif action == "after":

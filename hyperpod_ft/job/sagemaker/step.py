@@ -28,7 +28,7 @@ from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.container import JOB_ID, NOTICE
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
-_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before")
+_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before-attempt")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
 # ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report failures of their own.

@@ -9,6 +9,7 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.restarts import Attempt
@@ -40,6 +41,28 @@ def test_a_training_that_left_early_is_continued(run: Run, jobs: Jobs) -> None:
     continued = run.latest_jobs()["train"]
     assert (continued.submitted, continued.code) == (run.jobs()[0].submitted, run.jobs()[0].code)
     assert jobs.requests[-1]["InputDataConfig"] == jobs.requests[0]["InputDataConfig"]
+
+
+def test_a_job_that_ends_while_its_run_is_looked_at_has_not_failed(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logs -f` goes on with the log of the job that continues it."""
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    assert go_on(run, jobs) == name(run, "train")
+    jobs.becomes(name(run, "train"), RUNNING)
+    find = jobs.find
+
+    def ends_when_it_is_looked_at(wanted: str) -> TrainingJob | None:
+        monkeypatch.setattr(jobs, "find", find)
+        left_to_be_continued(run, name(run, "train"))
+        assert go_on(run, jobs, leaving=name(run, "train")) == name(run, "train", 2)
+        jobs.becomes(name(run, "train"), JobState("FAILED"))
+        return find(wanted)
+
+    monkeypatch.setattr(jobs, "find", ends_when_it_is_looked_at)
+    (train,) = (stage for stage in status(run, launchers).stages if stage.stage == "train")
+    assert (train.state, train.job_id) == ("pending", name(run, "train", 2))
 
 
 def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
