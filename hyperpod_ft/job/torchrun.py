@@ -13,7 +13,7 @@ from types import FrameType
 from hyperpod_ft.garbage import pause_collection, resume_collection
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
-from hyperpod_ft.runs.container import NOTICE
+from hyperpod_ft.runs.signals import NOTICE
 
 
 def main() -> int:

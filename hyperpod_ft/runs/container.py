@@ -5,26 +5,15 @@ A container reads this module before it has the kit's environment: standard libr
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 CODE, FSX = "code", "fsx"  # channels, below /opt/ml/input/data
 ENTRY = "entry.py"  # in channel `code`: what a container starts
 
 # Holds the interpreter of the container, for the scripts of the stages.
 CONTAINER_PYTHON = "HYPERPOD_FT_PYTHON"
-JOB_ID = "HYPERPOD_FT_JOB_ID"
 MAX_RUNTIME = "HYPERPOD_FT_MAX_RUNTIME"
-
-# Slurm's notice of the time limit, and a container's own. Slurm sends it to the job's script (`--signal=B:USR1@...`);
-# supervisor, srun and torchrun forward it. Training saves a checkpoint and ends.
-NOTICE = signal.SIGUSR1
-# Exit statuses, as a shell reports them, of processes that the notice, SIGTERM or SIGKILL ended.
-NOTICE_STATUS = 128 + NOTICE
-TERMINATED_STATUS = 128 + signal.SIGTERM
-KILLED_STATUS = 128 + signal.SIGKILL
 
 # Seconds between the notice and the job's limit, if the limit is not short. A container cannot know better: SageMaker
 # counts the start of the instances too, which takes minutes.
@@ -65,18 +54,3 @@ def notice_seconds(max_runtime: float) -> float:
 def seconds_to_save(max_runtime: float) -> float:
     """How long after the notice a training job waits for the checkpoint."""
     return _SHARE_TO_SAVE * notice_seconds(max_runtime)
-
-
-def script(run_directory: Path, stage: str) -> Path:
-    """The script of a stage, which Slurm and containers run."""
-    return run_directory / "sbatch" / f"{stage}.sbatch"
-
-
-def log(run_directory: Path, stage: str, job_id: str) -> Path:
-    """What a job prints: Slurm's `%x_%j.out`. The run's name is that of the directory above."""
-    return run_directory / "logs" / f"{run_directory.parent.name}-{stage}_{job_id}.out"
-
-
-def exit_marker(run_directory: Path, stage: str, job_id: str) -> Path:
-    """Holds the exit status that the stage's script, or the supervisor that replaced it, has left."""
-    return run_directory / "exits" / f"{stage}_{job_id}"

@@ -16,7 +16,8 @@ from hyperpod_ft.digests import file_sha256, files_below, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
-from hyperpod_ft.runs import base_model, container
+from hyperpod_ft.runs import base_model, job_files
+from hyperpod_ft.runs.container import CONTAINER_PYTHON
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 
@@ -180,7 +181,7 @@ class Run:
         return self.directory / "serving"
 
     def script(self, stage: str) -> Path:
-        return container.script(self.directory, stage)
+        return job_files.script(self.directory, stage)
 
     def job_name(self, stage: str) -> str:
         return f"{self.config.name}-{stage}"
@@ -196,7 +197,7 @@ class Run:
 
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
-        return container.log(self.directory, stage, job_id)
+        return job_files.log(self.directory, stage, job_id)
 
     def fetched_log(self, stage: str, job_id: str) -> Path:
         """What CloudWatch has of the log of a training job whose containers do not write to this volume."""
@@ -204,7 +205,7 @@ class Run:
 
     def exit_marker(self, stage: str, job_id: str) -> Path:
         """Holds the exit status that the script's trap wrote."""
-        return container.exit_marker(self.directory, stage, job_id)
+        return job_files.exit_marker(self.directory, stage, job_id)
 
     def cancel_marker(self, stage: str, job_id: str) -> Path:
         """Exists when the job was cancelled on purpose."""
@@ -277,7 +278,7 @@ class Run:
     @property
     def python(self) -> Path:
         """The interpreter of the stages that need torch; in a training job's container, its own."""
-        given = os.environ.get(container.CONTAINER_PYTHON) or self.config.env.python
+        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:

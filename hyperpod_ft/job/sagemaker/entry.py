@@ -20,8 +20,9 @@ from hyperpod_ft.job.sagemaker import init, interpreter, messages, step
 from hyperpod_ft.job.sagemaker.host import ML, Host, JobError, link_root, report_failure
 from hyperpod_ft.job.sagemaker.script import NOTICED, Script, Stop
 from hyperpod_ft.job.sagemaker.store_steps import StoreSteps
-from hyperpod_ft.runs import container
-from hyperpod_ft.runs.container import CODE, FSX, NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs import container, job_files
+from hyperpod_ft.runs.container import CODE, FSX
+from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
@@ -76,7 +77,7 @@ def variables(host: Host, python: Path) -> dict[str, str]:
         "PYTHONPATH": code,
         "HYPERPOD_FT_CODE": code,
         container.CONTAINER_PYTHON: str(python),
-        container.JOB_ID: host.told.job,
+        job_files.JOB_ID: host.told.job,
         container.MAX_RUNTIME: host.told.max_runtime,
         HOSTS: " ".join(host.hosts),
         HOST_NUMBER: str(host.number),
@@ -143,15 +144,15 @@ def run_stage(host: Host, steps: StoreSteps, stop: Stop, stage: str) -> int:
 
 def leave_exit_status(host: Host, stage: str, status: int) -> None:
     """Do what a stage's script does at its end, for one that did not start or was not what failed."""
-    marker = container.exit_marker(host.run_directory, stage, host.told.job)
+    marker = job_files.exit_marker(host.run_directory, stage, host.told.job)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{status}\n", encoding="utf-8")
 
 
 def run_script(host: Host, stage: str, stop: Stop) -> tuple[Script, int]:
     """Run a stage's script; it, and its exit status."""
-    log = container.log(host.run_directory, stage, host.told.job)
-    script = Script(container.script(host.run_directory, stage), stage, {}, log=log)
+    log = job_files.log(host.run_directory, stage, host.told.job)
+    script = Script(job_files.script(host.run_directory, stage), stage, {}, log=log)
     return script, script.wait(stop)
 
 
@@ -160,7 +161,7 @@ def run_as_other(host: Host, steps: StoreSteps, stop: Stop) -> int:
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
         Path(given[ATTEMPT_DIRECTORY]).mkdir(parents=True, exist_ok=True)
-        script = Script(container.script(host.run_directory, stage), stage, given)
+        script = Script(job_files.script(host.run_directory, stage), stage, given)
         stop.watch(script)
         return script.process
 

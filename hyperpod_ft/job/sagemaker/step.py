@@ -25,7 +25,8 @@ from typing import Any, Callable, Mapping, Sequence
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.host import JobError
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
-from hyperpod_ft.runs.container import JOB_ID, NOTICE
+from hyperpod_ft.runs.job_files import JOB_ID
+from hyperpod_ft.runs.signals import NOTICE
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
 _BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before-attempt")

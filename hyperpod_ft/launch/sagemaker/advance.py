@@ -15,11 +15,11 @@ from hyperpod_ft.launch.sagemaker.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.container import KILLED_STATUS
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import KILLED_STATUS
 
 
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:

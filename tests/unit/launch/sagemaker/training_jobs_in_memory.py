@@ -16,11 +16,11 @@ from hyperpod_ft.launch.sagemaker.place import OnFileSystem
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
 PENDING, RUNNING, COMPLETED = JobState("PENDING"), JobState("RUNNING"), JobState("COMPLETED")
 
