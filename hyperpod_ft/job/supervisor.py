@@ -33,7 +33,7 @@ from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, shell_status
 
 # Share of the time between Slurm's notice and the limit that the ranks get to save in before the job is requeued.
 _SHARE_TO_SAVE = 0.8
@@ -163,7 +163,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     return Attempt(
         job_id=job_id,
         time=utc_now(),
-        status=status if status >= 0 else 128 - status,
+        status=shell_status(status),
         recorded=recorded,
         failures=attempts.failures(directory) if status else (),
         signal=signals.received,

@@ -12,3 +12,8 @@ NOTICE = signal.SIGUSR1
 NOTICE_STATUS = 128 + NOTICE
 TERMINATED_STATUS = 128 + signal.SIGTERM
 KILLED_STATUS = 128 + signal.SIGKILL
+
+
+def shell_status(returncode: int) -> int:
+    """The exit status that a shell reports for the return code of a subprocess: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Mapping
 
-from hyperpod_ft.runs.signals import NOTICE, TERMINATED_STATUS
+from hyperpod_ft.runs.signals import NOTICE, TERMINATED_STATUS, shell_status
 
 # Their scripts become the supervisor, which alone must be signalled: torchrun would kill its ranks half a minute after
 # SIGTERM. The programs of other stages end at once.
@@ -117,5 +117,5 @@ class Script:
             with suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(0.2)
                 self._reader.join(_SECONDS_TO_READ)
-                return status if status >= 0 else 128 - status
+                return shell_status(status)
         return TERMINATED_STATUS

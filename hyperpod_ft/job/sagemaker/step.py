@@ -26,7 +26,7 @@ from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.host import JobError
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.job_files import JOB_ID
-from hyperpod_ft.runs.signals import NOTICE
+from hyperpod_ft.runs.signals import NOTICE, shell_status
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
 _BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before-attempt")
@@ -67,7 +67,7 @@ def _bring_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arr
     *printed, outcome = done.stdout.splitlines() or [""]
     print(*printed, sep="\n", flush=True)
     if done.returncode:
-        return _as_a_shell(done.returncode)
+        return shell_status(done.returncode)
     for peer in peers:
         peer.send(bring=stage, checkpoint=json.loads(outcome)["checkpoint"])
     waiting = list(peers)
@@ -106,7 +106,7 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
             if message is None or "ended" in message:  # a host without a connection is gone
                 statuses[1 + peers.index(peer)] = int(message["ended"]) if message else 1
         if statuses[0] is None and child.poll() is not None:
-            statuses[0] = _as_a_shell(child.returncode)
+            statuses[0] = shell_status(child.returncode)
         known = [status for status in statuses if status is not None]
         now = time.monotonic()
         if known and deadline is None:
@@ -183,7 +183,7 @@ def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number:
                 sent.add(report)
                 peer.send(report=report.name, text=report.read_text(encoding="utf-8"))
         if ended and not told:
-            peer.send(ended=_as_a_shell(process.returncode))
+            peer.send(ended=shell_status(process.returncode))
             told = True
         if not peer.says_something(POLL_SECONDS):
             continue
@@ -200,10 +200,6 @@ def _keep(path: Path, text: str) -> None:
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
-
-
-def _as_a_shell(status: int) -> int:
-    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
