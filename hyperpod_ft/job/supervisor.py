@@ -35,8 +35,6 @@ from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, shell_status
 
-# Share of the time between Slurm's notice and the limit that the ranks get to save in before the job is requeued.
-_SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
 # How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
@@ -178,8 +176,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    limit = JobStep.from_environment().max_runtime
-    to_save = seconds_to_save(limit) if limit else _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
+    to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, told_at = 0.0, 0.0, 0.0

@@ -18,8 +18,10 @@ MAX_RUNTIME = "HYPERPOD_FT_MAX_RUNTIME"
 # Seconds between the notice and the job's limit, if the limit is not short. A container cannot know better: SageMaker
 # counts the start of the instances too, which takes minutes.
 _NOTICE_SECONDS = 900
-# Part of it that the ranks get to save a checkpoint in. The rest: pushing it to the store, and the instances' start.
-_SHARE_TO_SAVE = 2 / 3
+# Share of the time between the notice and the limit that the ranks get to save a checkpoint in. The rest, on Slurm:
+# requeueing the job; in a container: pushing the checkpoint to the store, and the instances' start.
+_SHARE_TO_SAVE_ON_SLURM = 0.8
+_SHARE_TO_SAVE_IN_CONTAINER = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ def notice_seconds(max_runtime: float) -> float:
     return min(_NOTICE_SECONDS, max_runtime / 5)
 
 
-def seconds_to_save(max_runtime: float) -> float:
-    """How long after the notice a training job waits for the checkpoint."""
-    return _SHARE_TO_SAVE * notice_seconds(max_runtime)
+def seconds_to_save(warning_seconds: float, max_runtime: float = 0) -> float:
+    """How long after the notice the supervisor waits for the checkpoint.
+
+    `warning_seconds`: between Slurm's notice and the limit. `max_runtime`: of a SageMaker training job; 0 on Slurm.
+    """
+    if max_runtime:
+        return _SHARE_TO_SAVE_IN_CONTAINER * notice_seconds(max_runtime)
+    return _SHARE_TO_SAVE_ON_SLURM * warning_seconds

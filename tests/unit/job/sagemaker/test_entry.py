@@ -202,7 +202,11 @@ def test_the_notice_comes_well_before_the_limit() -> None:
 
 
 def test_the_supervisor_waits_for_the_checkpoint_as_long_as_the_notice_allows(tmp_path: Path) -> None:
-    """Most of the 15 minutes: not of Slurm's five."""
+    """Most of SageMaker's 15 minutes, or of Slurm's five."""
     step = JobStep.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
     assert step.max_runtime == 600
-    assert (seconds_to_save(step.max_runtime), seconds_to_save(8 * 3600)) == (80, 600)
+    assert (seconds_to_save(300, step.max_runtime), seconds_to_save(300, 8 * 3600), seconds_to_save(300)) == (
+        80,
+        600,
+        240,
+    )
