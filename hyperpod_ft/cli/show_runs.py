@@ -66,14 +66,14 @@ def plan(known: Preview) -> None:
     stages = table("stage", "", "why", "nodes", "partition", "fingerprint")
     for stage in known.stages:
         skipped = "not needed by later stages" if stage.reason else "done"
-        resources = stage.planned.resources
+        resources = stage.plan.resources
         stages.add_row(
-            stage.planned.name,
+            stage.plan.name,
             "run" if stage.runs else "skip",
             stage.reason if stage.runs else skipped,
             str(resources.nodes),
             resources.partition or "default",
-            stage.planned.fingerprint,
+            stage.plan.fingerprint,
         )
     console().print(stages)
     if known.training_jobs:

@@ -26,7 +26,7 @@ from hyperpod_ft.runs.steps import Steps, steps
 class StagePreview:
     """A stage, whether it will run, and why it is not done; `reason` is empty when it is."""
 
-    planned: StagePlan
+    plan: StagePlan
     runs: bool
     reason: str
 

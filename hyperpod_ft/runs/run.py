@@ -282,9 +282,9 @@ class Run:
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def record_path(self, stage: str) -> Path:
-        planned = self.plan[stage]
-        if planned.shared:
-            return self.root / "records" / f"{stage}-{planned.fingerprint}.json"
+        stage_plan = self.plan[stage]
+        if stage_plan.shared:
+            return self.root / "records" / f"{stage}-{stage_plan.fingerprint}.json"
         return self.directory / "records" / f"{stage}.json"
 
     def lock_path(self, stage: str) -> Path:

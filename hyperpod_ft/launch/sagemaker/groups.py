@@ -56,7 +56,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Planned:
+class RecordedJob:
     """A training job that a submission has recorded, created or not, and the stages it is for."""
 
     name: str
@@ -112,7 +112,7 @@ def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
     return max(taken, default=0) + 1
 
 
-def planned(jobs: Sequence[Job]) -> list[Planned]:
+def recorded_jobs(jobs: Sequence[Job]) -> list[RecordedJob]:
     """The training jobs of the newest submission, in the order of the groups: of each stage the newest."""
     ours = [job for job in jobs if job.launcher == LAUNCHER]
     # in the order in which they were recorded: the clocks of two machines may differ
@@ -126,5 +126,5 @@ def planned(jobs: Sequence[Job]) -> list[Planned]:
                 by_name.setdefault(newest[stage].job_id, []).append(newest[stage])
         for name, of_job in sorted(by_name.items(), key=lambda item: number_of(item[0])):
             stages = tuple(job.stage for job in of_job)
-            found.append(Planned(name, group, number_of(name), stages, submitted, of_job[0].code))
+            found.append(RecordedJob(name, group, number_of(name), stages, submitted, of_job[0].code))
     return found

@@ -16,7 +16,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.metrics import StepMetrics
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, number_of, planned
+from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, number_of, recorded_jobs
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.jobs import Job
@@ -152,7 +152,7 @@ def test_only_the_newest_submission_is_planned(old: str) -> None:
         Job("train", "x-train-2", "sagemaker", new, code="b"),
         Job("train", "x-train-3", "sagemaker", new, code="b"),
     ]
-    found = [(job.name, job.stages, job.code) for job in planned(jobs)]
+    found = [(job.name, job.stages, job.code) for job in recorded_jobs(jobs)]
     assert found == [
         ("x-prepare-2", ("dataset",), "b"),
         ("x-train-2", ("precompile",), "b"),
