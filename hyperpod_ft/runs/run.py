@@ -84,6 +84,20 @@ class Run:
     def directory(self) -> Path:
         return self.root / "runs" / self.config.name / self.plan.run_id
 
+    @property
+    def full_name(self) -> str:
+        """For example `dolly-llama/0123456789ab`."""
+        return f"{self.config.name}/{self.plan.run_id}"
+
+    def relative(self, path: Path) -> str:
+        """The name of a path below `root` in records and in a store, which has the same tree."""
+        return path.relative_to(self.root).as_posix()
+
+    def store_url(self, path: Path) -> str:
+        """Where the run's store has a path below `root`."""
+        assert self.config.sagemaker and self.config.sagemaker.store, "a run in a store"
+        return f"{self.config.sagemaker.store}/{self.relative(path)}"
+
     # What the run directory holds
 
     @property
@@ -160,7 +174,7 @@ class Run:
     @property
     def tuned_model(self) -> Path:
         """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
-        return self.directory / ("merged" if "merge" in self.plan else "consolidated")
+        return self.directory / ("merged" if self.plan.model_stage == "merge" else "consolidated")
 
     @property
     def samples_path(self) -> Path:
@@ -348,7 +362,7 @@ class Run:
         files = [file for path in paths for file in files_below(path)]
         return tuple(
             Output(
-                file.relative_to(self.root).as_posix(),
+                self.relative(file),
                 file.stat().st_size,
                 file_sha256(file) if digests else "",
             )

@@ -27,9 +27,9 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
+from hyperpod_ft.launch.sagemaker.groups import number_of
 from hyperpod_ft.launch.sagemaker.place import place_of
 from hyperpod_ft.launch.sagemaker.store import RunStore
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import step_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 
@@ -55,7 +55,7 @@ def before(run: Run, stage: str, step: int | None = None) -> int | None:
         store = _store(run)
         store.pull_needs(stage)
         if stage == "train" and (checkpoint := store.pull_checkpoint(step)):
-            return step_of(checkpoint.name)
+            return number_of(checkpoint.name)
         if stage == "precompile":
             store.pull_graphs()
     return None
