@@ -13,7 +13,7 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.sharded.description import Description
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.sagemaker.groups import number_of
-from hyperpod_ft.runs.run import BEST, checkpoint_name
+from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
 _NAME = re.compile(r"(step|best)-\d{8}")
 _VOTE = re.compile(rf"votes/{_NAME.pattern}-[0-9a-f]{{16}}/\d+")
