@@ -53,12 +53,12 @@ _REQUEUE_RETRY_SECONDS = 5
 class Signals:
     """The signal this process received, and the child that the notice is forwarded to.
 
-    `alone`: nobody else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
+    `only_sender`: no one else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
     """
 
-    def __init__(self, alone: bool = False) -> None:
+    def __init__(self, only_sender: bool = False) -> None:
         self.received = 0
-        self.alone = alone
+        self.only_sender = only_sender
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
         for number in STOP_SIGNALS:
@@ -69,13 +69,13 @@ class Signals:
         if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
             self.received = number
         # after SIGTERM, torchrun would kill its ranks within half a minute: they get the notice, to save
-        if (number == NOTICE or self.alone) and self.child is not None and self.child.poll() is None:
+        if (number == NOTICE or self.only_sender) and self.child is not None and self.child.poll() is None:
             self.child.send_signal(NOTICE)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start the child. One that arrived meanwhile is forwarded."""
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        if self.received and self.alone:
+        if self.received and self.only_sender:
             self.child.send_signal(NOTICE)
         return self.child
 
@@ -177,7 +177,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
     to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
-    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
+    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
     while child.poll() is None:
@@ -192,7 +192,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.alone and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
+        if signals.only_sender and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
             told_at = now
             child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > to_save:
@@ -220,7 +220,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals(alone=bool(JobStep.from_environment().hosts))
+    signals = Signals(only_sender=bool(JobStep.from_environment().hosts))
     try:
         run = Run.open(Path(directory))
     except UserError as error:

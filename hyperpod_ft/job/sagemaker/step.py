@@ -3,9 +3,9 @@
     python -m hyperpod_ft.job.sagemaker.step STAGE RUN_DIR COMMAND...     on the first host
 
 The first host waits until all others have connected to it, tells them which stage's script to run (messages.py), and
-waits for their exit statuses (`run_everywhere`). Every other host does as it is told (`obey_first_host`). With a store,
-hosts share no volume: what they report about an attempt are messages too, and before an attempt each brings the
-checkpoint from the store that the first host has found to be the newest complete one, with the files of all hosts.
+waits for their exit statuses (`run_everywhere`). Every other host serves it (`serve_first_host`). With a store, hosts
+share no volume: what they report about an attempt are messages too, and before an attempt each pulls the checkpoint
+from the store that the first host has found to be the newest complete one, with the files of all hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.signals import NOTICE, shell_status
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
-_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before-attempt")
+_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.container_commands", "before-attempt")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
 # ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report failures of their own.
@@ -47,7 +47,7 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     peers = gather(job, hosts, until=lambda: bool(arrived))
     if arrived:
         return 128 + arrived[0]
-    if STORE in os.environ and peers and (status := _bring_everywhere(stage, run_directory, peers, arrived)):
+    if STORE in os.environ and peers and (status := _pull_everywhere(stage, run_directory, peers, arrived)):
         return status
     # higher than in earlier attempts, after a spot interruption too
     attempt = int(time.time())
@@ -61,21 +61,21 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     return max(statuses)
 
 
-def _bring_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arrived: list[int]) -> int:
-    """Bring what the stage needs from the store to this host, then to all others at once; returns an exit status."""
+def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arrived: list[int]) -> int:
+    """Pull what the stage needs from the store to this host, then to all others at once; returns an exit status."""
     done = subprocess.run([*_BEFORE, run_directory, stage], stdout=subprocess.PIPE, text=True, check=False)
     *printed, outcome = done.stdout.splitlines() or [""]
     print(*printed, sep="\n", flush=True)
     if done.returncode:
         return shell_status(done.returncode)
     for peer in peers:
-        peer.send(bring=stage, checkpoint=json.loads(outcome)["checkpoint"])
+        peer.send(pull=stage, checkpoint=json.loads(outcome)["checkpoint"])
     waiting = list(peers)
     while waiting:
         if arrived:
             return 128 + arrived[0]
         for peer in select.select(waiting, [], [], POLL_SECONDS)[0]:
-            if peer.receive() is None:  # a host that cannot bring it ends, and the job with it
+            if peer.receive() is None:  # a host that cannot pull it ends, and the job with it
                 return 1
             waiting.remove(peer)
     return 0
@@ -121,17 +121,17 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     return [status or 0 for status in statuses]
 
 
-def obey_first_host(
+def serve_first_host(
     job: str,
     first: str,
     number: int,
-    bring: Callable[[str, str], None],
+    pull: Callable[[str, str], None],
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `bring` brings what a stage needs, and the checkpoint of a step ("" for none) here. `start` starts the script of a
+    `pull` pulls what a stage needs, and the checkpoint of a step ("" for none). `start` starts the script of a
     stage with these variables, in a process group of its own. Gives up when `expired` says so, with status 1.
     """
     while not expired():
@@ -142,8 +142,8 @@ def obey_first_host(
             continue
         try:
             peer.send(host=number, job=job)
-            while (message := _next(peer, expired)) and "bring" in message:
-                bring(str(message["bring"]), str(message["checkpoint"] or ""))
+            while (message := _next(peer, expired)) and "pull" in message:
+                pull(str(message["pull"]), str(message["checkpoint"] or ""))
                 peer.send(ready=True)
             if message and "end" in message:
                 return 0
@@ -151,7 +151,7 @@ def obey_first_host(
                 variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
                 process = start(str(message["stage"]), variables)
                 try:
-                    _obey(peer, process, Path(message["attempt"]), int(message["number"]))
+                    _relay(peer, process, Path(message["attempt"]), int(message["number"]))
                 finally:
                     with suppress(OSError):
                         os.killpg(process.pid, signal.SIGKILL)
@@ -169,7 +169,7 @@ def _next(peer: Peer, expired: Callable[[], bool]) -> dict[str, Any] | None:
     return None
 
 
-def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:
+def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:
     """Pass on the signals of the first host until the process has ended and the first host knows, or is gone.
 
     What the process leaves in the attempt's directory is sent to it.

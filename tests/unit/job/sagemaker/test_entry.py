@@ -72,10 +72,10 @@ def host(directory: Path, **scripts: str) -> Host:
     for stage, text in scripts.items():
         (directory / "sbatch" / f"{stage}.sbatch").write_text(f"cd {directory}; {text}")
     (directory / "env").touch()
-    told = Hyperparameters(
+    parameters = Hyperparameters(
         "quick-1", "prepare", " ".join(scripts), str(directory.parent), str(directory), "600", python=sys.executable
     )
-    return Host(("algo-1",), 0, "eth0", told)
+    return Host(("algo-1",), 0, "eth0", parameters)
 
 
 def test_stages_run_in_order_and_the_next_job_is_created(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
