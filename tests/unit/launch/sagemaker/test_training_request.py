@@ -22,20 +22,10 @@ from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from tests.conftest import run_file_values
+from tests.unit.launch.sagemaker.training_jobs_in_memory import FSX, ROLE
 
 GOLDEN = Path(__file__).parent / "golden"
-ROLE = "arn:aws:iam::123456789012:role/ft"
 STORE = {"region": "us-west-2", "role": ROLE, "store": "s3://bucket/ft"}
-FSX = {
-    "region": "eu-central-1",
-    "role": ROLE,
-    "file_system": {
-        "id": "fs-0123456789abcdef0",
-        "directory": "/abcdefgh/hyperpod-ft",
-        "subnets": ["subnet-0123456789abcdef0"],
-        "security_groups": ["sg-0123456789abcdef0"],
-    },
-}
 NEURON = {
     "engine": "neuron",
     "cluster__instance_type": "trn1.32xlarge",
