@@ -29,6 +29,7 @@ from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
+from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
@@ -116,7 +117,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
             if not signals.received:
-                print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
+                print(f"{banner(stage, job_id)}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
             decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
