@@ -74,8 +74,8 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
     else:
         print(proof.summary())
         for one in proof.different[:_DIFFERENCES]:
-            print(f"  prompt   {_clip(one.question.prompt)}")
-            print(f"  recorded {_clip(one.question.tuned)}")
+            print(f"  prompt   {_clip(one.recorded.prompt)}")
+            print(f"  recorded {_clip(one.recorded.tuned)}")
             print(f"  endpoint {_clip(one.answer)}")
         print(f"All answers: {deployment.run.endpoint_proof}")
     print(f"Ask it:    hyperpod-ft deploy ask {name} 'TEXT'")

@@ -1,6 +1,5 @@
 """Output of the commands about runs: plain lines, and on a terminal a table that follows a run."""
 
-import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -20,10 +19,10 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs import figures
-from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.samples import Samples
 from hyperpod_ft.terminal import printable
 
 _LINE_EVERY_SECONDS = 10.0
@@ -232,17 +231,16 @@ def _watch_lines(statuses: Iterable[RunStatus]) -> RunStatus:
 
 def results(run: Run) -> None:
     """Base and tuned answers side by side, and the figures."""
-    values = json.loads(run.samples_path.read_text(encoding="utf-8"))
-    shown_rows = [*values["prompts"], *values["samples"]][:_ANSWERS_SHOWN]
+    samples = Samples.read(run.samples_path)
     answers = table("prompt", "base model", "tuned model")
-    for row in shown_rows:
-        answers.add_row(*(Text(_clip(row[column])) for column in ("prompt", "base", "tuned")))
+    for row in samples.all_answers[:_ANSWERS_SHOWN]:
+        answers.add_row(*(Text(_clip(text)) for text in (row.prompt, row.base, row.tuned)))
     console().print(answers)
-    for split, exact in values["exact_match"].items():
-        if exact["rows"]:
-            print(ExactCount(**exact).line(split))
-    if loss := values["validation_loss"]:
-        print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
+    for split, exact in samples.exact_match.items():
+        if exact.rows:
+            print(exact.line(split))
+    if loss := samples.validation_loss:
+        print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
 
 

@@ -14,22 +14,10 @@ from transformers import PreTrainedModel
 from hyperpod_ft.config.sections.training import Dpo
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import PairedSplit, Split
+from hyperpod_ft.runs.samples import Loss
 
 # The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
 _BATCH_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A mean over the first `rows` of `rows_available` rows, in nats per label token, or for preferences per pair.
-
-    `tokens`: how many label tokens there are.
-    """
-
-    mean: float
-    tokens: int
-    rows: int
-    rows_available: int
 
 
 @torch.inference_mode()

@@ -6,9 +6,9 @@ from typing import Annotated, Any, get_type_hints
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import usage
-from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.samples import ExactCount
 
 
 @dataclass(frozen=True)

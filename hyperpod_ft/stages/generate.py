@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import formats
@@ -28,10 +27,11 @@ from hyperpod_ft.data.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
+from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import Answer, answers
-from hyperpod_ft.evaluation.loss import DocumentLosses, Loss, document_losses, mean_loss, preference_losses
+from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.samples import Loss, Losses
 from hyperpod_ft.stages.stage import Result, main
 
 # Bounds the time that both losses take; the report says how many of how many rows were used.
@@ -92,8 +92,9 @@ def work(run: Run) -> Result:
         )
     if questions and not comparison.changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
-    publish.write_json(run.samples_path, comparison.as_dict())
-    return Result((run.samples_path,), comparison.figures())
+    samples = comparison.samples()
+    samples.write(run.samples_path)
+    return Result((run.samples_path,), samples.figures())
 
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:

@@ -13,12 +13,13 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.samples import RecordedAnswers, Samples
 from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix
 from hyperpod_ft.serving.endpoint.endpoint_request import component_name, model_name, startup_seconds
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.serving.endpoint.invoking import invoke
-from hyperpod_ft.serving.endpoint.proof import Asked, Proof, Question, completion_request, completion_text, questions
+from hyperpod_ft.serving.endpoint.proof import Asked, Proof, completion_request, completion_text
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, Watch
 from hyperpod_ft.terminal import printable
@@ -149,14 +150,14 @@ class Creation:
         run, target = self.planned.run, self.planned.target
         if not run.samples_path.is_file():
             return None
-        recorded = questions(run.samples_path)
+        recorded = Samples.read(run.samples_path).all_answers
         component = component_name(target.name) if self.planned.requests.component else None
         client = self.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
         served = model_name(target.settings)
 
-        def ask(question: Question) -> Asked:
-            request = completion_request(question, served, run.config.generate.max_new_tokens)
-            return Asked(question, completion_text(invoke(client, target.name, component, request)))
+        def ask(sample: RecordedAnswers) -> Asked:
+            request = completion_request(sample, served, run.config.generate.max_new_tokens)
+            return Asked(sample, completion_text(invoke(client, target.name, component, request)))
 
         self.say(f"asking {len(recorded)} prompts of {run.samples_path.name}")
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:

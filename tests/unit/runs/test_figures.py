@@ -18,9 +18,9 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs import figures, usage
-from hyperpod_ft.runs.exact_count import ExactCount
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.samples import ExactCount
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
