@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         self.title, self.api_key = title, api_key
         self.answers: Answers | None = None
         self.started = int(time.time())
-        self.places = threading.BoundedSemaphore(_MOST_ANSWERS)
+        self.answer_slots = threading.BoundedSemaphore(_MOST_ANSWERS)
         self.page = page.Page.load()
         try:
             self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -103,12 +103,12 @@ class Handler(Connection):
         answers = self._ready()
         name = answers.named(request.model)
         reply = Reply(secrets.token_hex(12), int(time.time()), name, request.messages is not None)
-        if not self.server.places.acquire(blocking=False):
+        if not self.server.answer_slots.acquire(blocking=False):
             raise ApiError(429, f"busy with {_MOST_ANSWERS} answers; ask again later", "busy")
         try:
             answer = (self._stream if request.stream else self._whole)(answers, request, reply)
         finally:
-            self.server.places.release()
+            self.server.answer_slots.release()
         self.log(f"{name} {answer.prompt_tokens}+{answer.completion_tokens} tokens")
 
     def _whole(self, answers: Answers, request: Request, reply: Reply) -> Answer:

@@ -28,7 +28,7 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
-from hyperpod_ft.evaluation.greedy import Answer, answers
+from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.samples import Loss, Losses
@@ -51,7 +51,7 @@ class _Question:
 class _Evaluation:
     """Answers and validation loss of one model; of preferences, the losses of all documents."""
 
-    answers: list[Answer]
+    answers: list[GreedyAnswer]
     loss: Loss | None = None
     documents: DocumentLosses | None = None
 

@@ -13,7 +13,7 @@ from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.runs.aws_names import RUN_TAG
-from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, Fit
+from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, ServingFit
 from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
 from hyperpod_ft.serving.models import BASE, TUNED
 from hyperpod_ft.serving.vllm_limits import max_lora_rank
@@ -38,7 +38,7 @@ class Target:
     bundle: str
     bundle_bytes: int
     settings: Deploy
-    fit: Fit
+    fit: ServingFit
     dtype: str  # vLLM's --dtype
     lora_rank: int | None = None  # if the base model is served with the adapter
 

@@ -31,7 +31,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ServingFit:
     """How a model is divided over a host's devices, and what of each device it takes. Sizes in GiB."""
 
     host: Host
@@ -64,7 +64,7 @@ class Fit:
         return f"{taken} + {self.cache:.2f} GiB of KV cache for a request of {self.max_length:,} tokens, of {budget}"
 
 
-def fit(served: Served, host: Host, max_length: int, concurrency: int) -> Fit:
+def fit(served: Served, host: Host, max_length: int, concurrency: int) -> ServingFit:
     """The division of a model over all devices of a host. Raises UserError, with the arithmetic, when it does not fit.
 
     `max_length` is a request's longest length in tokens, `concurrency` how many the server may compute at once.
@@ -93,12 +93,12 @@ def fit(served: Served, host: Host, max_length: int, concurrency: int) -> Fit:
     )
 
 
-def _fits(found: Fit, concurrency: int) -> bool:
+def _fits(found: ServingFit, concurrency: int) -> bool:
     needed = concurrency if found.host.device == "neuron" else 1
     return found.free > 0 and (found.longest_requests is None or found.longest_requests >= needed)
 
 
-def _longest(found: Fit, concurrency: int) -> int:
+def _longest(found: ServingFit, concurrency: int) -> int:
     """The longest requests that would fit, rounded down to 64 tokens; 0 when the weights alone do not."""
     if found.cache is None or found.free <= 0:
         return 0
@@ -106,9 +106,9 @@ def _longest(found: Fit, concurrency: int) -> int:
     return int(found.max_length * found.free / (found.cache * needed)) // 64 * 64
 
 
-def _divided(served: Served, host: Host, max_length: int) -> Fit:
+def _divided(served: Served, host: Host, max_length: int) -> ServingFit:
     degree = _degree(served, host.devices)
-    return Fit(host, degree, max_length, served.weight_bytes / degree / _GIB, _cache(served, degree, max_length))
+    return ServingFit(host, degree, max_length, served.weight_bytes / degree / _GIB, _cache(served, degree, max_length))
 
 
 def _degree(served: Served, devices: int) -> int:

@@ -190,7 +190,7 @@ def test_a_client_that_goes_away_ends_its_answer(start: Callable[..., Server], s
         if stream == "true":
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
     assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(10)
-    assert server.places._value == servers._MOST_ANSWERS, "its place is free"
+    assert server.answer_slots._value == servers._MOST_ANSWERS, "its place is free"
 
 
 def test_a_client_that_reads_nothing_ends_its_answer(
@@ -225,7 +225,7 @@ def test_more_questions_than_places_are_told_to_wait(
     go_on.set()
     first.join(10)
     assert found[0][0] == 200
-    while not server.places._value:  # given back just after the answer
+    while not server.answer_slots._value:  # given back just after the answer
         threading.Event().wait(0.001)
     assert ask(server, "POST", CHAT, QUESTION)[0] == 200
 

@@ -11,7 +11,7 @@ from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.endpoint import scaling
 from hyperpod_ft.serving.endpoint.endpoint_request import Target, component_name, requests
-from hyperpod_ft.serving.endpoint.fit import Fit
+from hyperpod_ft.serving.endpoint.fit import ServingFit
 from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,7 +27,7 @@ def target(lora_rank: int | None = None, **changes: object) -> Target:
         bundle="s3://models/kit/endpoints/dolly-0123456789ab/ffffffffffff",
         bundle_bytes=16_060_000_000,
         settings=settings,
-        fit=Fit(HOSTS[settings.instance_type], 4, 4096, 3.74, 0.25),
+        fit=ServingFit(HOSTS[settings.instance_type], 4, 4096, 3.74, 0.25),
         dtype="auto",
         lora_rank=lora_rank,
     )
