@@ -66,7 +66,7 @@ def requests(target: Target) -> Requests:
         target.name,
         {
             "PrimaryContainer": {
-                "Image": target.settings.image or image_uri(target.settings.server, target.region),
+                "Image": target.settings.image or image_uri(target.settings.container_kind, target.region),
                 "ModelDataSource": {
                     "S3DataSource": {
                         "S3Uri": f"{target.bundle}/",
@@ -98,7 +98,7 @@ def environment(target: Target) -> dict[str, str]:
     """
     settings, length = target.settings, str(target.fit.max_length)
     degree, concurrency = str(target.fit.tensor_parallel), str(settings.max_concurrency)
-    if settings.server == "neuron":
+    if settings.container_kind == "neuron":
         return {
             "SM_ON_MODEL": MODEL_DIRECTORY,
             "SM_ON_BATCH_SIZE": concurrency,
@@ -106,7 +106,7 @@ def environment(target: Target) -> dict[str, str]:
             "SM_ON_TENSOR_PARALLEL_SIZE": degree,
             "SM_ON_ALLOW_NON_CACHED_MODEL": "",  # compiles at the start instead of asking the Hub for a compiled model
         }
-    if settings.server == "lmi":
+    if settings.container_kind == "lmi":
         return {
             "HF_MODEL_ID": MODEL_DIRECTORY,
             "HF_HUB_OFFLINE": "1",
@@ -139,11 +139,11 @@ def environment(target: Target) -> dict[str, str]:
 
 def model_name(settings: Deploy) -> str | None:
     """What a request calls the tuned model; None where the server has one model, which it names itself."""
-    return TUNED if settings.server == "vllm" else None
+    return TUNED if settings.container_kind == "vllm" else None
 
 
 def startup_seconds(settings: Deploy) -> int:
-    return 60 * (settings.startup_minutes or _STARTUP_MINUTES[settings.server])
+    return 60 * (settings.startup_minutes or _STARTUP_MINUTES[settings.container_kind])
 
 
 def component_name(endpoint: str) -> str:
@@ -157,7 +157,7 @@ def _variant(target: Target, model: str) -> dict[str, Any]:
         "VariantName": VARIANT,
         "InstanceType": f"ml.{settings.instance_type}",
         "InitialInstanceCount": 1 if settings.scale_to_zero else settings.instances,
-        "InferenceAmiVersion": IMAGES[settings.server].ami,
+        "InferenceAmiVersion": IMAGES[settings.container_kind].ami,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
     if not HOSTS[settings.instance_type].nvme:

@@ -5,12 +5,10 @@ August to November 2026. None was started by the kit on AWS.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hyperpod_ft.aws import ecr_images
+from hyperpod_ft.config.sections.deploy import Container
 from hyperpod_ft.errors import UserError
-
-Server = Literal["vllm", "lmi", "neuron"]
 
 _NEURON_REGIONS = frozenset(
     {
@@ -29,7 +27,7 @@ class Image:
     ami: str
 
 
-IMAGES: dict[Server, Image] = {
+IMAGES: dict[Container, Image] = {
     # SageMaker's default AMI has no driver for CUDA 13
     "vllm": Image("vllm", "server-sagemaker-cuda-v2.6", "al2023-ami-sagemaker-inference-gpu-4-1"),
     "lmi": Image("djl-inference", "0.38.0-lmi29.0.0-cu130", "al2023-ami-sagemaker-inference-gpu-4-1"),
@@ -41,13 +39,13 @@ IMAGES: dict[Server, Image] = {
 }
 
 
-def image_uri(server: Server, region: str) -> str:
-    """The URI of a server's image in a region's registry. Raises UserError for a region that has none."""
-    image = IMAGES[server]
+def image_uri(container: Container, region: str) -> str:
+    """The URI of a container's image in a region's registry. Raises UserError for a region that has none."""
+    image = IMAGES[container]
     uri = ecr_images.image_uri(region, f"{image.repository}:{image.tag}")
-    if uri is None or (server == "neuron" and region not in _NEURON_REGIONS):
+    if uri is None or (container == "neuron" and region not in _NEURON_REGIONS):
         raise UserError(
-            f"deploy.region: no image of container {server} is known in {region}",
+            f"deploy.region: no image of container {container} is known in {region}",
             "set deploy.image to the URI of a copy in your own registry, or choose another region",
         )
     return uri
