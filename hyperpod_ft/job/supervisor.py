@@ -27,7 +27,7 @@ from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, seconds_to_save
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
@@ -168,7 +168,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
         signal=signals.received,
         begun_at=begun_at,
         checkpoint=attempts.newest_checkpoint(run),
-        step=attempts.last_step(run),
+        step=metrics.last_step(run.metrics_path),
     )
 
 

@@ -41,6 +41,12 @@ def last_row(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def last_step(path: Path) -> int:
+    """The step of the newest intact row; 0 when there is none."""
+    row = last_row(path)
+    return int(row["step"]) if row else 0
+
+
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -108,8 +108,7 @@ def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], p
 def _lost(run: Run, job: Planned) -> Attempt:
     """The attempt of a job that could not report how it ended."""
     checkpoint = max(run.checkpoints_by_step(), default=0)
-    row = metrics.last_row(run.metrics_path)
-    step = int(row["step"]) if row else 0
+    step = metrics.last_step(run.metrics_path)
     return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
 PARTS = (
     *("__init__", "entry", "host", "init", "interpreter", "messages", "script", "step", "store_steps"),
-    *("../job_step", "../../runs/container"),
+    *("../job_step", "../../errors", "../../runs/container"),
 )
 
 
