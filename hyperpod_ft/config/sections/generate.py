@@ -1,19 +1,10 @@
-"""What is made of the trained weights: sections `merge` and `generate`."""
+"""Section `generate` of a run file: the comparison of the base model and the tuned one."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from hyperpod_ft.config.fields import NonNegativeInt, PositiveFloat, PositiveInt, Section
-
-
-class Merge(Section):
-    """The merged model."""
-
-    dtype: Literal["base", "bfloat16", "float16", "float32"] = Field(
-        "base", description="dtype of the merged weights; `base` keeps that of each tensor of the base model."
-    )
-    max_shard_size_gb: PositiveFloat = Field(5.0, description="Maximum size of a safetensors file, in GB (1e9 bytes).")
+from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section
 
 
 class Generate(Section):
@@ -30,4 +21,8 @@ class Generate(Section):
         le=256,
         description="Number of training rows, sampled once, whose answers are compared with the expected ones.",
     )
-    validation_samples: NonNegativeInt = Field(8, le=256, description="The same for validation rows.")
+    validation_samples: NonNegativeInt = Field(
+        8,
+        le=256,
+        description="Number of validation rows, sampled once, whose answers are compared with the expected ones.",
+    )
