@@ -11,7 +11,7 @@ from hyperpod_ft.cli.tables import clip, console, shown, table
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
-from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.sagemaker.store.place import tuned_model
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB

@@ -27,9 +27,9 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
-from hyperpod_ft.launch.sagemaker.place import place_of
-from hyperpod_ft.launch.sagemaker.store import RunStore
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import step_of
+from hyperpod_ft.launch.sagemaker.store.place import place_of
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.store.stored_checkpoints import step_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 

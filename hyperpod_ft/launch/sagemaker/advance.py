@@ -11,7 +11,7 @@ from dataclasses import replace
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.followers import decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
-from hyperpod_ft.launch.sagemaker.place import Place
+from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import metrics, restarts

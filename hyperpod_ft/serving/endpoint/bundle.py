@@ -11,8 +11,8 @@ from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY
-from hyperpod_ft.serving.endpoint.fit import Served
+from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
+from hyperpod_ft.serving.endpoint.create.fit import Served
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")

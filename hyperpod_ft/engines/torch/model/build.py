@@ -38,9 +38,9 @@ from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
-from hyperpod_ft.planning.pipeline import cut as pipeline_cut
+from hyperpod_ft.planning.torch import pipeline_cut
 from hyperpod_ft.planning.torch import rules as torch_rules
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run

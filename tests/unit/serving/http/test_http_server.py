@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving import server as servers
-from hyperpod_ft.serving.access import API_KEY
-from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
-from hyperpod_ft.serving.server import Server
+from hyperpod_ft.serving.http import server as servers
+from hyperpod_ft.serving.http.access import API_KEY
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.http.server import Server
 
 CHAT = "/v1/chat/completions"
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "a?"}]})

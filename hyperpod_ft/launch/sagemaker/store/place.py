@@ -13,7 +13,7 @@ from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, section_of
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
-    from hyperpod_ft.launch.sagemaker.store import RunStore
+    from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 
 
 class Place(Protocol):
@@ -86,7 +86,7 @@ class InStore:
         small_objects.remove(self.client, self.url, there)
 
     def _store(self) -> "RunStore":
-        from hyperpod_ft.launch.sagemaker.store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
+        from hyperpod_ft.launch.sagemaker.store.run_store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
 
         return RunStore(self.run, self.client)
 

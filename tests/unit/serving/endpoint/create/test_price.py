@@ -1,6 +1,6 @@
 from typing import Any
 
-from hyperpod_ft.serving.endpoint.price import hosting_price
+from hyperpod_ft.serving.endpoint.create.price import hosting_price
 
 
 def product(price: str, **attributes: str) -> dict[str, Any]:

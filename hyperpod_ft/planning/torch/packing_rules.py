@@ -5,7 +5,7 @@ it everything that their attention depends on, such as the size of a sliding win
 (model/gptj.py). Other families keep transformers' own attention: some express part of theirs in the mask alone, some
 also mix tokens in convolutions or recurrences, and the attention of some cannot be replaced.
 
-tests/unit/planning/test_packing_rules.py compares losses and gradients of packed documents with those of the same
+tests/unit/planning/torch/test_packing_rules.py compares losses and gradients of packed documents with those of the same
 documents alone, for every family here.
 """
 

@@ -13,8 +13,8 @@ from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.runs.aws_names import RUN_TAG
-from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, ServingFit
-from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
+from hyperpod_ft.serving.endpoint.create.fit import MEMORY_SHARE, ServingFit
+from hyperpod_ft.serving.endpoint.create.images import IMAGES, image_uri
 from hyperpod_ft.serving.models import BASE, TUNED
 from hyperpod_ft.serving.vllm_limits import max_lora_rank
 

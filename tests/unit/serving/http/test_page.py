@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.openai_api import Request
-from hyperpod_ft.serving.server import Server
+from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.http.server import Server
 from tests.unit.serving import tuned
-from tests.unit.serving.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving.conftest import Serving
-from tests.unit.serving.test_http_server import MadeUp
+from tests.unit.serving.http.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
+from tests.unit.serving.http.test_http_server import MadeUp
 
 pytestmark = pytest.mark.skipif(
     not installed(), reason="chromium and chromedriver are missing; ./scripts/test.sh installs them on Debian"

@@ -3,7 +3,7 @@
 import threading
 from itertools import pairwise
 
-from hyperpod_ft.serving.turns import Turns
+from hyperpod_ft.serving.answers.turns import Turns
 
 
 def test_turns_go_round() -> None:

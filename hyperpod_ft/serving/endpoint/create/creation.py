@@ -14,9 +14,10 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.samples import RecordedAnswers, Samples
-from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
+from hyperpod_ft.serving.endpoint import endpoint_logs
+from hyperpod_ft.serving.endpoint.create import scaling
+from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name, model_name, startup_seconds
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix
-from hyperpod_ft.serving.endpoint.endpoint_request import component_name, model_name, startup_seconds
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.serving.endpoint.invoking import invoke
 from hyperpod_ft.serving.endpoint.proof import Asked, Proof, completion_request, completion_text

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
-from hyperpod_ft.serving import openai_api
-from hyperpod_ft.serving.openai_api import ApiError
+from hyperpod_ft.serving.http import openai_api
+from hyperpod_ft.serving.http.openai_api import ApiError
 from hyperpod_ft.terminal import printable
 
 _LARGEST_BODY = 6 << 20  # SageMaker's limit of a request

@@ -14,8 +14,8 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.runs.run import Run
 from tests.unit.tiny_families import SIZES
 
@@ -175,12 +175,12 @@ def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Pat
 
 
 def test_the_documented_families_are_those_that_are_packed() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[4] / "docs" / "parallelism.md").read_text(encoding="utf-8")
     section = page.split("### Packing with engine `torch`")[1].split("\n#")[0]
     listed = section.split("config.json:")[1]
     assert set(listed.replace("`", "").replace(".\n", "").replace(",", " ").split()) == SEPARATING_FAMILIES
 
 
 def test_the_documented_number_of_families_is_that_of_those_that_are_packed() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "engine-torch.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[4] / "docs" / "engine-torch.md").read_text(encoding="utf-8")
     assert f" {len(SEPARATING_FAMILIES)} families with packing" in page

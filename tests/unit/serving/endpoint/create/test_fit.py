@@ -3,7 +3,7 @@ import pytest
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.serving.endpoint.fit import MEMORY_SHARE, WORK_GIB, Served, fit
+from hyperpod_ft.serving.endpoint.create.fit import MEMORY_SHARE, WORK_GIB, Served, fit
 
 LLAMA_8B = {
     "model_type": "llama",

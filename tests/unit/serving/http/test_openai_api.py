@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.serving import openai_api
-from hyperpod_ft.serving.openai_api import Answer, ApiError, Reply, parse
+from hyperpod_ft.serving.http import openai_api
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, parse
 
 
 def body(**values: Any) -> bytes:

@@ -21,11 +21,11 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
-from hyperpod_ft.serving import device as devices
-from hyperpod_ft.serving.openai_api import Answer, ApiError, Request
-from hyperpod_ft.serving.sampling import sampling
-from hyperpod_ft.serving.text_stream import TextStream
-from hyperpod_ft.serving.turns import Turns
+from hyperpod_ft.serving.answers import device as devices
+from hyperpod_ft.serving.answers.sampling import sampling
+from hyperpod_ft.serving.answers.text_stream import TextStream
+from hyperpod_ft.serving.answers.turns import Turns
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256

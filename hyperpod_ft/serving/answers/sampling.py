@@ -3,7 +3,7 @@
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from hyperpod_ft.serving.openai_api import Request
+from hyperpod_ft.serving.http.openai_api import Request
 
 
 class _Draw(LogitsProcessor):

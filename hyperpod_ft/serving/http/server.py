@@ -14,9 +14,9 @@ from http.server import ThreadingHTTPServer
 from typing import Any, Protocol
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving import access, openai_api, page
-from hyperpod_ft.serving.connection import Connection
-from hyperpod_ft.serving.openai_api import Answer, ApiError, Reply, Request
+from hyperpod_ft.serving.http import access, openai_api, page
+from hyperpod_ft.serving.http.connection import Connection
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, Request
 from hyperpod_ft.terminal import printable
 
 _MOST_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory

@@ -16,9 +16,9 @@ from hyperpod_ft.data import chat_template
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import greedy, pretrained
-from hyperpod_ft.serving.answering import Answering
-from hyperpod_ft.serving.device import device_named
-from hyperpod_ft.serving.openai_api import ApiError, Request
+from hyperpod_ft.serving.answers.answering import Answering
+from hyperpod_ft.serving.answers.device import device_named
+from hyperpod_ft.serving.http.openai_api import ApiError, Request
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -174,8 +174,8 @@ def test_a_gpu_that_is_lost_is_noticed(base: Path) -> None:
     """In a process of its own, which can use the GPU no more."""
     program = (
         "import sys, torch\nfrom pathlib import Path\n"
-        "from hyperpod_ft.serving.answering import Answering\n"
-        "from tests.unit.serving.test_answering import asked, nowhere\n"
+        "from hyperpod_ft.serving.answers.answering import Answering\n"
+        "from tests.unit.serving.answers.test_answering import asked, nowhere\n"
         "base = Path(sys.argv[1])\n"
         "answering = Answering.load({'tiny': base}, {}, base, torch.device('cuda'))\n"
         "answering._vocabulary['tiny'] = 1 << 40\n"  # as if it were not checked

@@ -18,7 +18,7 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import Description
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import (
+from hyperpod_ft.launch.sagemaker.store.stored_checkpoints import (
     is_best,
     is_checkpoint,
     is_later,

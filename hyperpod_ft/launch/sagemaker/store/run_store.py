@@ -17,7 +17,7 @@ from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.checkpoint_store import CheckpointStore
+from hyperpod_ft.launch.sagemaker.store.checkpoint_store import CheckpointStore
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.publish import partial_of
 from hyperpod_ft.runs.records import Record

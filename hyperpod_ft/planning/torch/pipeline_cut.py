@@ -7,7 +7,7 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import divisible_types, family_of
 from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.pipeline.schedule import idle_share, stages_of, stages_per_rank
+from hyperpod_ft.planning.torch.pipeline_schedule import idle_share, stages_of, stages_per_rank
 
 
 def check_family(degrees: Degrees, family: str) -> None:

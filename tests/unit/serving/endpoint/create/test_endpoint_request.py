@@ -9,10 +9,10 @@ from hyperpod_ft.aws.validation.service_model import check_request, model
 from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.endpoint import scaling
-from hyperpod_ft.serving.endpoint.endpoint_request import Target, component_name, requests
-from hyperpod_ft.serving.endpoint.fit import ServingFit
-from hyperpod_ft.serving.endpoint.images import IMAGES, image_uri
+from hyperpod_ft.serving.endpoint.create import scaling
+from hyperpod_ft.serving.endpoint.create.endpoint_request import Target, component_name, requests
+from hyperpod_ft.serving.endpoint.create.fit import ServingFit
+from hyperpod_ft.serving.endpoint.create.images import IMAGES, image_uri
 
 GOLDEN = Path(__file__).parent / "golden"
 

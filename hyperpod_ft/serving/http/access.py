@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.openai_api import ApiError
+from hyperpod_ft.serving.http.openai_api import ApiError
 
 API_KEY = "HYPERPOD_FT_API_KEY"  # the environment variable
 
