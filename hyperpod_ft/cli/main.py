@@ -244,7 +244,8 @@ def compare(
 
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.runs import figures, references
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.results import figures
 
     found = [references.find(run) for run in runs]
     for known in found:

@@ -15,11 +15,11 @@ from hyperpod_ft.launch.sagemaker.store.place import tuned_model
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
-from hyperpod_ft.runs import figures
-from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results.figures import Figures
+from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.samples import Samples
 from hyperpod_ft.terminal import printable
 
 _ANSWERS_SHOWN = 8

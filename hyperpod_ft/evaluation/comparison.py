@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hyperpod_ft.runs.samples import ExactCount, Losses, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import ExactCount, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.terminal import printable
 
 _COLUMN = 48

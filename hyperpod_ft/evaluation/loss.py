@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import PairedSplit, Split
-from hyperpod_ft.runs.samples import Loss
+from hyperpod_ft.runs.results.samples import Loss
 
 # The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
 _BATCH_TOKENS = 4096

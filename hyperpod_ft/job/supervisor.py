@@ -27,11 +27,12 @@ from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
-from hyperpod_ft.runs import metrics, restarts
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, seconds_to_save
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 
 # Share of the time between Slurm's notice and the limit that the ranks get to save in before the job is requeued.

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.prompts import check_prompt, is_chat
+from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.groups import groups
 from hyperpod_ft.launch.sagemaker.images import image

@@ -20,18 +20,18 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
-from hyperpod_ft.data.prompts import is_chat
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
+from hyperpod_ft.runs.results.samples import Loss, Losses
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.samples import Loss, Losses
 from hyperpod_ft.stages.stage import Result, main
 
 # Bounds the time that both losses take; the report says how many of how many rows were used.

@@ -14,11 +14,12 @@ from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_na
 from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
-from hyperpod_ft.runs import metrics, restarts
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import KILLED_STATUS
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from hyperpod_ft.data import chat
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.example import RowError
+from hyperpod_ft.data.text import chat
+from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation import pretrained

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.samples import RecordedAnswers
+from hyperpod_ft.runs.results.samples import RecordedAnswers
 
 
 @dataclass(frozen=True)

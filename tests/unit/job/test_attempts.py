@@ -10,9 +10,10 @@ import pytest
 
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
-from hyperpod_ft.runs import metrics, restarts
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]

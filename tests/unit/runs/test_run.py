@@ -10,8 +10,9 @@ from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
-from hyperpod_ft.runs import metrics, references
+from hyperpod_ft.runs import references
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 

@@ -13,7 +13,7 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.samples import RecordedAnswers, Samples
+from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.create import scaling
 from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name, model_name, startup_seconds

@@ -1,7 +1,7 @@
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.samples import RecordedAnswers
+from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.serving.endpoint.proof import Asked, Proof, completion_request, completion_text
 
 RECORDED = RecordedAnswers("p", False, "It is a base.", "It is tuned well.")

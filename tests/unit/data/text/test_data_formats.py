@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data.example import Example, RowError, Segment
-from hyperpod_ft.data.formats import prompt_of, render
-from hyperpod_ft.data.prompts import check_prompt
+from hyperpod_ft.data.text.example import Example, RowError, Segment
+from hyperpod_ft.data.text.formats import prompt_of, render
+from hyperpod_ft.data.text.prompts import check_prompt
 from hyperpod_ft.errors import UserError
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, make
 

@@ -5,7 +5,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
-from hyperpod_ft.runs.samples import ExactCount, Loss, Losses, RecordedAnswers, Samples
+from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, Samples
 
 COMPARED = Comparison(
     (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data.example import Example, RowError, Segment
+from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
 DOLLY = "### Instruction\n{instruction}\n\n### Answer\n"
@@ -116,6 +116,6 @@ _COMPLETIONS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
 
 
 def _fill(key: str, source: str, row: Mapping[str, Any]) -> str:
-    from hyperpod_ft.data import template  # noqa: PLC0415 - imports Jinja, which the other formats do not need
+    from hyperpod_ft.data.text import template  # noqa: PLC0415 - imports Jinja, which the other formats do not need
 
     return template.fill(key, source, row)

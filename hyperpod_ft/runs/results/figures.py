@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.samples import ExactCount
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hyperpod_ft.data.example import Example, RowError, Segment
+from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 

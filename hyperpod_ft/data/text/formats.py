@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import chat, prompts
-from hyperpod_ft.data.example import Example, RowError
+from hyperpod_ft.data.text import chat, prompts
+from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 

@@ -17,10 +17,10 @@ from hyperpod_ft.cli import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
-from hyperpod_ft.runs import figures, usage
 from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.results import figures, usage
+from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.samples import ExactCount
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
@@ -82,7 +82,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     run.freeze()
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from hyperpod_ft.runs import usage; from hyperpod_ft.runs.run import Run\n"
+        "from hyperpod_ft.runs.results import usage; from hyperpod_ft.runs.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
         "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )

@@ -8,7 +8,7 @@ from jinja2 import StrictUndefined, Template, UndefinedError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hyperpod_ft.data.example import RowError
+from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.errors import UserError
 
 

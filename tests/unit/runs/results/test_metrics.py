@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.runs import metrics
-from hyperpod_ft.runs.metrics import last_row
+from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.metrics import last_row
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 14])
