@@ -79,8 +79,8 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
     if CATALOGUE[config.cluster.instance_type].device == "neuron":
         raise ValueError(
-            "training.objective: dpo needs shapes that change with a batch's pairs, which TorchNeuron would compile"
-            " anew; use a GPU instance type"
+            "training.objective: dpo has shapes that differ from batch to batch, and TorchNeuron would compile for"
+            " each; use a GPU instance type"
         )
     for degree, reason in (
         ("pipeline_parallel", "has no pipelines"),

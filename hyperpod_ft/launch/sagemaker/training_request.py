@@ -39,7 +39,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
     instance_type = group.instance_type(run)
     if instance_type == "local":
         raise UserError(
-            "cluster.instance_type: a training job needs an instance type, and this is local",
+            "cluster.instance_type: `local` cannot be a training job",
             "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
         )
     if group.seconds > MOST_SECONDS:
