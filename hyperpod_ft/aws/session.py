@@ -164,7 +164,7 @@ def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str
     if code in DENIED:
         found = _ACTION.search(error_message(error))
         action = found[1] if found else _PERMISSIONS.get(operation, operation)
-        return f"access denied to {action} ({code})", f"allow {action} to these credentials"
+        return f"access denied to {action} ({code})", f"grant these credentials {action}"
     if code in _EXPIRED:
         return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:

@@ -47,7 +47,7 @@ def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callabl
             )
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
     if volume is not None and volume < _VOLUME_GIB:
-        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some")
+        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some space")
     return found + _version_differences(reports, replace)
 
 

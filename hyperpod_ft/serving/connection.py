@@ -72,7 +72,7 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
         if not length.isdecimal():
             raise ApiError(411, "the request has no Content-Length")
         if len(length) > len(str(_LARGEST_BODY)) or int(length) > _LARGEST_BODY:
-            raise ApiError(413, f"the request has {length[:20]} bytes; at most {_LARGEST_BODY} are read")
+            raise ApiError(413, f"the request has {length[:20]} bytes; the limit is {_LARGEST_BODY}")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ClientGoneError

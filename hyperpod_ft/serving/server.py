@@ -152,4 +152,4 @@ class Handler(Connection):
 
     def _unknown(self, path: str) -> ApiError:
         known = [*_QUESTIONS, "/v1/models", "/health", "/ping", "/"]
-        return ApiError(404, f"{self.command} {printable(path)}: unknown; there are {', '.join(known)}", "not_found")
+        return ApiError(404, f"{self.command} {printable(path)}: unknown; known: {', '.join(known)}", "not_found")

@@ -74,5 +74,5 @@ def _delete_versions(client: Any, bucket: str, versions: list[dict[str, Any]]) -
     for failed in answer.get("Errors", []):
         raise UserError(
             f"s3://{bucket}/{failed['Key']} cannot be deleted ({failed['Code']})",
-            "allow s3:DeleteObject and s3:DeleteObjectVersion to these credentials",
+            "grant these credentials s3:DeleteObject and s3:DeleteObjectVersion",
         )

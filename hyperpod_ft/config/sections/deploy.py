@@ -70,7 +70,7 @@ class Deploy(Section):
         name = value.removeprefix("ml.")
         if name not in hosts.HOSTS:
             families = ", ".join(f"{family}.*" for family in hosts.families())
-            raise ValueError(f"unknown type of an endpoint{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
+            raise ValueError(f"unknown endpoint type{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
         return name
 
     @model_validator(mode="after")
@@ -81,7 +81,7 @@ class Deploy(Section):
                 " lmi on GPUs"
             )
         if self.model == "adapter" and self.server != "vllm":
-            raise ValueError(f"model: container {self.server} serves no adapters here; use merged, or container vllm")
+            raise ValueError(f"model: container {self.server} does not serve adapters; use merged, or container vllm")
         return self
 
     @property

@@ -51,7 +51,7 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     print(done.stdout, end="", flush=True)
     if done.returncode:
         last = ([line for line in done.stdout.splitlines() if line.strip()] or ["no error message"])[-1]
-        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; does the job reach an index?")
+        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; can the job reach an index?")
 
 
 def _base() -> str:

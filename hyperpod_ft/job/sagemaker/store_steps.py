@@ -49,7 +49,7 @@ class StoreSteps:
             finally:
                 pushing.communicate()  # which ends its standard input
         if pushing.returncode:
-            print(f"{stage}: what it has written is not all in {self._store}", file=sys.stderr, flush=True)
+            print(f"{stage}: not all of its outputs are in {self._store}", file=sys.stderr, flush=True)
 
     def after(self, stage: str) -> None:
         """Push the outputs of a stage that is done, and then its record."""

@@ -79,7 +79,7 @@ class Checks:
                 findings.append(error(key, *quota_checks.short(given, limits[name], needed, 0)))
             elif at_once.get(name, 0) > limits[name]["Value"]:
                 _, request = quota_checks.short(given, limits[name], at_once[name], 0)
-                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job beside the one before it"
+                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job and the one before it"
                 remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
                 findings.append(warning(key, problem, remedy))
         return findings

@@ -63,7 +63,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
         elif _is_cancelled(run, job):
             state = JobState("CANCELLED")
         elif ended:
-            state = JobState("CANCELLED", f"{ended} has not done its stages")
+            state = JobState("CANCELLED", f"{ended} did not finish its stages")
         else:
             state = JobState("PENDING", f"after {awaited}" if awaited else "not created yet")
         found[job.name] = state

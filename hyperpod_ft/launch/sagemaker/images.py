@@ -39,5 +39,5 @@ def image(config: RunConfig, instance_type: str) -> str:
         )
     uri = image_uri(section.region, tag)
     if uri is None:
-        raise UserError(f"sagemaker.region: no account with AWS's images is known in {section.region}", _OWN)
+        raise UserError(f"sagemaker.region: the account of AWS's images is not known for {section.region}", _OWN)
     return uri

@@ -62,9 +62,9 @@ def client_of(run: Run, profile: str | None) -> Callable[[str], object]:
 def _offline(run: Run) -> Iterable[Finding]:
     section = section_of(run)
     if section.region not in known("sagemaker"):
-        yield error("sagemaker.region", f"AWS has no region {section.region} with SageMaker", "correct it")
+        yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
-        yield warning("cluster.mail_user", NO_MAIL, "a rule of EventBridge does that (docs/training-jobs.md)")
+        yield warning("cluster.mail_user", NO_MAIL, "an EventBridge rule can do that (docs/training-jobs.md)")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")

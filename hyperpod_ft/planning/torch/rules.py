@@ -172,7 +172,7 @@ def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> Non
     if found := _rope_types(model_config) & {"dynamic", "longrope"}:
         raise UserError(
             f"parallelism.context_parallel: the model's rope_type {found.pop()} depends on the longest document of a"
-            " batch, which a rank that has part of each row does not see",
+            " batch, which a rank with only part of each row does not see",
             "set it to 1",
         )
     heads = next((model_config[key] for key in _HEADS if isinstance(model_config.get(key), int)), None)

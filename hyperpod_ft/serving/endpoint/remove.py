@@ -81,7 +81,7 @@ def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
     names = _names(s3, url)
     small_objects.remove(s3, url, names)
     if left := _names(s3, url):
-        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "allow s3:DeleteObject to these credentials")
+        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "grant these credentials s3:DeleteObject")
     if names:
         watch.say(f"deleted {len(names)} objects at {url}")
     return len(names)

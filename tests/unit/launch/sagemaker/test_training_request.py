@@ -112,7 +112,7 @@ def test_answers_on_gpus_take_one_instance_of_the_training() -> None:
 
 
 def test_local_is_no_instance_type_of_a_training_job() -> None:
-    with pytest.raises(UserError, match=r"cluster\.instance_type.* local.*set one"):
+    with pytest.raises(UserError, match=r"cluster\.instance_type.*`local`.*set one"):
         requests(make({"sagemaker": STORE}))
 
 
