@@ -99,7 +99,7 @@ class SlurmLauncher:
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
 
-        Other users' jobs are not searched: they belong to runs of theirs.
+        Other users' jobs are ignored: they belong to those users' runs.
         """
         found = self._known_jobs(run, jobs, [])
         stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}

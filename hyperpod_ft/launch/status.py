@@ -71,7 +71,7 @@ class RunStatus:
 def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
 
-    With `advance`, creates the run's next job if that waits for somebody to do it; else only reads.
+    With `advance`, creates the run's next job if it is due; otherwise only reads.
     """
     note = created = ""
     try:

@@ -26,16 +26,16 @@ NOTICE_STATUS = 128 + NOTICE
 TERMINATED_STATUS = 128 + signal.SIGTERM
 KILLED_STATUS = 128 + signal.SIGKILL
 
-# Seconds between the notice and the job's limit, if the limit is not short. A container cannot know better: SageMaker
-# counts the start of the instances too, which takes minutes.
+# Seconds between the notice and the job's limit, if the limit is not short. An estimate: SageMaker also counts the
+# start of the instances, which takes minutes.
 _NOTICE_SECONDS = 900
-# Part of it that the ranks get to save a checkpoint in. The rest: pushing it to the store, and the instances' start.
+# The share of it in which the ranks save a checkpoint. The rest: pushing it to the store, and the instances' start.
 _SHARE_TO_SAVE = 2 / 3
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What a container is told by the launcher. SageMaker's hyperparameters are texts."""
+    """The launcher's parameters for a container; SageMaker requires strings."""
 
     job: str  # the job's name
     group: str  # of stages, for people who read the job's description
@@ -53,7 +53,7 @@ class Hyperparameters:
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def texts(self) -> dict[str, str]:
-        """For CreateTrainingJob, without the empty ones."""
+        """The hyperparameters of CreateTrainingJob, without the empty ones."""
         return {field.name: text for field in fields(self) if (text := getattr(self, field.name))}
 
 

@@ -64,7 +64,7 @@ class Server(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a connection; requests handle their own."""
+        """Print the traceback of a connection's error unless the client caused it; requests handle their own errors."""
         del request, client_address
         if not isinstance(sys.exc_info()[1], OSError):
             traceback.print_exc()

@@ -1,7 +1,8 @@
 """Divides a transfer among processes: in one, threads wait for each other's turn to run Python (the GIL).
 
 Reading from TLS gives Python 16 KiB at a time, so that one process transfers a few Gb/s at most, whatever its threads.
-The processes are forks, which begin at once and with the parent's credentials; a program that has threads does without.
+The processes are forks, which start at once with the parent's credentials; a program with running threads uses one
+process.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ Work = Callable[[Sequence[Item], int, Callable[[int], object]], None]
 
 WORTH_BYTES = 128 << 20  # for less, starting processes takes longer than it saves
 _MOST, _LEAST_THREADS = 8, 4
-_REQUEST_BYTES = 1 << 20  # what a request costs, in bytes that could be transferred meanwhile
+_REQUEST_BYTES = 1 << 20  # what a request costs, in bytes that could be transferred in that time
 _COUNT = struct.Struct("<q")  # bytes that were transferred; -1: an error follows
 
 

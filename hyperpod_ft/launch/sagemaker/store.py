@@ -192,5 +192,5 @@ class RunStore:
 
 
 def _markers(files: Iterable[Path]) -> list[Path]:
-    """Those that make a checkpoint complete."""
+    """The files that complete a checkpoint."""
     return [file for file in files if file.name == description.NAME]

@@ -87,7 +87,7 @@ def _key_of(path: str, group: Group) -> str:
 def _as_cluster(run: Run) -> ClusterConfig:
     """A cluster file with the run's role, bucket, network and file system, for the checks of clusters.
 
-    Where the run has none, it has ids that no check looks at.
+    Placeholder ids stand for what the run lacks; no check reads them.
     """
     section, mounted = section_of(run), section_of(run).file_system
     training = next(group for group in groups(run.plan.stages) if group.starts_ranks)
@@ -116,7 +116,7 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
 
 def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
-    """With the run file's keys; without what is about the zone, which a training job has none of."""
+    """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
     keys = _KEYS if section_of(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
         replace(finding, field=keys.get(finding.field, finding.field))

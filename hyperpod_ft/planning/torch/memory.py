@@ -35,14 +35,14 @@ _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 def bytes_on_fullest_rank(
     config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
 ) -> float:
-    """`stages`: the `shares` of these degrees."""
+    """The memory that the fullest rank needs. `stages`: from `shares`."""
     # of alike ranks of a pipeline, the first has the most micro batches in memory
     different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
     return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """One for each rank of a pipeline."""
+    """The share of the model that each pipeline rank holds."""
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:

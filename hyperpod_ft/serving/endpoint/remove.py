@@ -59,7 +59,7 @@ def _require_tags(endpoints: Endpoints, name: str) -> None:
 
 
 def _delete_component(watch: Watch) -> bool:
-    """As `_delete_endpoint`."""
+    """Request the deletion if none is in progress; returns whether the component still exists."""
     found = watch.endpoints.component(watch.name)
     if found is not None and found.status != DELETING:
         watch.endpoints.delete_component(watch.name)
@@ -67,7 +67,7 @@ def _delete_component(watch: Watch) -> bool:
 
 
 def _delete_endpoint(watch: Watch) -> bool:
-    """Ask for the deletion, as soon as SageMaker accepts it; whether the endpoint still exists."""
+    """Request the deletion if none is in progress; returns whether the endpoint still exists."""
     found = watch.endpoints.find(watch.name)
     if found is not None and found.status != DELETING:
         watch.endpoints.delete_endpoint(watch.name)
