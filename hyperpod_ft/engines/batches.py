@@ -81,7 +81,7 @@ class PackedSplit:
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of preferences: how many pairs of documents each row has, int64 [rows].
+        """The number of pairs of documents in each row of preferences, int64 [rows].
 
         Padding at the end of a row begins at position 0 too, but is not a second document.
         """

@@ -24,7 +24,7 @@ class Launchers:
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":
-        """With the Slurm the run was last submitted to, if it still exists.
+        """The launchers, with the Slurm that the run was last submitted to, if it still exists.
 
         For a run that was not: the local cluster, for instance type `local`, when it is up and SLURM_CONF is not set.
         """

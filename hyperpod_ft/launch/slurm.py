@@ -42,7 +42,7 @@ class _ListedJob:
     comment: str = ""
 
     def is_of(self, run: Run, stages: Sequence[str]) -> bool:
-        """Whether it is a job of one of these stages of the run.
+        """Whether this is a job of one of these stages of the run.
 
         A comment of this kit decides. Where a site has put another in its place, the name does; the caller makes sure
         that the job's id is one of the run's.
@@ -68,7 +68,7 @@ class SlurmLauncher:
         return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
-        """One sbatch per stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
+        """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 
         Raises UserError with sbatch's message; the jobs submitted before it are cancelled then.
         """

@@ -37,6 +37,8 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class StageStatus:
+    """The state of one stage of a run."""
+
     stage: str
     state: State
     detail: str = ""
@@ -48,6 +50,8 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
+    """The state of a run and of its stages."""
+
     name: str
     directory: str
     model: str  # where the tuned model is, or will be

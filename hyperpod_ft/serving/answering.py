@@ -117,7 +117,7 @@ class Answering:
             raise
 
     def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
-        """As stage generate encodes prompts, which is as training does."""
+        """The prompt's token ids, encoded as stage generate and training do."""
         if isinstance(request.prompt, tuple):
             return list(request.prompt)
         if request.prompt is not None:

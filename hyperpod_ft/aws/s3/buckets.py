@@ -12,6 +12,8 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Bucket:
+    """A bucket, the number of its objects and their size in bytes."""
+
     name: str
     objects: int
     bytes: int
@@ -29,7 +31,7 @@ def region(client: Any, name: str) -> str:
 
 
 def measure(client: Any, name: str) -> Bucket | None:
-    """None if it no longer exists, or `name` is empty. Takes one call per thousand objects."""
+    """What a bucket holds; None if it no longer exists, or `name` is empty. Takes one call per thousand objects."""
     if not name:
         return None
     objects = size = 0

@@ -139,7 +139,7 @@ class _Download:
 
 
 def finish(root: Path, entries: Collection[Entry]) -> None:
-    """After these objects have become files: flush all of it to disk, and remove what other attempts left.
+    """Flush the files of these objects to disk, and remove what other attempts left.
 
     At the end, since a file system that flushes one file writes much of the others too.
     """

@@ -108,7 +108,7 @@ def caller_needs(given: CheckInput) -> list[Need]:
 
 
 def role(given: CheckInput) -> list[Finding]:
-    """It exists, is in this account, and SageMaker may assume it."""
+    """The role exists, is in this account, and SageMaker may assume it."""
     iam, arn = given.clients["iam"], given.existing.execution_role_arn
     if (of := arn.split(":")[4]) != given.account_id:
         return [

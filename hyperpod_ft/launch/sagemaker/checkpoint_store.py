@@ -45,7 +45,7 @@ class CheckpointStore:
         self._url = f"{url}/{run.checkpoints.relative_to(run.root).as_posix()}"
 
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
-        """Push a published checkpoint. Each node pushes its own files; the first one then the description that completes it.
+        """Push a published checkpoint: each node its own files, then the first one the description that completes it.
 
         Returns whether this node has done its part; False when a file here is damaged, and when training has removed
         the checkpoint, here or on another node. Afterwards removes older ones from the store, as training does on the

@@ -41,11 +41,11 @@ class Group:
 
     @property
     def seconds(self) -> int:
-        """Its time limit: that of its stages together."""
+        """The time limit: the sum of its stages' limits."""
         return sum(time_limit_seconds(stage.resources.time_limit) for stage in self.stages)
 
     def instance_type(self, run: Run) -> str:
-        """That of the training where a stage trains or needs whole nodes, else that for CPUs; without `ml.`."""
+        """The training's type if a stage trains or needs whole nodes, otherwise the type for CPUs; without `ml.`."""
         whole = any(stage.resources.exclusive for stage in self.stages)
         cluster = run.config.cluster.instance_type
         return cluster if self.starts_ranks or whole else section_of(run).cpu_instance_type

@@ -67,7 +67,7 @@ class SageMakerLauncher:
         return {name: state for name, state in found.items() if name in wanted}
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        """Also those that another machine has submitted, and jobs of the run that nobody has recorded."""
+        """The run's jobs at work, also those that another machine submitted and those that are not recorded."""
         self._place(run).refresh()
         training_jobs = self._jobs(run)
         recorded = [job for job in run.jobs() if job.launcher == self.name]

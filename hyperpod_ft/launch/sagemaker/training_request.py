@@ -85,7 +85,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told; all values are strings."""
+    """The launcher's parameters for the container; all values are strings."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     # env.python is an interpreter of the image that has the packages
     own = bool(run.config.env.python)

@@ -181,7 +181,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """None: neuronx-distributed cuts the model itself, by numbers of layers."""
+    """Nothing to explain: neuronx-distributed cuts the model itself, by numbers of layers."""
     return None
 
 

@@ -23,6 +23,8 @@ _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Deployment:
+    """What `deploy` creates for a run: its target, files and requests."""
+
     run: Run
     target: Target
     bundle: Bundle

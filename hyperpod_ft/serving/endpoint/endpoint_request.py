@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Requests:
-    """In the order in which they are sent. `component` is None unless the endpoint scales to zero."""
+    """The requests, in the order in which they are sent. `component` is None unless the endpoint scales to zero."""
 
     model: dict[str, Any]
     config: dict[str, Any]
@@ -138,7 +138,7 @@ def environment(target: Target) -> dict[str, str]:
 
 
 def model_name(settings: Deploy) -> str | None:
-    """What a request calls the tuned model; None where the server has one model, which it names itself."""
+    """The name of the tuned model in requests; None where the server has one model, which it names itself."""
     return TUNED if settings.server == "vllm" else None
 
 

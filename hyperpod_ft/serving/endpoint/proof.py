@@ -30,6 +30,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
+    """A recorded prompt, and what the endpoint answered."""
+
     question: Question
     answer: str
 
@@ -52,6 +54,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proof:
+    """The endpoint's answers to the recorded prompts, compared with the recorded answers."""
+
     asked: tuple[Asked, ...]
 
     @property

@@ -204,7 +204,7 @@ class ReplicatedWeights(TrainedWeights):
 
 
 def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[Bucket]:
-    """In the order in which a backward pass completes them, which is about that of the parameters reversed.
+    """The buckets in the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
     them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
