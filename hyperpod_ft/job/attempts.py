@@ -23,7 +23,7 @@ from hyperpod_ft.runs.container import NOTICE_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
-_LONGEST_PAUSE_SECONDS = 300
+_MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)
 
 
@@ -118,7 +118,7 @@ def pause_seconds(number: int, accelerators: bool) -> int:
 
     The Neuron runtime takes some seconds to release devices; CPUs need none.
     """
-    return min((15 if accelerators else 1) << (number - 1), _LONGEST_PAUSE_SECONDS)
+    return min((15 if accelerators else 1) << (number - 1), _MAX_PAUSE_SECONDS)
 
 
 def newest_checkpoint(run: Run) -> int:

@@ -26,9 +26,9 @@ _UNSUPPORTED = {
     "logit_bias": {},
     "response_format": {"type": "text"},
 }
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 # Scores divided by less may exceed 32-bit floats, and drawing from those ends the process's use of its GPU.
-_LEAST_TEMPERATURE = 1e-6
+_MIN_TEMPERATURE = 1e-6
 
 
 class ApiError(Exception):
@@ -152,8 +152,8 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
 
 def _stops(given: Any) -> tuple[str, ...]:
     listed = [given] if isinstance(given, str) else given or []
-    if not isinstance(listed, list) or len(listed) > _MOST_STOPS or not all(isinstance(one, str) for one in listed):
-        raise ApiError(400, f"stop: must be a string or a list of at most {_MOST_STOPS} strings")
+    if not isinstance(listed, list) or len(listed) > _MAX_STOPS or not all(isinstance(one, str) for one in listed):
+        raise ApiError(400, f"stop: must be a string or a list of at most {_MAX_STOPS} strings")
     return tuple(one for one in listed if one)
 
 
@@ -181,8 +181,8 @@ def _whole(given: Any, name: str, least: int | None = None) -> int:
 
 def _temperature(values: Mapping[str, Any]) -> float:
     given = _number(values, "temperature", 0.0, 0.0, 2.0)
-    if 0 < given < _LEAST_TEMPERATURE:
-        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_LEAST_TEMPERATURE:g}")
+    if 0 < given < _MIN_TEMPERATURE:
+        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
     return given
 
 

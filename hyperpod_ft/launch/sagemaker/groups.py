@@ -20,8 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "finish": ("consolidate", "merge", "generate"),
 }
 NO_MAIL = "SageMaker sends no mail: it has no effect on training jobs"  # what is wrong with cluster.mail_user
-_LONGEST_NAME = 63  # of a training job
-_LONGEST_NUMBER = 4  # characters
+_MAX_NAME_LENGTH = 63  # of a training job
+_MAX_NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def name_prefix(run: Run) -> str:
     mounted = section.file_system
     place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
     tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
-    room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
+    room = _MAX_NAME_LENGTH - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _MAX_NUMBER_DIGITS
     return f"{slug(run, room)}-{tail}"
 
 

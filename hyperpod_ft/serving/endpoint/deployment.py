@@ -17,7 +17,7 @@ from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
 from hyperpod_ft.serving.endpoint.fit import fit
 
-_LONGEST_NAME = 54  # of 63: names of models, configurations and components add up to nine characters
+_MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
 
 
@@ -63,12 +63,12 @@ def settings_of(run: Run) -> Deploy:
 def endpoint_name(run: Run) -> str:
     """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
     run_id = run.plan.run_id
-    return f"{slug(run, _LONGEST_NAME - len(run_id) - 1)}-{run_id}"
+    return f"{slug(run, _MAX_NAME_LENGTH - len(run_id) - 1)}-{run_id}"
 
 
 def is_endpoint_name(name: str) -> bool:
     """Whether a name has the form that `endpoint_name` gives."""
-    return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
+    return bool(_NAME.fullmatch(name)) and len(name) <= _MAX_NAME_LENGTH
 
 
 def region_of(run: Run) -> str | None:

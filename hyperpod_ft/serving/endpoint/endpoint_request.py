@@ -24,7 +24,7 @@ VARIANT = "AllTraffic"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
 _DIGITS = 8  # of a digest in a name
-_LONGEST_VOLUME = 512  # GB
+_MAX_VOLUME_GB = 512
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _variant(target: Target, model: str) -> dict[str, Any]:
     }
     if not HOSTS[settings.instance_type].nvme:
         # the model, what is compiled from it, and 64 GB for the image
-        made["VolumeSizeInGB"] = min(_LONGEST_VOLUME, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
+        made["VolumeSizeInGB"] = min(_MAX_VOLUME_GB, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
     if not settings.scale_to_zero:
         return made | {"ModelName": model, **_patience(settings)}
     return made | {
