@@ -128,7 +128,7 @@ def newest_checkpoint(run: Run) -> int:
     """
     written = []
     for step, path in run.checkpoints_by_step().items():
-        with contextlib.suppress(OSError):  # deleted meanwhile
+        with contextlib.suppress(OSError):  # just deleted
             written.append((path.stat().st_mtime_ns, step))
     return max(written, default=(0, 0))[1]
 

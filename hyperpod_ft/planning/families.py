@@ -44,7 +44,7 @@ class Family:
     tied: bool = False
     biases: frozenset[Biased] = frozenset()
     norms: int = 2  # of a layer, at the model's width
-    wide_norms: bool = False  # of a form of their own, which keeps input and normalized tensor in fp32
+    wide_norms: bool = False  # of a different form, which keeps input and normalized tensor in fp32
     shared_input: str | None = None  # the module whose output both attention and MLP take in, if it is one
     keys: Mapping[str, str] = field(default_factory=dict)  # spellings in config.json that differ from most families'
 

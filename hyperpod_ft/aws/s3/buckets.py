@@ -52,7 +52,7 @@ def delete(client: Any, name: str) -> None:
     if not name:
         return
     try:
-        # always the first thousand: a marker could skip objects that are written meanwhile
+        # always the first thousand: a marker could skip objects that are being written
         while versions := _first_versions(client, name):
             _delete_versions(client, name, versions)
         client.delete_bucket(Bucket=name)

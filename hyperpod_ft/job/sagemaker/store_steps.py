@@ -13,7 +13,7 @@ from typing import Iterator
 
 from hyperpod_ft.job.sagemaker.host import Host, JobError
 
-# Stages that write for long: what they have finished is pushed meanwhile.
+# Stages that write for long: what they have finished is pushed while they continue.
 _LONG = ("precompile", "train", "consolidate", "merge")
 
 

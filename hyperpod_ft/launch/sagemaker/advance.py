@@ -43,7 +43,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
             return None
         place.refresh()
         if any(_is_cancelled(run, known) for known in (job, next_job)):
-            # meanwhile: `cancel` may have looked for jobs to stop before this one was there
+            # `cancel` may have looked for jobs to stop before this one was there
             jobs.stop(next_job.name)
             return None
         return next_job.name

@@ -84,7 +84,7 @@ class SageMakerLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
 
-        Also those that a container has created meanwhile: it may have looked for marks just before.
+        Also those that a container has just created: it may have looked for marks before.
         """
         self._stop(run, jobs)
         names = {job.job_id for job in jobs}

@@ -70,7 +70,7 @@ class RunStore:
     def pull_records(self) -> None:
         """Pull the small files that `status`, `logs` and `list` read: records, jobs, metrics, attempts, exit statuses.
 
-        They replace those on this machine. A training that is at work replaces some of them meanwhile.
+        They replace those on this machine. A training that is at work may be replacing some of them.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -116,7 +116,7 @@ class RunStore:
         there = {path: digest for path, digest in digests.items() if path.is_file()}
         try:
             trees.push(self._client, f"{self._url}/{self._name(output)}", partial, there, what, there)
-        except FileNotFoundError:  # published meanwhile
+        except FileNotFoundError:  # just published
             return []
         return [path.name for path in there]
 

@@ -29,7 +29,7 @@ _THREADS = 16
 
 
 class _Reference(Inert):
-    """A tensor in a file of its own; its state is {"tid": number}."""
+    """A tensor in a separate file; its state is {"tid": number}."""
 
 
 _NAMES: safe_pickle.Names = {("torch_xla.utils.serialization", "TensorReference"): _Reference}

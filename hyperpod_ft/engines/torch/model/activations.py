@@ -155,7 +155,7 @@ class _Call:
 
 
 class _ActivationStore:
-    """Copies to host memory and back, on a stream of their own where the device has streams."""
+    """Copies to host memory and back, on a separate stream where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

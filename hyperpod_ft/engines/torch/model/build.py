@@ -80,8 +80,8 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     context_parallel.divide_attention(meshes.tokens["cp"])
     (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
     if not compiling.compiles(config.training, torch.device(mesh.device_type)):
-        # a compiler finds out by itself what need not be kept, and modules with forward passes of their own would give
-        # each layer a graph of its own
+        # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
+        # each layer a separate graph
         gated_mlp.keep_less(model)
         rms_norm.keep_less(model)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
