@@ -127,7 +127,7 @@ class DataOrder:
         return result
 
     def first_rows(self, steps: int) -> NDArray[np.int64]:
-        """The rows that the first so many steps train on, each once, in ascending order."""
+        """The rows that the first `steps` steps train on, each once, in ascending order."""
         if steps * self.rows_per_step >= self.rows:
             return np.arange(self.rows)
         return np.unique(np.concatenate([self.step(step) for step in range(1, steps + 1)]))

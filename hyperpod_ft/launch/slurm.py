@@ -23,7 +23,7 @@ _NO_SLURM = (
 )
 # What Slurm's programs say where they are installed and no cluster is configured.
 _NO_CONFIGURATION = "configuration source"
-# What they say when slurmctld does not answer, whatever was asked of it; any other message is a refusal.
+# The messages when slurmctld does not answer, whatever the request; any other message is a refusal.
 _NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _START_CONTROLLER = "check that slurmctld is running"
 

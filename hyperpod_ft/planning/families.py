@@ -36,7 +36,7 @@ class Family:
     transposed: bool = False  # weights are [inputs, outputs] (transformers' Conv1D)
     # A norm of queries and one of keys (`q_norm`, `k_norm` of attention): of each head, or of all heads together.
     head_norms: Literal["none", "each", "all"] = "none"
-    # What transformers' attention reads beside the weights: attributes proportional to the rank's query or key heads.
+    # What transformers' attention reads besides the weights: attributes proportional to the rank's query or key heads.
     query_attributes: tuple[str, ...] = ()
     key_attributes: tuple[str, ...] = ()
     # What config.json leaves out: whether input and output embeddings are one matrix, and what has biases, where

@@ -58,7 +58,7 @@ class Hyperparameters:
 
 
 def notice_seconds(max_runtime: float) -> float:
-    """How long before its limit a training job is told to save: 15 minutes, or a fifth of the limit if that is less."""
+    """Seconds before its limit at which a training job saves: 15 minutes, or a fifth of the limit if that is less."""
     return min(_NOTICE_SECONDS, max_runtime / 5)
 
 

@@ -20,7 +20,7 @@ from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.processes import die_with_parent
 
 Item = TypeVar("Item")
-# Transfers these items in so many threads, and calls the function with bytes as they come.
+# Transfers these items in this number of threads, and calls the function with the number of bytes as they arrive.
 Work = Callable[[Sequence[Item], int, Callable[[int], object]], None]
 
 WORTH_BYTES = 128 << 20  # for less, starting processes takes longer than it saves

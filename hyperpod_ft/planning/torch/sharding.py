@@ -71,7 +71,7 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
 
 
 def _over(shard_ranks: int, mode: Mode, offload: Offload) -> Sharding:
-    """The sharding over so many ranks. A single rank shards nothing, but may keep parameters in host memory."""
+    """The sharding over this many ranks. A single rank shards nothing, but may keep parameters in host memory."""
     if shard_ranks == 1 and offload != "parameters":
         return Sharding("replicated", 1, offload)
     return Sharding(mode, shard_ranks, offload)

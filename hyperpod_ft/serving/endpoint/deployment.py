@@ -32,7 +32,7 @@ class Deployment:
 
     @property
     def delete_command(self) -> str:
-        """Deletes all that was created. Names the run, which tells where files were uploaded if no model names them."""
+        """Deletes all that was created. It names the run, which knows where files were uploaded if no model does."""
         return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
 
 
