@@ -1,16 +1,19 @@
 """Which training job of a run comes next, and that it is created once."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.cli import main, show_runs
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import follow as follow_module
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, log
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import states
+from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.run import Run
@@ -133,3 +136,41 @@ def test_states_say_what_a_job_waits_for(run: Run, jobs: Jobs) -> None:
     jobs.becomes(name(run, "prepare"), JobState("FAILED"))
     found = states(run, as_jobs(jobs))
     assert not any(state.active for state in found.values())
+
+
+def test_following_a_log_goes_on_while_sagemaker_does_not_answer(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    train = str(go_on(run, jobs))
+    jobs.becomes(train, RUNNING)
+    log_file = run.log("train", train)
+    publish.write_text(log_file, "step 1\n")
+    find, looks = jobs.find, iter(("answer", "no answer", "no answer", "end"))
+
+    def answers_at_times(name: str) -> TrainingJob | None:
+        look = next(looks) if name == train else "answer"
+        if look == "no answer":
+            raise UserError(f"training job {name}: ThrottlingException")
+        if look == "end":
+            publish.write_text(log_file, "step 1\nstep 2\n")
+            finish(run, ["train"])
+        return find(name)
+
+    monkeypatch.setattr(jobs, "find", answers_at_times)
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    assert "".join(log(run, launchers, "train", until_it_ends=True)) == "step 1\nstep 2\n"
+
+
+def test_following_a_log_ends_when_sagemaker_never_answers_again(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    following = log(run, launchers, "env", until_it_ends=True)
+    publish.write_text(run.log("env", name(run, "prepare")), "begun\n")
+    assert next(following) == "begun\n"
+    monkeypatch.setattr(jobs, "find", Mock(side_effect=UserError("training job: no answer")))
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    with pytest.raises(UserError, match="no answer; later: hyperpod-ft logs -f --run"):
+        next(following)
