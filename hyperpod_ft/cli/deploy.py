@@ -65,14 +65,14 @@ def create(
     """
     found = _run(run, overrides)
     commands = _commands(found, None, profile)
-    planned = commands.preview(found)
-    show_endpoints.planned(planned, commands.price(planned.target.settings.instance_type))
+    deployment = commands.preview(found)
+    show_endpoints.preview(deployment, commands.price(deployment.target.settings.instance_type))
     if dry_run:
-        show_endpoints.requests(planned)
+        show_endpoints.requests(deployment)
         return
-    with _interruptible(planned.target.name, planned.delete_command):
-        proof = commands.deploy(planned, keep=keep)
-    raise typer.Exit(show_endpoints.deployed(planned, proof))
+    with _interruptible(deployment.target.name, deployment.delete_command):
+        proof = commands.deploy(deployment, keep=keep)
+    raise typer.Exit(show_endpoints.deployed(deployment, proof))
 
 
 @app.command("list")

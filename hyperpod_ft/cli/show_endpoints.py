@@ -31,7 +31,7 @@ def piece(text: str) -> None:
     print(printable(text, keep="\n\t"), end="", flush=True)
 
 
-def planned(deployment: "Deployment", price: float | None) -> None:
+def preview(deployment: "Deployment", price: float | None) -> None:
     """What will be made, how it fits, and what it costs."""
     target, bundle = deployment.target, deployment.bundle
     settings, fit = target.settings, target.fit

@@ -15,7 +15,7 @@ from hyperpod_ft.launch.follow import follow, last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
-from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.sagemaker.place import tuned_model_location
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
@@ -41,7 +41,7 @@ _STYLES = {
 
 def plan(known: Preview) -> None:
     run, degrees = known.run, known.run.plan.degrees
-    print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
+    print(f"run       {run.full_name}  in {shown(run.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
     print(
@@ -66,14 +66,14 @@ def plan(known: Preview) -> None:
     stages = table("stage", "", "why", "nodes", "partition", "fingerprint")
     for stage in known.stages:
         skipped = "not needed by later stages" if stage.reason else "done"
-        resources = stage.planned.resources
+        resources = stage.plan.resources
         stages.add_row(
-            stage.planned.name,
+            stage.plan.name,
             "run" if stage.runs else "skip",
             stage.reason if stage.runs else skipped,
             str(resources.nodes),
             resources.partition or "default",
-            stage.planned.fingerprint,
+            stage.plan.fingerprint,
         )
     console().print(stages)
     if known.training_jobs:
@@ -105,15 +105,15 @@ def _proposal(proposal: Proposal) -> RenderableType:
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
     if not jobs:
-        print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
-        print(f"Model: {shown(tuned_model(run))}")
+        print(f"Nothing to submit: every stage of {run.full_name} is done.")
+        print(f"Model: {shown(tuned_model_location(run))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
     for job in jobs:  # a training job runs several stages
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
-    print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
+    print(f"Submitted {run.full_name}: {listed}")
     if jobs[0].launcher == LAUNCHER:
         print(_created(jobs[0].job_id))  # the first one; the others wait for its records
         if run.config.cluster.mail_user:

@@ -8,7 +8,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.download.file_source import source_of
 from hyperpod_ft.download.listing import FileSource, Listing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.base_model import config_directory, early_config, model_asset
+from hyperpod_ft.runs.assets import config_directory, early_config, model_asset
 
 _WHERE = "model.source"
 

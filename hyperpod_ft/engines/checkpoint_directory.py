@@ -39,7 +39,8 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora_targets import targets
-from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
 TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 

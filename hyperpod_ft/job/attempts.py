@@ -19,9 +19,9 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.runs import metrics
-from hyperpod_ft.runs.container import NOTICE_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
 _MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)

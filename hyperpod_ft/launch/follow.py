@@ -9,6 +9,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, StageStatus, status
 from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.run import Run
 
 _AT_WORK = ("running", "pending")
@@ -94,8 +95,7 @@ def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = 
 def last_lines(failed: StageStatus) -> list[str]:
     """The errors that a failed stage printed in its last attempt; the end of its log when it printed none."""
     lines = _tail(Path(failed.log), 400) if failed.log else []
-    # the script prints such a line when it starts
-    started = max((number for number, line in enumerate(lines) if line.startswith("== ")), default=0)
+    started = max((number for number, line in enumerate(lines) if BANNER.match(line)), default=0)
     errors = [line for line in lines[started:] if line.startswith("error: ")]
     return list(dict.fromkeys(errors)) or lines[-_LAST_LINES:]
 

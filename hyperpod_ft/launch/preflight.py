@@ -16,7 +16,7 @@ from hyperpod_ft.planning.model_fit import Fit, check_model_directory
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.training_steps import rows_per_step
-from hyperpod_ft.runs.base_model import config_directory
+from hyperpod_ft.runs.assets import config_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import Steps, steps
@@ -26,7 +26,7 @@ from hyperpod_ft.runs.steps import Steps, steps
 class StagePreview:
     """A stage, whether it will run, and why it is not done; `reason` is empty when it is."""
 
-    planned: StagePlan
+    plan: StagePlan
     runs: bool
     reason: str
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.sagemaker.place import tuned_model_location
 from hyperpod_ft.runs import metrics, restarts
 from hyperpod_ft.runs.figures import Figures, figures
 from hyperpod_ft.runs.jobs import Job
@@ -101,7 +101,7 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=tuned_model(run),
+        model=tuned_model_location(run),
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),

@@ -129,7 +129,7 @@ def _refuse_another_path(run: Run) -> None:
         root = run_file.open_frozen(run.config_path).root
     except UserError:  # of another version, or damaged: it is rewritten
         return
-    frozen = root / run.config_path.relative_to(run.root)
+    frozen = root / run.relative(run.config_path)
     if root != run.root and frozen.exists() and frozen.samefile(run.config_path):
         raise UserError(
             f"cluster.root: {run.root}: this run was submitted below {root}, the same directory",

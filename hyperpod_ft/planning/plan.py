@@ -69,6 +69,11 @@ class Plan:
         """Configurations with the same training are the same run; the stages after it may differ."""
         return self["train"].fingerprint[:12]
 
+    @property
+    def model_stage(self) -> StageName:
+        """The stage that makes the final Hugging Face model."""
+        return "merge" if "merge" in self else "consolidate"
+
     def following(self, name: str) -> tuple[StagePlan, ...]:
         """The stage and all later ones."""
         names = [stage.name for stage in self.stages]

@@ -88,7 +88,7 @@ def figures(run: Run) -> Figures | None:
     hours = facts.get("node_hours")
     cost = usage.cost(run, hours) if hours is not None else None
     values = {one.name: facts.get(one.name) for one in fields(Figures)} | {
-        "run": f"{run.config.name}/{run.plan.run_id}",
+        "run": run.full_name,
         "method": run.config.training.method,
         "instances": f"{nodes} x {run.config.cluster.instance_type}",
         "reward_margin": facts.get("rewards/margins"),

@@ -47,7 +47,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
         name = directory.resolve().name
         return _checked(Models(name, {name: directory}, named, directory))
     run = references.find(reference)
-    stage = "merge" if "merge" in run.plan else "consolidate"
+    stage = run.plan.model_stage
     if reason := run.why_not_done(stage):
         raise UserError(
             f"{run.directory}: no tuned model yet: stage {stage}: {reason}", f"hyperpod-ft resume {run.directory}"
@@ -56,8 +56,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     if base or named:
         kinds.expect("base model", run.base_model, "model")
         directories[BASE] = run.base_model
-    title = f"{run.config.name}/{run.plan.run_id}"
-    return _checked(Models(title, directories, named, run.tuned_model, run))
+    return _checked(Models(run.full_name, directories, named, run.tuned_model, run))
 
 
 def _adapter(text: str) -> tuple[str, Path]:

@@ -17,7 +17,7 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.config import run_file
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.sagemaker import around
+from hyperpod_ft.job.sagemaker import container_commands
 from hyperpod_ft.launch.sagemaker import checkpoint_store
 from hyperpod_ft.launch.sagemaker.store import RunStore
 from hyperpod_ft.launch.sagemaker.stored_checkpoints import superseded
@@ -212,14 +212,14 @@ def test_graphs_of_a_compilation_that_was_killed_are_kept(
     write(done, whole)
     write(half, whole[:-1])
     pushed: set[str] = set()
-    around.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
     found = set(tree(other.neuron_cache))
     assert found == {file.relative_to(cache).as_posix() for file in (done, done.parent / "model.done") if file.exists()}
     write(half, whole)
     if engine == "neuron":
         write(half.parent / "model.done", b"")
-    around.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
     assert (other.neuron_cache / half.relative_to(cache)).read_bytes() == whole
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hyperpod_ft.processes import all_pids
-from hyperpod_ft.runs.container import NOTICE
+from hyperpod_ft.runs.signals import NOTICE
 from tests.aws import training_run
 from tests.aws.training_command import Command, wait_for
 

@@ -25,12 +25,12 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """This host, the others, and what the launcher told the job. The first host starts the stages on all of them."""
+    """This host, its peers, and the launcher's parameters. The first host starts the stages on all hosts."""
 
     hosts: tuple[str, ...]  # all of the job, in the order of their numbers
     number: int  # of this host in `hosts`
     interface: str  # network device that reaches the others; empty if unknown
-    told: Hyperparameters
+    parameters: Hyperparameters
 
     @classmethod
     def read(cls, ml: Path = ML) -> Host:
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def run_directory(self) -> Path:
-        return Path(self.told.run_directory)
+        return Path(self.parameters.run_directory)
 
     def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
         """Wait until the name of every host is known. Raises JobError after `seconds`."""

@@ -18,7 +18,7 @@ from hyperpod_ft.aws.validation import (
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need
 from hyperpod_ft.aws.validation.validate import Check
-from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.runs.run import Run
 
@@ -37,7 +37,7 @@ class Checks:
     run: Run
 
     def all(self) -> list[Check]:
-        section = section_of(self.run)
+        section = sagemaker_section(self.run)
         found = [
             Check("quotas", "cluster.instance_type", self.quotas),
             Check("images", "sagemaker.image", self.images),
@@ -61,7 +61,7 @@ class Checks:
     def quotas(self, given: CheckInput) -> list[Finding]:
         """The quota of each instance type, of which other jobs may use a part."""
         limits = quota_checks.limits_of(given, "sagemaker")
-        section, findings = section_of(self.run), []
+        section, findings = sagemaker_section(self.run), []
         wanted: dict[tuple[str, str], int] = {}
         for group in groups(self.run.plan.stages):
             instance_type, name = group.instance_type(self.run), self._quota(group)
@@ -86,7 +86,7 @@ class Checks:
 
     def _quota(self, group: Group) -> str:
         """The name of the quota that its instances count towards."""
-        spot = "spot " if section_of(self.run).spot and group.starts_ranks else ""
+        spot = "spot " if sagemaker_section(self.run).spot and group.starts_ranks else ""
         return f"ml.{group.instance_type(self.run)} for {spot}training job usage"
 
     def _at_once(self) -> dict[str, int]:
@@ -131,7 +131,7 @@ class Checks:
         stream = f"{where.format('logs')}:log-group:/aws/sagemaker/TrainingJobs:log-stream:job/algo-1-1"
         needs = [Need(("logs:CreateLogStream", "logs:PutLogEvents"), stream), *self._of_store(given)]
         needs.append(Need(("ecr:GetAuthorizationToken",)))
-        if section_of(self.run).file_system:
+        if sagemaker_section(self.run).file_system:
             needs.append(Need(_NETWORK_ACTIONS))
         remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
         return permission_checks.needs_of_role(given, needs, remedy)
@@ -160,7 +160,7 @@ class Checks:
 
     def subnets(self, given: CheckInput) -> list[Finding]:
         """All exist and are in one zone, with addresses for every instance."""
-        mounted = section_of(self.run).file_system
+        mounted = sagemaker_section(self.run).file_system
         assert mounted is not None
         zone, findings = None, []
         for subnet_id in mounted.subnets:
@@ -177,11 +177,13 @@ class Checks:
         actions = ("sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob", "sagemaker:AddTags")
         return (
             Need(actions, f"{jobs}/{job_name(self.run, 'train', 1)}"),
-            Need(("iam:PassRole",), section_of(self.run).role, {"iam:PassedToService": "sagemaker.amazonaws.com"}),
+            Need(
+                ("iam:PassRole",), sagemaker_section(self.run).role, {"iam:PassedToService": "sagemaker.amazonaws.com"}
+            ),
         )
 
     def _of_store(self, given: CheckInput) -> list[Need]:
-        store = section_of(self.run).store
+        store = sagemaker_section(self.run).store
         if store is None:
             return []
         location = Location.of(store)

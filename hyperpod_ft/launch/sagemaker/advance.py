@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.followers import decide_follower
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
 from hyperpod_ft.launch.sagemaker.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.container import KILLED_STATUS
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import KILLED_STATUS
 
 
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
@@ -29,7 +29,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
     when SageMaker refuses, for example because of a quota.
     """
     place.refresh()
-    for job in planned(run.jobs()):
+    for job in recorded_jobs(run.jobs()):
         left = _left(run, job)
         if not left:
             continue
@@ -54,7 +54,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
     """The states of the newest submission's training jobs, by name, of those that have stages left."""
     found: dict[str, JobState] = {}
     awaited = ended = ""
-    for job in planned(run.jobs()):
+    for job in recorded_jobs(run.jobs()):
         if not _left(run, job):
             continue
         known = jobs.find(job.name)
@@ -74,20 +74,20 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
     return found
 
 
-def _left(run: Run, job: Planned) -> list[str]:
+def _left(run: Run, job: RecordedJob) -> list[str]:
     return [stage for stage in job.stages if stage in run.plan and not run.is_done(stage)]
 
 
-def _is_cancelled(run: Run, job: Planned) -> bool:
+def _is_cancelled(run: Run, job: RecordedJob) -> bool:
     return any(run.cancel_marker(stage, job.name).exists() for stage in job.stages)
 
 
-def _create(run: Run, jobs: TrainingJobs, job: Planned, stages: list[str]) -> bool:
+def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
     group = Group(job.group, tuple(run.plan[stage] for stage in stages))
     return jobs.create(create_training_job(run, group, job.name, job.code))
 
 
-def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], place: Place) -> Planned | None:
+def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
     """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
@@ -105,7 +105,7 @@ def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], p
     return follower
 
 
-def _lost(run: Run, job: Planned) -> Attempt:
+def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
     checkpoint = max(run.checkpoints_by_step(), default=0)
     row = metrics.last_row(run.metrics_path)
@@ -113,7 +113,7 @@ def _lost(run: Run, job: Planned) -> Attempt:
     return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
 
 
-def _exit_statuses(run: Run, job: Planned, stages: list[str]) -> list[int]:
+def _exit_statuses(run: Run, job: RecordedJob, stages: list[str]) -> list[int]:
     """The exit statuses that these stages of the job left; 1 for a damaged file."""
     markers = [run.exit_marker(stage, job.name) for stage in stages]
     texts = [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]

@@ -18,12 +18,12 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import Description
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker.groups import number_of
 from hyperpod_ft.launch.sagemaker.stored_checkpoints import (
     is_best,
     is_checkpoint,
     is_later,
     is_vote,
-    step_of,
     stored_name,
     superseded,
     vote_of,
@@ -42,7 +42,7 @@ class CheckpointStore:
 
     def __init__(self, run: Run, client: Any, url: str) -> None:
         self._run, self._client = run, client
-        self._url = f"{url}/{run.checkpoints.relative_to(run.root).as_posix()}"
+        self._url = f"{url}/{run.relative(run.checkpoints)}"
 
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
         """Push a published checkpoint: each node its own files, then the first one the description that completes it.
@@ -88,13 +88,13 @@ class CheckpointStore:
         while True:
             stored = self._complete()
             names = [name for name in stored if not is_best(name) and name not in damaged]
-            name = max(names, key=lambda name: (step_of(name) == step, step_of(name)), default=None)
+            name = max(names, key=lambda name: (number_of(name) == step, number_of(name)), default=None)
             if name is None:
                 break
             try:
-                self._pull_best(step_of(name), stored)
-                if self._pull(name, stored[name], self._run.checkpoint(step_of(name))):
-                    return self._run.checkpoint(step_of(name))
+                self._pull_best(number_of(name), stored)
+                if self._pull(name, stored[name], self._run.checkpoint(number_of(name))):
+                    return self._run.checkpoint(number_of(name))
                 damaged.append(name)
             except UserError:
                 if self._is_complete(name, stored[name]):
@@ -124,7 +124,7 @@ class CheckpointStore:
 
     def _pull_best(self, step: int, stored: Mapping[str, Description]) -> None:
         """Pull the best weights as of a step, if the store has them."""
-        best = max((name for name in stored if is_best(name) and step_of(name) <= step), key=step_of, default=None)
+        best = max((name for name in stored if is_best(name) and number_of(name) <= step), key=number_of, default=None)
         if best is not None:
             self._pull(best, stored[best], self._run.best_checkpoint)
 
@@ -213,7 +213,7 @@ class CheckpointStore:
             self._remove(name, complete[name])
         listed = {entry.name.partition("/")[0] for entry in trees.listing(self._client, self._url)}
         for name in listed - complete.keys():
-            if is_checkpoint(name) and is_best(name) == is_best(newest) and step_of(name) < step_of(newest):
+            if is_checkpoint(name) and is_best(name) == is_best(newest) and number_of(name) < number_of(newest):
                 self._remove(name, described)  # of the same run: its files have the same names
 
     def _remove(self, name: str, described: Description) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
-from hyperpod_ft.runs.container import KILLED_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.signals import KILLED_STATUS, TERMINATED_STATUS
 
 # The beginning of a FailureReason that is about SageMaker and not about the job.
 _INTERNAL_ERROR = "InternalServerError"

@@ -9,7 +9,7 @@ from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, section_of
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
 from hyperpod_ft.launch.sagemaker.place import Place, place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
@@ -111,7 +111,7 @@ class SageMakerLauncher:
         self._logs[job.job_id].update()
 
     def _jobs(self, run: Run) -> TrainingJobs:
-        region = section_of(run).region
+        region = sagemaker_section(run).region
         return self._regions.setdefault(region, TrainingJobs(region))
 
     def _place(self, run: Run) -> Place:

@@ -9,7 +9,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, section_of
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, sagemaker_section
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class InStore:
 
     def discard(self, stages: Sequence[str]) -> None:
         """Raises UserError for a training that is done: a new one would continue from the store's checkpoints."""
-        names = {stage: self._name(self.run.record_path(stage)) for stage in stages}
+        names = {stage: self.run.relative(self.run.record_path(stage)) for stage in stages}
         there = {entry.name for entry in trees.listed(self.client, self.url, names.values())}
         if names.get("train") in there:
-            directory = f"{self.url}/{self._name(self.run.directory)}"
+            directory = self.run.store_url(self.run.directory)
             raise UserError(
                 f"--force: stage train: a new training would continue from {directory}/checkpoints",
                 f"move that away first, and remove {directory}/records/train.json (aws s3 mv --recursive, rm)",
@@ -95,22 +95,19 @@ class InStore:
         record, sizes = self.run.record(stage), self.run.sizes_in_store()
         return record is not None and all(sizes.get(output.path) == output.size for output in record.outputs)
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.run.root).as_posix()
-
 
 def place_of(run: Run, session: Session) -> Place:
-    store = section_of(run).store
+    store = sagemaker_section(run).store
     if store is None:
         return OnFileSystem()
     with explained(f"store {store}"):
         return InStore(run, store, session.client("s3", connections=trees.CONNECTIONS))
 
 
-def tuned_model(run: Run) -> str:
+def tuned_model_location(run: Run) -> str:
     """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
     section = run.config.sagemaker
     in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
     if section and section.store and in_store:
-        return f"{section.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
+        return run.store_url(run.tuned_model)
     return str(run.tuned_model)

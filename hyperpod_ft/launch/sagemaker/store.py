@@ -85,7 +85,9 @@ class RunStore:
         single = {f"{self._directory}/{name}" for name in _STATE_FILES}
         listed = trees.listing(self._client, self._url, self._directory)
         wanted = [entry for entry in listed if entry.name in single or entry.name.startswith(directories)]
-        shared = [self._name(self._run.record_path(stage.name)) for stage in self._run.plan.stages if stage.shared]
+        shared = [
+            self._run.relative(self._run.record_path(stage.name)) for stage in self._run.plan.stages if stage.shared
+        ]
         wanted += trees.listed(self._client, self._url, shared)
         trees.pull_entries(self._client, self._url, self._run.root, wanted)
 
@@ -115,7 +117,7 @@ class RunStore:
         digests = {partial / name: digest for name, digest in resumable.finished(partial).items()}
         there = {path: digest for path, digest in digests.items() if path.is_file()}
         try:
-            trees.push(self._client, f"{self._url}/{self._name(output)}", partial, there, what, there)
+            trees.push(self._client, f"{self._url}/{self._run.relative(output)}", partial, there, what, there)
         except FileNotFoundError:  # just published
             return []
         return [path.name for path in there]
@@ -127,11 +129,13 @@ class RunStore:
 
     def pull_graphs(self) -> None:
         """Before compiling: pull the graphs that an earlier job has finished."""
-        trees.pull(self._client, self._url, self._run.root, self._name(self._run.neuron_cache), "pull precompile")
+        trees.pull(
+            self._client, self._url, self._run.root, self._run.relative(self._run.neuron_cache), "pull precompile"
+        )
 
     def pull_stage(self, stage: str) -> None:
         """Pull the outputs of a stage, and then its record. Raises UserError when the store does not have them."""
-        record_name = self._name(self._run.record_path(stage))
+        record_name = self._run.relative(self._run.record_path(stage))
         content = small_objects.read(self._client, self._url, record_name)
         record = None if content is None else Record.parse(content)
         if record is None or record.fingerprint != self._run.plan[stage].fingerprint:
@@ -183,12 +187,9 @@ class RunStore:
     def _pull(self, names: Iterable[str], what: str) -> None:
         trees.pull_named(self._client, self._url, self._run.root, names, f"pull {what}")
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._run.root).as_posix()
-
     @property
     def _directory(self) -> str:
-        return self._name(self._run.directory)
+        return self._run.relative(self._run.directory)
 
 
 def _markers(files: Iterable[Path]) -> list[Path]:

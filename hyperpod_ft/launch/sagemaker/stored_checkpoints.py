@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded.description import Description
 from hyperpod_ft.digests import text_sha256
-from hyperpod_ft.runs.run import BEST, checkpoint_name
+from hyperpod_ft.launch.sagemaker.groups import number_of
+from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
 _NAME = re.compile(r"(step|best)-\d{8}")
 _VOTE = re.compile(rf"votes/{_NAME.pattern}-[0-9a-f]{{16}}/\d+")
@@ -29,10 +30,6 @@ def is_checkpoint(name: str) -> bool:
 
 def is_best(name: str) -> bool:
     return name.startswith("best-")
-
-
-def step_of(name: str) -> int:
-    return int(name.rpartition("-")[2])
 
 
 def votes(name: str, described: Description) -> str:
@@ -52,7 +49,7 @@ def vote_of(name: str) -> tuple[str, int]:
 
 def is_later(name: str, than: str) -> bool:
     """Whether a checkpoint is of the same kind as another, and of a later step."""
-    return is_best(name) == is_best(than) and step_of(name) > step_of(than)
+    return is_best(name) == is_best(than) and number_of(name) > number_of(than)
 
 
 def superseded(names: Collection[str], newest: str, keep: int) -> list[str]:
@@ -62,9 +59,9 @@ def superseded(names: Collection[str], newest: str, keep: int) -> list[str]:
     damaged one, so that `newest` has not the highest step. A training that resumes from the first of them needs the
     best weights as of then, and all later ones.
     """
-    steps = sorted((name for name in names if not is_best(name) and name != newest), key=step_of)
+    steps = sorted((name for name in names if not is_best(name) and name != newest), key=number_of)
     others = keep if is_best(newest) else keep - 1
     kept = [*steps[max(0, len(steps) - others) :], *([] if is_best(newest) else [newest])]
-    first = min(map(step_of, kept), default=0)
-    best = sorted((name for name in names if is_best(name) and step_of(name) <= first), key=step_of)
+    first = min(map(number_of, kept), default=0)
+    best = sorted((name for name in names if is_best(name) and number_of(name) <= first), key=number_of)
     return [*(name for name in steps if name not in kept), *best[:-1]]

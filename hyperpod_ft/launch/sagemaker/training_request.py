@@ -8,11 +8,11 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import Group, section_of
+from hyperpod_ft.launch.sagemaker.groups import Group, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
-from hyperpod_ft.runs.aws_names import RUN_TAG, tag_value
+from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.runs.container import CODE, ENTRY, FSX, Hyperparameters
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
@@ -35,7 +35,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
     Raises UserError where the run file cannot be a training job.
     """
-    section = section_of(run)
+    section = sagemaker_section(run)
     instance_type = group.instance_type(run)
     if instance_type == "local":
         raise UserError(
@@ -67,7 +67,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
         "Tags": [
-            {"Key": RUN_TAG, "Value": tag_value(run)},
+            {"Key": RUN_TAG, "Value": run.full_name},
             {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
         ],
     }
@@ -98,12 +98,12 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
         max_runtime=str(group.seconds),
         python=str(run.python) if own else "",
         pins="" if own else pins.as_posix(),
-        store=section_of(run).store or "",
+        store=sagemaker_section(run).store or "",
     ).texts()
 
 
 def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:
-    section = section_of(run)
+    section = sagemaker_section(run)
     request["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": metric, "Regex": regex} for metric, regex in _METRICS.items()
     ]
@@ -121,7 +121,7 @@ def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> N
 
 
 def _channels(run: Run, code: str) -> list[dict[str, Any]]:
-    section = section_of(run)
+    section = sagemaker_section(run)
     if section.file_system is None:
         source = {
             "S3DataType": "S3Prefix",

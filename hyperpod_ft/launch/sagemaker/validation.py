@@ -24,7 +24,7 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, run_checks
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.account_checks import Checks
-from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.run import Run
 
@@ -56,11 +56,11 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
 
 def client_of(run: Run, profile: str | None) -> Callable[[str], object]:
     """boto3's clients in the region of the run's section."""
-    return Session(section_of(run).region, profile).client
+    return Session(sagemaker_section(run).region, profile).client
 
 
 def _offline(run: Run) -> Iterable[Finding]:
-    section = section_of(run)
+    section = sagemaker_section(run)
     if section.region not in known("sagemaker"):
         yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
@@ -89,7 +89,7 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
     Placeholder ids stand for what the run lacks; no check reads them.
     """
-    section, mounted = section_of(run), section_of(run).file_system
+    section, mounted = sagemaker_section(run), sagemaker_section(run).file_system
     training = next(group for group in groups(run.plan.stages) if group.starts_ranks)
     return ClusterConfig.model_validate(
         {
@@ -117,7 +117,7 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
 def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
     """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
-    keys = _KEYS if section_of(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
+    keys = _KEYS if sagemaker_section(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
         replace(finding, field=keys.get(finding.field, finding.field))
         for finding in result.findings

@@ -48,17 +48,17 @@ class Bundle:
 
 def small_files_in_store(run: Run) -> list[str]:
     """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
-    record = run.record(_last_stage(run))
+    record = run.record(run.plan.model_stage)
     if record is None or run.config.sagemaker is None or run.config.sagemaker.store is None:
         return []
     wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
-    wanted.append(run.samples_path.relative_to(run.root).as_posix())
+    wanted.append(run.relative(run.samples_path))
     return [path for path in wanted if not (run.root / path).exists()]
 
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
     """The files for an endpoint. Raises UserError if they are missing, or no container can serve them."""
-    stage = _last_stage(run)
+    stage = run.plan.model_stage
     if why := run.why_not_done(stage):
         raise UserError(
             f"{run.directory}: stage {stage} {why}: there is no tuned model to deploy",
@@ -87,19 +87,8 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         _served(config, sum(output.size for output in weights)),
         _dtype(config),
         chat,
-        stored=None if here else _stored(run),
+        stored=None if here else run.store_url(run.tuned_model),
     )
-
-
-def _stored(run: Run) -> str:
-    """Where the run's store has the tuned model: a store has the same tree as `cluster.root`."""
-    assert run.config.sagemaker is not None, "only a store has what is not here"
-    return f"{run.config.sagemaker.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
-
-
-def _last_stage(run: Run) -> str:
-    """The stage that makes the tuned model."""
-    return "merge" if "merge" in run.plan else "consolidate"
 
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:

@@ -74,12 +74,12 @@ class EndpointCommands:
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)
 
-    def deploy(self, planned: Deployment, *, keep: bool) -> Proof | None:
+    def deploy(self, deployment: Deployment, *, keep: bool) -> Proof | None:
         """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
-        name = planned.target.name
+        name = deployment.target.name
         with self._explained(name):
-            watch = self._watch(name, scales=planned.requests.component is not None)
-            return Creation(planned, self.session, watch, self.say).run(keep=keep)
+            watch = self._watch(name, scales=deployment.requests.component is not None)
+            return Creation(deployment, self.session, watch, self.say).run(keep=keep)
 
     def listed(self) -> list[Listed]:
         """The endpoints of the region that the kit created, newest first."""

@@ -33,7 +33,7 @@ _QUOTA = "request a higher quota of this instance type `for endpoint usage` in S
 class Creation:
     """Creates a planned endpoint, waits for it and compares its answers."""
 
-    planned: Deployment
+    deployment: Deployment
     session: Session
     watch: Watch
     say: Callable[[str], None]
@@ -56,7 +56,7 @@ class Creation:
                 self._show_log()
                 if keep:
                     raise
-                prefix = bundle_prefix(self.planned.run)
+                prefix = bundle_prefix(self.deployment.run)
                 remove(self.watch, self.session.client, [prefix] if prefix else [])
                 failed = error
         raise UserError(
@@ -70,7 +70,7 @@ class Creation:
             with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
                 yield
         except UserError as error:
-            delete = f"to delete it: {self.planned.delete_command}"
+            delete = f"to delete it: {self.deployment.delete_command}"
             raise UserError(
                 f"{error.problem}; what was created is kept and may cost money",
                 f"{error.remedy}; {delete}" if error.remedy else delete,
@@ -78,7 +78,7 @@ class Creation:
 
     def _check_bucket(self) -> None:
         """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
-        target = self.planned.target
+        target = self.deployment.target
         bucket = Location.of(target.bundle).bucket
         with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
             region = buckets.region(self._s3, bucket)
@@ -98,7 +98,7 @@ class Creation:
             self.say(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
             remove(self.watch, self.session.client, keep_bundle=True)
             return False
-        if endpoint.config != self.planned.requests.config["EndpointConfigName"]:
+        if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
             raise UserError(
                 f"endpoint {name} exists with other settings, on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
@@ -107,7 +107,7 @@ class Creation:
         return True
 
     def _create(self) -> None:
-        bundle, target, requests = self.planned.bundle, self.planned.target, self.planned.requests
+        bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
         if bundle.parts:
             self.say(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
         for part in bundle.parts:
@@ -118,7 +118,7 @@ class Creation:
         self._endpoints.create_endpoint(requests.endpoint)
 
     def _wait(self) -> None:
-        target, component = self.planned.target, self.planned.requests.component
+        target, component = self.deployment.target, self.deployment.requests.component
         seconds = _START_SECONDS + startup_seconds(target.settings)
         self.watch.until_endpoint(seconds)
         if component is not None:
@@ -133,7 +133,7 @@ class Creation:
 
     def _show_log(self) -> None:
         """Print the end of the container's log, and keep all of it with the run; or say why it cannot be read."""
-        path = self.planned.run.logs / "endpoint.log"
+        path = self.deployment.run.logs / "endpoint.log"
         try:
             with explained("the container's log"):
                 lines = list(endpoint_logs.lines(self.session.client("logs"), self.watch.log_group(), follow=False))
@@ -148,11 +148,11 @@ class Creation:
 
     def _prove(self) -> Proof | None:
         """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
-        run, target = self.planned.run, self.planned.target
+        run, target = self.deployment.run, self.deployment.target
         if not run.samples_path.is_file():
             return None
         recorded = questions(run.samples_path)
-        component = component_name(target.name) if self.planned.requests.component else None
+        component = component_name(target.name) if self.deployment.requests.component else None
         client = self.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
         served = model_name(target.settings)
 
@@ -167,7 +167,7 @@ class Creation:
             "endpoint": target.name,
             "region": target.region,
             "instance_type": target.settings.instance_type,
-            "image": self.planned.requests.model["PrimaryContainer"]["Image"],
+            "image": self.deployment.requests.model["PrimaryContainer"]["Image"],
             "asked_at": utc_now(),
         }
         publish.write_json(run.endpoint_proof, about | proof.as_dict())

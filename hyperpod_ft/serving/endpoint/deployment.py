@@ -11,7 +11,7 @@ from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.aws_names import slug, tag_value
+from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
@@ -49,7 +49,7 @@ def with_settings(run: Run, overrides: Sequence[str]) -> Run:
     return replace(run, config=run_file.validate(values, "--set"))
 
 
-def settings_of(run: Run) -> Deploy:
+def deploy_section(run: Run) -> Deploy:
     """Section `deploy` of the run. Raises UserError when it is missing."""
     if run.config.deploy is None:
         raise UserError(
@@ -84,7 +84,7 @@ def bundle_prefix(run: Run) -> str | None:
 
 def deployment(run: Run, region: str) -> Deployment:
     """Raises UserError when the model cannot be served, does not fit, or a request is not what AWS accepts."""
-    settings = settings_of(run)
+    settings = deploy_section(run)
     bundle = bundle_of(run, settings)
     role = _given(run, "role")
     if role is None:
@@ -92,7 +92,7 @@ def deployment(run: Run, region: str) -> Deployment:
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
     target = Target(
         endpoint_name(run),
-        tag_value(run),
+        run.full_name,
         region,
         role,
         bundle.stored or _bundle_url(run, bundle),
@@ -123,7 +123,7 @@ def _given(run: Run, key: Literal["region", "role", "store"]) -> str | None:
 
 
 def _max_length(run: Run, bundle: Bundle) -> int:
-    settings = settings_of(run)
+    settings = deploy_section(run)
     if settings.max_length is not None:
         return settings.max_length
     trained = run.config.dataset.max_length + run.config.generate.max_new_tokens

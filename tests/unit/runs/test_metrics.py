@@ -29,3 +29,11 @@ def test_the_last_intact_row_is_found_from_the_end(
     path.write_bytes(content)
     row = last_row(path)
     assert (row and row["step"]) == step
+
+
+def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert metrics.last_row(path) is None
+    path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
+    assert [row for _, row in metrics.intact_rows(path)] == [{"step": 1}, {"step": 2, "loss": 1.5}]
+    assert metrics.last_row(path) == {"step": 2, "loss": 1.5}

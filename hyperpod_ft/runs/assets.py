@@ -1,4 +1,7 @@
-"""Where the files of a run's base model are, before its run is planned too: choosing its degrees reads config.json."""
+"""The model and the dataset that a run begins with, and where the model's files are.
+
+Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,10 @@ from hyperpod_ft.errors import UserError
 
 def model_asset(config: RunConfig) -> Asset:
     return Asset(config.model.source, config.model.revision or "")
+
+
+def dataset_asset(config: RunConfig) -> Asset:
+    return Asset(config.dataset.source, config.dataset.revision or "")
 
 
 def base_model(config: RunConfig) -> Path:

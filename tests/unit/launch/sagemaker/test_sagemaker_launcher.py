@@ -22,12 +22,12 @@ from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Output, Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from tests.unit.launch.sagemaker.test_training_request import FSX
 from tests.unit.launch.sagemaker.training_jobs_in_memory import (
+    FSX,
     RUNNING,
     Jobs,
+    advance_run,
     finish,
-    go_on,
     left_to_be_continued,
     name,
     shown,
@@ -61,17 +61,17 @@ def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
     assert jobs.stopped == [name(run, "prepare")]
     assert {run.cancel_marker(job.stage, job.job_id) for job in run.jobs()} <= set(published), "containers see it"
     finish(run, ["env", "download", "dataset"])
-    assert go_on(run, jobs, leaving=name(run, "prepare")) is None
+    assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
 
 
 def test_cancel_stops_the_job_and_those_that_wait(run: Run, jobs: Jobs) -> None:
     launchers = submitted(run)
-    jobs.becomes(name(run, "prepare"), RUNNING)
+    jobs.set_state(name(run, "prepare"), RUNNING)
     cancelled = submit.cancel(run, launchers)
     assert {job.stage for job in cancelled} == {stage.name for stage in run.plan.stages}
     assert jobs.stopped == [name(run, "prepare")]
     finish(run, ["env", "download", "dataset"])  # it was about to end
-    assert go_on(run, jobs, leaving=name(run, "prepare")) is None
+    assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
     assert shown(status(run, launchers))["train"] == "cancelled"
     submit.submit(run, launchers, Selection(), "sagemaker")
     assert jobs.created == ["prepare-1", "train-2"]
@@ -84,25 +84,25 @@ def test_cancel_stops_a_job_that_is_created_meanwhile(
     """The container of a training that is continued looks for marks, and `cancel` comes before it creates the job."""
     launchers = submitted(run)
     finish(run, ["env", "download", "dataset"])
-    assert go_on(run, jobs) == name(run, "train")
-    jobs.becomes(name(run, "train"), RUNNING)
+    assert advance_run(run, jobs) == name(run, "train")
+    jobs.set_state(name(run, "train"), RUNNING)
     left_to_be_continued(run, name(run, "train"))
     if moment == "before it is created":
         jobs.before_create = lambda: submit.cancel(run, launchers)
-        assert go_on(run, jobs, leaving=name(run, "train")) is None
+        assert advance_run(run, jobs, leaving=name(run, "train")) is None
     else:
 
         def stop(stopped: str) -> None:
-            jobs.becomes(stopped, JobState("CANCELLED"))
+            jobs.set_state(stopped, JobState("CANCELLED"))
             with monkeypatch.context() as patch:
                 patch.setattr(advance_module, "_is_cancelled", lambda *_: False)
-                go_on(run, jobs, leaving=stopped)
+                advance_run(run, jobs, leaving=stopped)
 
         monkeypatch.setattr(jobs, "stop", stop)
         submit.cancel(run, launchers)
         assert jobs.created[-1] == "train-2"
     assert jobs.found[name(run, "train", 2)].state.state == "CANCELLED"
-    assert go_on(run, jobs) is None
+    assert advance_run(run, jobs) is None
 
 
 def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
@@ -199,7 +199,7 @@ def test_another_launcher_runs_what_only_the_store_has(run: Run, jobs: Jobs, mon
 
     monkeypatch.setattr(ProcessLauncher, "submit", noted)
     submitted(run)
-    jobs.becomes(name(run, "prepare"), JobState("FAILED"))
+    jobs.set_state(name(run, "prepare"), JobState("FAILED"))
     output, fingerprint = Output("models/a", 3, ""), run.plan["download"].fingerprint
     record = Record("download", fingerprint, {}, (output,), {}, "2026-01-01T00:00:00Z", 1.0, "algo-1", "x")
     record.write(run.record_path("download"))

@@ -1,6 +1,6 @@
-"""PID 1 of a container: run one function in a child, pass SIGTERM on to it, and bury whatever the container leaves.
+"""PID 1 of a container: run one function in a child, forward SIGTERM to it, and reap every orphaned process.
 
-The kernel gives PID 1 every orphan of the container, and delivers no signal to it that it does not handle.
+The kernel gives PID 1 every orphan of the container, and delivers to it only the signals that it handles.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What a training job's container does around its stages, with the kit's interpreter:
 
-    python -m hyperpod_ft.job.sagemaker.around pull-run RUN_DIR ROOT STORE   what `submit` has pushed of the run
-    ... is-done RUN_DIR STAGE                           exit status 0 if the stage has its record
-    ... before RUN_DIR STAGE [STEP]                     with a store: bring what the stage needs here, and the newest
-                                                        checkpoint, or that of STEP
-    ... before-attempt RUN_DIR STAGE                    the same; prints {"checkpoint": its step}
-    ... during RUN_DIR STAGE HOST HOSTS                 with a store: push what it has finished, until stdin ends
-    ... after RUN_DIR STAGE                             with a store: push its outputs, and then its record
-    ... state RUN_DIR                                   with a store: push metrics, attempts, exit statuses
-    ... advance RUN_DIR JOB                             create the run's next training job; JOB is this one
+    python -m hyperpod_ft.job.sagemaker.container_commands COMMAND ARGUMENTS...
+
+    pull-run RUN_DIR ROOT STORE     what `submit` has pushed of the run
+    is-done RUN_DIR STAGE           exit status 0 if the stage has its record
+    before RUN_DIR STAGE [STEP]     with a store: pull what the stage needs, and the newest checkpoint, or that of STEP
+    before-attempt RUN_DIR STAGE    the same; prints {"checkpoint": its step}
+    during RUN_DIR STAGE HOST HOSTS with a store: push what it has finished, until stdin ends
+    after RUN_DIR STAGE             with a store: push its outputs, and then its record
+    state RUN_DIR                   with a store: push metrics, attempts, exit statuses
+    advance RUN_DIR JOB             create the run's next training job; JOB is this one
 
 A user's error is one line and exit status 2, as in every program of the kit.
 """
@@ -27,9 +28,9 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
+from hyperpod_ft.launch.sagemaker.groups import number_of
 from hyperpod_ft.launch.sagemaker.place import place_of
 from hyperpod_ft.launch.sagemaker.store import RunStore
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import step_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 
@@ -38,7 +39,7 @@ _STATE_SECONDS = 30.0
 
 
 def pull_run(directory: Path, root: Path, store: str) -> None:
-    """Bring the run's plan, scripts and records here, of which this machine has nothing yet."""
+    """Pull the run's plan, scripts and records, of which this machine has nothing yet."""
     place = directory.relative_to(root).as_posix()
     with explained(f"cannot read {store}"):
         client = _client(os.environ.get("AWS_REGION", ""))
@@ -47,7 +48,7 @@ def pull_run(directory: Path, root: Path, store: str) -> None:
 
 
 def before(run: Run, stage: str, step: int | None = None) -> int | None:
-    """Bring the outputs of the stages that it needs here, and what an earlier job of the stage has pushed.
+    """Pull the outputs of the stages that it needs, and what an earlier job of the stage has pushed.
 
     `step`: of the checkpoint that the first host has; None for the newest. Returns the step of the one that is here.
     """
@@ -55,7 +56,7 @@ def before(run: Run, stage: str, step: int | None = None) -> int | None:
         store = _store(run)
         store.pull_needs(stage)
         if stage == "train" and (checkpoint := store.pull_checkpoint(step)):
-            return step_of(checkpoint.name)
+            return number_of(checkpoint.name)
         if stage == "precompile":
             store.pull_graphs()
     return None

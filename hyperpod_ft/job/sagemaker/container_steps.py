@@ -1,6 +1,6 @@
 """The steps of a container around its stages: pulling, pushing, asking for records, creating the next job.
 
-They are programs of the kit (around.py), started with the interpreter of the stages.
+They are programs of the kit (container_commands.py), started with the interpreter of the stages.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from hyperpod_ft.job.sagemaker.host import Host, JobError
 _LONG = ("precompile", "train", "consolidate", "merge")
 
 
-class StoreSteps:
-    """Of one container. Without a store, nothing is brought here or pushed: every host sees the file system."""
+class ContainerSteps:
+    """What a container does before and after its stages.
+
+    Without a store, nothing is transferred: every host sees the file system.
+    """
 
     def __init__(self, host: Host, python: str) -> None:
         self._host, self._python = host, python
-        self._store = host.told.store
+        self._store = host.parameters.store
 
     def pull_run(self) -> None:
         if self._store:
-            self._call("pull-run", self._host.told.root, self._store)
+            self._call("pull-run", self._host.parameters.root, self._store)
 
     def before(self, stage: str, checkpoint: str = "") -> None:
-        """Bring what a stage needs here, and the newest checkpoint, or that of this step."""
+        """Pull what a stage needs, and the newest checkpoint, or that of this step."""
         if self._store:
             self._call("before", stage, *([checkpoint] if checkpoint else []))
 
@@ -67,7 +70,7 @@ class StoreSteps:
 
     def advance(self) -> None:
         """Create the run's next training job. If that fails, `status` and `resume` of the kit do it."""
-        if subprocess.run(self._command("advance", self._host.told.job), check=False).returncode:
+        if subprocess.run(self._command("advance", self._host.parameters.job), check=False).returncode:
             print("the next training job was not created; hyperpod-ft status creates it", file=sys.stderr, flush=True)
 
     def _call(self, *arguments: str) -> None:
@@ -78,5 +81,5 @@ class StoreSteps:
             raise JobError((lines or [f"{' '.join(arguments)}: exit status {done.returncode}"])[-1])
 
     def _command(self, action: str, *arguments: str) -> list[str]:
-        module = "hyperpod_ft.job.sagemaker.around"
+        module = "hyperpod_ft.job.sagemaker.container_commands"
         return [self._python, "-m", module, action, str(self._host.run_directory), *arguments]
