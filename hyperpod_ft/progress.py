@@ -90,7 +90,7 @@ def bytes_below(directory: Path) -> int:
     """The total size of all files below a directory, including files still being written."""
     total = 0
     for path in directory.rglob("*"):
-        # another process may remove it meanwhile
+        # another process may remove it
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 total += path.stat().st_size

@@ -17,7 +17,7 @@ from hyperpod_ft.errors import UserError
 
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _CONNECTIONS = 10  # botocore's own default
-_LONGEST_MESSAGE = 400
+_MAX_MESSAGE_LENGTH = 400
 
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
 _THROTTLED = (
@@ -150,7 +150,7 @@ def error_message(error: BaseException) -> str:
 def redacted(text: str) -> str:
     """`text` on one line, shortened, without signatures, tokens and access keys."""
     line = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}...", " ".join(text.split()))
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}..."
 
 
 def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
@@ -164,7 +164,7 @@ def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str
     if code in DENIED:
         found = _ACTION.search(error_message(error))
         action = found[1] if found else _PERMISSIONS.get(operation, operation)
-        return f"access denied to {action} ({code})", f"allow {action} to these credentials"
+        return f"access denied to {action} ({code})", f"grant these credentials {action}"
     if code in _EXPIRED:
         return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:

@@ -96,7 +96,7 @@ class TokenPositions:
 
 
 def token_positions(layout: Layout, first: int, stop: int) -> TokenPositions:
-    """Those of rows `first` to `stop`."""
+    """The token positions of rows `first` to `stop`."""
     low, high = np.searchsorted(layout.rows, [first, stop])
     lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
     before = lengths.cumsum() - lengths

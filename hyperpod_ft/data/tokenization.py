@@ -143,7 +143,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
 
 
 def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
-    """The same examples, each at most as long as it may be."""
+    """The examples, each cut to the length that it may have."""
     lengths = tokens.lengths
     if dataset.packing == "wrapped":
         return tokens
@@ -172,7 +172,7 @@ def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
 
 
 def _too_long(length: int, target: int, dataset: Dataset) -> str:
-    """Of an example of that many tokens; `target`: of the target, for an encoder-decoder."""
+    """Describes an example of that many tokens; `target`: those of the target, for an encoder-decoder."""
     if dataset.max_target_length is None:
         return f"{length} tokens, dataset.max_length is {dataset.max_length}"
     return (

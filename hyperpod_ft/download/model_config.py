@@ -27,7 +27,7 @@ def ensure_model_config(config: RunConfig) -> None:
     if not wanted:
         raise UserError(f"{_WHERE}: {asset.source} has no {CONFIG}", "choose a transformers model")
     with publish.lock(final.with_name(f".{final.name}.lock")):
-        if config_directory(config):  # by another command, meanwhile
+        if config_directory(config):  # by another command
             return
         _fetch(source, Listing(wanted, listing.commit), final)
 

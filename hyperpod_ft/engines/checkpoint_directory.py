@@ -69,7 +69,7 @@ class Progress:
     def evaluated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.
 
-        `metrics`: what was measured beside the loss.
+        `metrics`: what was measured besides the loss.
         """
         best = self.best_validation_loss is None or loss < self.best_validation_loss
         since = 0 if best else self.evaluations_since_best + 1

@@ -39,7 +39,7 @@ class StepMetrics:
     mfu: float | None
     memory_mb: float  # peak of rank 0: the accelerator's memory, or the process's own on CPU; 1e6 bytes
     seconds: float  # in the training loop so far, over all attempts
-    others: Mapping[str, float]  # the objective's other metrics, keys of their own
+    others: Mapping[str, float]  # the objective's other metrics, each under its own key
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)

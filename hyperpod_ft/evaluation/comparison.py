@@ -85,7 +85,7 @@ class Comparison:
         )
 
     def as_text(self) -> str:
-        """The same for the log of a job: plain text, base left, tuned right."""
+        """The comparison as plain text for the log of a job: base left, tuned right."""
         lines = [line for row in self.compared for line in _side_by_side(row)]
         for split in ("train", "validation"):
             exact = self.exact(split)

@@ -34,7 +34,7 @@ def mean_loss(model: PreTrainedModel, split: Split | PairedSplit, max_rows: int)
 
 @dataclass(frozen=True)
 class DocumentLosses:
-    """Of the documents in the first `rows` of `rows_available` rows, in their order.
+    """The losses of the documents in the first `rows` of `rows_available` rows, in their order.
 
     summed: cross entropies in nats over a document's label tokens, float64 [documents]; tokens: how many there are.
     """

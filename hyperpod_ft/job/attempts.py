@@ -22,7 +22,7 @@ from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
-_LONGEST_PAUSE_SECONDS = 300
+_MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)
 
 
@@ -117,7 +117,7 @@ def pause_seconds(number: int, accelerators: bool) -> int:
 
     The Neuron runtime takes some seconds to release devices; CPUs need none.
     """
-    return min((15 if accelerators else 1) << (number - 1), _LONGEST_PAUSE_SECONDS)
+    return min((15 if accelerators else 1) << (number - 1), _MAX_PAUSE_SECONDS)
 
 
 def newest_checkpoint(run: Run) -> int:
@@ -127,7 +127,7 @@ def newest_checkpoint(run: Run) -> int:
     """
     written = []
     for step, path in run.checkpoints_by_step().items():
-        with contextlib.suppress(OSError):  # deleted meanwhile
+        with contextlib.suppress(OSError):  # just deleted
             written.append((path.stat().st_mtime_ns, step))
     return max(written, default=(0, 0))[1]
 

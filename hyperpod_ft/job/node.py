@@ -68,7 +68,7 @@ def master_port(run: Run, step: JobStep) -> int:
     the new rank with that number, which would then wait in init_process_group forever.
     """
     # the run's directory distinguishes clusters that share a host
-    # a training job's hosts have a network of their own
+    # a training job's hosts have their own network
     number = zlib.crc32(bytes(run.directory)) + 101 * int(step.slurm_job or 0) + 13 * step.restarts + step.number
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 

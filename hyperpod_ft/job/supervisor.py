@@ -75,7 +75,7 @@ class Signals:
             self.child.send_signal(NOTICE)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start the child. One that arrived meanwhile is forwarded."""
+        """Start the child, and forward a signal that has arrived."""
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         if self.received and self.only_sender:
             self.child.send_signal(NOTICE)

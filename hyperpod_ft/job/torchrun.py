@@ -20,7 +20,7 @@ def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
     signal.signal(NOTICE, _forward)
     pause_collection()
-    # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
+    # after the handler: importing torch takes seconds, during which a signal would end this process
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415

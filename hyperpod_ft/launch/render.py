@@ -68,7 +68,7 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
 
 
 def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, starts_ranks: bool) -> dict[str, Any]:
-    """What the templates read. `job` is a stage's name, or that of a job beside the stages."""
+    """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),

@@ -38,6 +38,8 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class StageStatus:
+    """The state of one stage of a run."""
+
     stage: str
     state: State
     detail: str = ""
@@ -49,6 +51,8 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
+    """The state of a run and of its stages."""
+
     name: str
     directory: str
     model: str  # where the tuned model is, or will be
@@ -72,7 +76,7 @@ class RunStatus:
 def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
 
-    With `advance`, creates the run's next job if that waits for somebody to do it; else only reads.
+    With `advance`, creates the run's next job if it is due; otherwise only reads.
     """
     note = created = ""
     try:

@@ -118,7 +118,7 @@ def _create_run_directory(run: Run) -> None:
         run.logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cluster.root: cannot make {run.directory}: {error.strerror}",
+            f"cluster.root: cannot create {run.directory}: {error.strerror}",
             "set it to a directory on the shared volume that you may write to",
         ) from error
 

@@ -122,7 +122,7 @@ class LocalCluster:
         try:
             self._runtime.create(spec, programs)
             if not self._runtime.start_watch(spec, programs, held_fds, owner):
-                raise self._failure("the watch over its daemons does not start")
+                raise self._failure("the process that watches its daemons does not start")
             self._wait_until_idle(spec, programs, deadline)
             self._command("keep")
         except BaseException:  # Ctrl-C too
@@ -238,7 +238,7 @@ class LocalCluster:
 
     def _command(self, words: str) -> None:
         if self._runtime.ask(words) is None:
-            raise self._failure("the watch over its daemons ended")
+            raise self._failure("the process that watches its daemons ended")
 
     def _failure(self, what: str) -> UserError:
         """An error with the last fatal message of a daemon, if there is one."""

@@ -42,7 +42,7 @@ _CORE = ("munged", "slurmctld")
 
 @dataclass(frozen=True)
 class WatchSpec:
-    """What the watch needs to run a cluster.
+    """What the watching process needs to run a cluster.
 
     Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
 

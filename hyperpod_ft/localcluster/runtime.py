@@ -71,7 +71,7 @@ class Runtime:
 
     def create(self, spec: ClusterSpec, programs: Programs) -> None:
         """Write the files that the daemons read."""
-        self.path.mkdir(mode=0o700)  # fails if another process has created it meanwhile
+        self.path.mkdir(mode=0o700)  # fails if another process has created it
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir()
         (self.path / "logs").symlink_to(self.logs, target_is_directory=True)

@@ -50,6 +50,8 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
+    """The stages of a run, each after those it needs, and the degrees of parallelism."""
+
     stages: tuple[StagePlan, ...]
     degrees: Degrees
 

@@ -21,7 +21,7 @@ def dataset_asset(config: RunConfig) -> Asset:
 
 
 def base_model(config: RunConfig) -> Path:
-    """Where stage download puts it."""
+    """The directory in which stage download puts the base model."""
     return config.root / "models" / model_asset(config).slug
 
 

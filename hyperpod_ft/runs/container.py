@@ -15,10 +15,10 @@ ENTRY = "entry.py"  # in channel `code`: what a container starts
 CONTAINER_PYTHON = "HYPERPOD_FT_PYTHON"
 MAX_RUNTIME = "HYPERPOD_FT_MAX_RUNTIME"
 
-# Seconds between the notice and the job's limit, if the limit is not short. A container cannot know better: SageMaker
-# counts the start of the instances too, which takes minutes.
+# Seconds between the notice and the job's limit, if the limit is not short. An estimate: SageMaker also counts the
+# start of the instances, which takes minutes.
 _NOTICE_SECONDS = 900
-# Share of the time between the notice and the limit that the ranks get to save a checkpoint in. The rest, on Slurm:
+# The share of the time between the notice and the limit in which the ranks save a checkpoint. The rest, on Slurm:
 # requeueing the job; in a container: pushing the checkpoint to the store, and the instances' start.
 _SHARE_TO_SAVE_ON_SLURM = 0.8
 _SHARE_TO_SAVE_IN_CONTAINER = 2 / 3
@@ -26,7 +26,7 @@ _SHARE_TO_SAVE_IN_CONTAINER = 2 / 3
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What a container is told by the launcher. SageMaker's hyperparameters are texts."""
+    """The launcher's parameters for a container; SageMaker requires strings."""
 
     job: str  # the job's name
     group: str  # of stages, for people who read the job's description
@@ -44,12 +44,12 @@ class Hyperparameters:
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def texts(self) -> dict[str, str]:
-        """For CreateTrainingJob, without the empty ones."""
+        """The hyperparameters of CreateTrainingJob, without the empty ones."""
         return {field.name: text for field in fields(self) if (text := getattr(self, field.name))}
 
 
 def notice_seconds(max_runtime: float) -> float:
-    """How long before its limit a training job is told to save: 15 minutes, or a fifth of the limit if that is less."""
+    """Seconds before its limit at which a training job saves: 15 minutes, or a fifth of the limit if that is less."""
     return min(_NOTICE_SECONDS, max_runtime / 5)
 
 

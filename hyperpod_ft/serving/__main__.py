@@ -82,7 +82,7 @@ def _serve(given: argparse.Namespace) -> None:
 
 def _serve_with_vllm(given: argparse.Namespace) -> None:
     if len(given.model) > 1:
-        raise UserError("--model: vLLM serves one model", "give one, and adapters of it")
+        raise UserError("--model: vLLM serves one base model", "give one model, with its adapters")
     key = os.environ.get(API_KEY) or None
     refuse_open(given.host, key)
     port = given.port or vllm.free_port(given.host)

@@ -57,7 +57,7 @@ def start(
 
 
 def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resources:
-    """Those of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
+    """The resources of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
 
     Raises UserError for an invalid time limit.
     """

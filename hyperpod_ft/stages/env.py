@@ -115,7 +115,7 @@ def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
     elif [int(number) for number in family] < [2, 13]:
         problem = f"has torch {torch}, and TorchNeuron needs 2.13 or newer; older ones have PyTorch/XLA on Trainium"
     elif plugin.split(".")[:2] != family:
-        problem = f"has torch {torch} and torch-neuronx {plugin}, which are not of one version"
+        problem = f"has torch {torch} and torch-neuronx {plugin}, which are different versions"
     else:
         return
     raise UserError(f"env: {python} {problem}", "set env.python to another interpreter, or leave it out")

@@ -9,7 +9,7 @@ from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 
 IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
-_MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
+_MAX_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
 def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
     """Have HyperPod replace instances. Raises UserError that names each instance it refused."""
     refused = []
-    for start in range(0, len(nodes), _MOST_REPLACED):
-        ids = [node.instance_id for node in nodes[start : start + _MOST_REPLACED]]
+    for start in range(0, len(nodes), _MAX_REPLACED):
+        ids = [node.instance_id for node in nodes[start : start + _MAX_REPLACED]]
         answer = client.batch_replace_cluster_nodes(ClusterName=cluster.name, NodeIds=ids)
         refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
     if refused:

@@ -176,7 +176,7 @@ def _state(node: Node) -> str:
 
 
 def _lacking(nodes: list[Node]) -> dict[str, str]:
-    """By group, the reasons why nodes have no instance, each once."""
+    """The reasons why nodes have no instance, by group, each once."""
     reasons: dict[str, set[str]] = {}
     for node in nodes:
         if not node.instance_id and node.message:

@@ -32,7 +32,7 @@ def listing(client: Any, url: str, prefix: str = "") -> list[Entry]:
 
 
 def listed(client: Any, url: str, names: Iterable[str]) -> list[Entry]:
-    """Those of the files of these names that exist, sorted by name."""
+    """The files of these names that exist, sorted by name."""
     with explained_s3(url, "read"):
         found = objects.entries_named(client, Location.of(url), names)
     return [found[name] for name in sorted(found)]

@@ -1,7 +1,8 @@
 """Divides a transfer among processes: in one, threads wait for each other's turn to run Python (the GIL).
 
 Reading from TLS gives Python 16 KiB at a time, so that one process transfers a few Gb/s at most, whatever its threads.
-The processes are forks, which begin at once and with the parent's credentials; a program that has threads does without.
+The processes are forks, which start at once with the parent's credentials; a program with running threads uses one
+process.
 """
 
 import contextlib
@@ -19,12 +20,12 @@ from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.processes import die_with_parent
 
 Item = TypeVar("Item")
-# Transfers these items in so many threads, and calls the function with bytes as they come.
+# Transfers these items in this number of threads, and calls the function with the number of bytes as they arrive.
 Work = Callable[[Sequence[Item], int, Callable[[int], object]], None]
 
 WORTH_BYTES = 128 << 20  # for less, starting processes takes longer than it saves
-_MOST, _LEAST_THREADS = 8, 4
-_REQUEST_BYTES = 1 << 20  # what a request costs, in bytes that could be transferred meanwhile
+_MAX_PROCESSES, _MIN_THREADS = 8, 4
+_REQUEST_BYTES = 1 << 20  # what a request costs, in bytes that could be transferred in that time
 _COUNT = struct.Struct("<q")  # bytes that were transferred; -1: an error follows
 
 
@@ -45,7 +46,7 @@ def run(
     if count == 1:
         work(list(items), threads, done)
         return
-    each = max(_LEAST_THREADS, threads // count)
+    each = max(_MIN_THREADS, threads // count)
     children = [_Child(client, share, each, work) for share in divided(items, size, count)]
     try:
         with selectors.DefaultSelector() as reading:
@@ -76,7 +77,7 @@ def _processes(sizes: Collection[int]) -> int:
     if sum(sizes) < WORTH_BYTES or threading.active_count() > 1:
         return 1
     large = sum(size >= WORTH_BYTES // 16 for size in sizes)
-    return max(1, min(len(os.sched_getaffinity(0)), _MOST, large))
+    return max(1, min(len(os.sched_getaffinity(0)), _MAX_PROCESSES, large))
 
 
 class _Child:

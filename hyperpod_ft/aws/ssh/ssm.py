@@ -170,7 +170,7 @@ def _known(output: str, target: str) -> UserError | None:
     if "TargetNotConnected" in output:
         return UserError(
             f"{node}: its SSM agent is not connected",
-            "wait some minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
+            "wait a few minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
             " replace the node: hyperpod-ft cluster replace-node",
         )
     if user := re.search(r"RunAs user (\S+) does not exist", output):

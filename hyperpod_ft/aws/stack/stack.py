@@ -192,7 +192,7 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
 
 
 def _create(client: Any, request: dict[str, Any]) -> str:
-    """The id of the new stack; empty if it exists: created meanwhile, or by this request when its answer was lost."""
+    """The id of the new stack; empty if it exists: another command created it, or this one, whose answer was lost."""
     try:
         return str(client.create_stack(**request)["StackId"])
     except client.exceptions.AlreadyExistsException:

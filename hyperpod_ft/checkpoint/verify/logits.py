@@ -191,7 +191,7 @@ def _saved_name(live: str) -> str:
 
 
 def _find_live(factors: Tensors, find_base: Find) -> Find:
-    """As in PEFT, a tensor in the adapter's file replaces the base's."""
+    """The live tensors: as in PEFT, a tensor in the adapter's file replaces the base's."""
 
     def find(live: str) -> LogicalTensor:
         saved = _saved_name(live)

@@ -72,7 +72,7 @@ class Deploy(Section):
         name = value.removeprefix("ml.")
         if name not in hosts.HOSTS:
             families = ", ".join(f"{family}.*" for family in hosts.families())
-            raise ValueError(f"unknown type of an endpoint{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
+            raise ValueError(f"unknown endpoint type{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
         return name
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class Deploy(Section):
             )
         if self.model == "adapter" and self.container_kind != "vllm":
             raise ValueError(
-                f"model: container {self.container_kind} serves no adapters here; use merged, or container vllm"
+                f"model: container {self.container_kind} does not serve adapters; use merged, or container vllm"
             )
         return self
 

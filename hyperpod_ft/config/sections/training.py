@@ -21,8 +21,8 @@ class Training(Section):
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
     objective: Literal["sft", "dpo"] = Field(
         "sft",
-        description="`sft`: make the labelled tokens likely. `dpo`: prefer chosen over rejected completions (section"
-        " dpo), with a dataset of format preference (engine torch).",
+        description="`sft`: maximize the likelihood of the labelled tokens. `dpo`: prefer chosen over rejected"
+        " completions (section dpo), with a dataset of format preference (engine torch).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
     max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
@@ -51,16 +51,16 @@ class Training(Section):
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What layers compute again in the backward pass instead of keeping it: nothing, all but matrix"
-        " products and attention (`selective`, engine torch), or everything (`full`). Needs less memory and more time.",
+        description="What layers recompute in the backward pass instead of keeping it: nothing, all but matrix products"
+        " and attention (`selective`, engine torch), or everything (`full`). Takes less memory and more time.",
     )
     activation_checkpointing_every: PositiveInt = Field(
         1, description="Apply activation_checkpointing to every k-th layer only (engine torch)."
     )
     activation_offload: bool = Field(
         False,
-        description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
-        f" activation_checkpointing the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
+        description="Keep in host memory, until the backward pass, what autograd saves of each layer; with"
+        f" activation_checkpointing that is the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
     )
     compile: bool | None = Field(
         None,
@@ -94,8 +94,8 @@ class Training(Section):
     )
     keep_best: bool = Field(
         False,
-        description="Keep the weights with the lowest validation loss, and make the tuned model of them instead of the"
-        " last ones (engine torch).",
+        description="Keep the weights with the lowest validation loss, and make the tuned model from them instead of"
+        " from the last ones (engine torch).",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,

@@ -34,9 +34,9 @@ class Checkpoints:
     def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
         self._run, self._device = run, device
         self.volume = volume.find(processes, run.checkpoints)
-        # a connection of its own: what waits in a thread would make others of the same connection wait
+        # a separate connection: what waits in a thread would make others of the same connection wait
         self._processes = replace(processes, store=processes.store.clone())
-        # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
+        # a separate group: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager = Stager(pinned=devices.pins(device)) if run.config.training.async_save else None
         self._thread: threading.Thread | None = None

@@ -91,9 +91,9 @@ def during(run: Run, stage: str, host: int, hosts: int) -> None:
 
 
 def _push_checkpoints(run: Run, store: RunStore, host: int, hosts: int, done: set[tuple[Path, int]]) -> None:
-    """Those that were published since the last look: `done` knows them by path and time."""
+    """Push the checkpoints published since the last call; `done` holds their paths and times."""
     for directory in [run.best_checkpoint, *run.checkpoints_by_step().values()]:
-        with contextlib.suppress(FileNotFoundError):  # not there, or removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # not there, or just removed
             found = directory, directory.stat().st_mtime_ns
             if found not in done:
                 store.push_checkpoint(directory, host, hosts)
@@ -101,7 +101,7 @@ def _push_checkpoints(run: Run, store: RunStore, host: int, hosts: int, done: se
 
 
 def push_graphs(run: Run, store: RunStore, done: set[str]) -> None:
-    """Those that were finished since the last look: `done` knows their names."""
+    """Push the graphs finished since the last call; `done` holds their names."""
     if found := neuron_cache.finished(run.neuron_cache) - done:
         store.push_graphs([run.neuron_cache / name for name in sorted(found)])
         done |= found

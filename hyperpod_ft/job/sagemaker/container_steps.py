@@ -14,7 +14,7 @@ from typing import Iterator
 from hyperpod_ft.errors import last_line
 from hyperpod_ft.job.sagemaker.host import Host, JobError
 
-# Stages that write for long: what they have finished is pushed meanwhile.
+# Stages that write for long: what they have finished is pushed while they continue.
 _LONG = ("precompile", "train", "consolidate", "merge")
 
 
@@ -53,7 +53,7 @@ class ContainerSteps:
             finally:
                 pushing.communicate()  # which ends its standard input
         if pushing.returncode:
-            print(f"{stage}: what it has written is not all in {self._store}", file=sys.stderr, flush=True)
+            print(f"{stage}: not all of its outputs are in {self._store}", file=sys.stderr, flush=True)
 
     def after(self, stage: str) -> None:
         """Push the outputs of a stage that is done, and then its record."""

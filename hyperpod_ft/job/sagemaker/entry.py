@@ -109,7 +109,7 @@ def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
 def run_stages(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
     wanted = host.parameters.stages.split()
-    # with a store, each container checks an environment of its own
+    # with a store, each container checks its own environment
     own = [] if "env" in wanted or steps.is_done("env") else ["env"]
     for stage in [*own, *wanted]:
         if stop.requested:

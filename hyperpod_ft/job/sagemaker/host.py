@@ -16,7 +16,7 @@ ML = Path("/opt/ml")
 # A name may be unknown until its instance is there, and instances may start minutes apart. The limit is our choice: we
 # have found none in SageMaker's documentation.
 _NAME_SECONDS = 600
-_LONGEST_FAILURE = 1024  # what SageMaker shows of the file
+_MAX_FAILURE_LENGTH = 1024  # what SageMaker shows of the file
 
 
 class JobError(Exception):
@@ -97,7 +97,7 @@ def report_failure(reason: str, ml: Path = ML) -> None:
     file = ml / "output/failure"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(reason[:_LONGEST_FAILURE], encoding="utf-8")
+        file.write_text(reason[:_MAX_FAILURE_LENGTH], encoding="utf-8")
 
 
 def _natural(name: str) -> tuple[str, int]:

@@ -52,7 +52,7 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     print(done.stdout, end="", flush=True)
     if done.returncode:
         last = last_line(done.stdout) or "no error message"
-        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; does the job reach an index?")
+        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; can the job reach an index?")
 
 
 def _base() -> str:

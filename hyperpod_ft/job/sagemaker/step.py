@@ -32,7 +32,7 @@ STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
 _BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.container_commands", "before-attempt")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
-# ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report failures of their own.
+# ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report their own failures.
 _GRACE_SECONDS, _GRACE_SECONDS_AFTER_A_FAILURE = 60, 10
 # Between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 15
@@ -132,7 +132,7 @@ def serve_first_host(
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
     `pull` pulls what a stage needs, and the checkpoint of a step ("" for none). `start` starts the script of a
-    stage with these variables, in a process group of its own. Gives up when `expired` says so, with status 1.
+    stage with these variables, in its own process group. Gives up when `expired` says so, with status 1.
     """
     while not expired():
         try:

@@ -79,7 +79,7 @@ class Checks:
                 findings.append(error(key, *quota_checks.short(given, limits[name], needed, 0)))
             elif at_once.get(name, 0) > limits[name]["Value"]:
                 _, request = quota_checks.short(given, limits[name], at_once[name], 0)
-                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job beside the one before it"
+                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job and the one before it"
                 remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
                 findings.append(warning(key, problem, remedy))
         return findings
@@ -126,7 +126,7 @@ class Checks:
         return findings
 
     def role_permissions(self, given: CheckInput) -> list[Finding]:
-        """What the containers do."""
+        """The role allows what the containers do."""
         where = f"arn:{given.partition}:{{}}:{given.config.region}:{given.account_id}"
         stream = f"{where.format('logs')}:log-group:/aws/sagemaker/TrainingJobs:log-stream:job/algo-1-1"
         needs = [Need(("logs:CreateLogStream", "logs:PutLogEvents"), stream), *self._of_store(given)]
@@ -143,7 +143,7 @@ class Checks:
         return [replace(finding, severity="warning") for finding in found]
 
     def caller_permissions(self, given: CheckInput) -> list[Finding]:
-        """What the commands do."""
+        """These credentials allow what the commands do."""
         (create, pass_role) = self._create(given)
         needs = [
             replace(create, actions=(*create.actions, "sagemaker:StopTrainingJob")),
@@ -197,7 +197,7 @@ def _training_plan(given: CheckInput) -> list[Finding]:
 
 
 def _file_system(given: CheckInput) -> list[Finding]:
-    """It is Lustre, in the subnets' zone, and reachable from there."""
+    """The file system is Lustre, in the subnets' zone, and reachable from there."""
     subnet = given.subnet()
     if subnet is None:
         return []  # reported by `subnets`

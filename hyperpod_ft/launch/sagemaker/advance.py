@@ -1,9 +1,9 @@
 """Which training job of a run comes next, and creating it.
 
 Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
-creates the first one whose stages have no records yet. It reads everything anew and is idempotent: `submit`, `resume`,
-`--watch`, `status` and the last act of a container call it, also at the same time, because SageMaker refuses a second
-job of a name. `list`, `logs` and `compare` only read.
+creates the first one whose stages have no records yet. It reads the current state each time and is idempotent:
+`submit`, `resume`, `--watch`, `status` and, at its end, a container call it, also at the same time, because SageMaker
+refuses a second job of the same name. `list`, `logs` and `compare` only read.
 """
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
             return None
         place.refresh()
         if any(_is_cancelled(run, known) for known in (job, next_job)):
-            # meanwhile: `cancel` may have looked for jobs to stop before this one was there
+            # `cancel` may have looked for jobs to stop before this one was there
             jobs.stop(next_job.name)
             return None
         return next_job.name
@@ -64,7 +64,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
         elif _is_cancelled(run, job):
             state = JobState("CANCELLED")
         elif ended:
-            state = JobState("CANCELLED", f"{ended} has not done its stages")
+            state = JobState("CANCELLED", f"{ended} did not finish its stages")
         else:
             state = JobState("PENDING", f"after {awaited}" if awaited else "not created yet")
         found[job.name] = state
@@ -89,7 +89,7 @@ def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -
 
 
 def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
-    """Record the training job that follows one that has ended, and a restart if that is what it is; None: none does."""
+    """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
         return None  # CPU stages are not repeated
@@ -114,7 +114,7 @@ def _lost(run: Run, job: RecordedJob) -> Attempt:
 
 
 def _exit_statuses(run: Run, job: RecordedJob, stages: list[str]) -> list[int]:
-    """Those that these stages of the job left; 1 for a damaged one."""
+    """The exit statuses that these stages of the job left; 1 for a damaged file."""
     markers = [run.exit_marker(stage, job.name) for stage in stages]
     texts = [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]
     return [int(text) if text.isdigit() else 1 for text in texts]

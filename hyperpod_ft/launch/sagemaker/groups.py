@@ -20,8 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "finish": ("consolidate", "merge", "generate"),
 }
 NO_MAIL = "SageMaker sends no mail: it has no effect on training jobs"  # what is wrong with cluster.mail_user
-_LONGEST_NAME = 63  # of a training job
-_LONGEST_NUMBER = 4  # characters
+_MAX_NAME_LENGTH = 63  # of a training job
+_MAX_NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Group:
 
     @property
     def seconds(self) -> int:
-        """Its time limit: that of its stages together."""
+        """The time limit: the sum of its stages' limits."""
         return sum(time_limit_seconds(stage.resources.time_limit) for stage in self.stages)
 
     def instance_type(self, run: Run) -> str:
-        """That of the training where a stage trains or needs whole nodes, else that for CPUs; without `ml.`."""
+        """The training's type if a stage trains or needs whole nodes, otherwise the type for CPUs; without `ml.`."""
         whole = any(stage.resources.exclusive for stage in self.stages)
         cluster = run.config.cluster.instance_type
         return cluster if self.starts_ranks or whole else sagemaker_section(run).cpu_instance_type
@@ -91,7 +91,7 @@ def name_prefix(run: Run) -> str:
     mounted = section.file_system
     place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
     tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
-    room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
+    room = _MAX_NAME_LENGTH - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _MAX_NUMBER_DIGITS
     return f"{slug(run, room)}-{tail}"
 
 

@@ -24,7 +24,7 @@ _OWN = "set sagemaker.image to the URI of an image"
 def image(config: RunConfig, instance_type: str) -> str:
     """The image of a job of this run on an instance type: the run file's, or else AWS's.
 
-    Raises UserError where AWS has none.
+    Raises UserError where AWS publishes none.
     """
     section = config.sagemaker
     assert section is not None, "only for runs with a section sagemaker"
@@ -34,8 +34,10 @@ def image(config: RunConfig, instance_type: str) -> str:
     device = known.device if known else "cpu"
     tag = _TAGS.get((config.engine, device))
     if tag is None:
-        raise UserError(f"sagemaker.image: AWS has none to train with engine {config.engine} on {instance_type}", _OWN)
+        raise UserError(
+            f"sagemaker.image: AWS publishes no training image for engine {config.engine} on {instance_type}", _OWN
+        )
     uri = image_uri(section.region, tag)
     if uri is None:
-        raise UserError(f"sagemaker.region: no account with AWS's images is known in {section.region}", _OWN)
+        raise UserError(f"sagemaker.region: the account of AWS's images is not known for {section.region}", _OWN)
     return uri

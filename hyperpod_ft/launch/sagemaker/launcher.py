@@ -67,7 +67,7 @@ class SageMakerLauncher:
         return {name: state for name, state in found.items() if name in wanted}
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        """Also those that another machine has submitted, and jobs of the run that nobody has recorded."""
+        """The run's jobs at work, also those that another machine submitted and those that are not recorded."""
         self._place(run).refresh()
         training_jobs = self._jobs(run)
         recorded = [job for job in run.jobs() if job.launcher == self.name]
@@ -84,7 +84,7 @@ class SageMakerLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
 
-        Also those that a container has created meanwhile: it may have looked for marks just before.
+        Also those that a container has just created: it may have looked for marks before.
         """
         self._stop(run, jobs)
         names = {job.job_id for job in jobs}

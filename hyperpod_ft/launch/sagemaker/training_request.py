@@ -19,9 +19,9 @@ from hyperpod_ft.shipped import PACKAGE
 
 # Where SageMaker puts the channels below /opt/ml/input/data
 ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/{ENTRY}")
-MOST_SECONDS = 28 * 86400  # of a training job, and of its wait
-_LEAST_PENDING_SECONDS = 1800
-_MOST_RETRIES = 30
+MAX_SECONDS = 28 * 86400  # of a training job, and of its wait
+_MIN_PENDING_SECONDS = 1800
+_MAX_RETRIES = 30
 # CloudWatch metrics from the lines that training prints for each step (engines/metrics.py)
 _METRICS = {
     "loss": r"^step .* loss ([0-9.]+)",
@@ -68,7 +68,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         }
     if run.config.cluster.max_restarts:
         # SageMaker retries under the same name, and only after its internal errors
-        request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MOST_RETRIES)}
+        request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MAX_RETRIES)}
     if group.starts_ranks:
         _add_training_settings(request, run, group)
     return request
@@ -80,7 +80,7 @@ def _require_possible(group: Group, instance_type: str) -> None:
             "cluster.instance_type: `local` cannot be a training job",
             "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
         )
-    if group.seconds > MOST_SECONDS:
+    if group.seconds > MAX_SECONDS:
         raise UserError(
             f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
             " longer than the 28 days of a training job",
@@ -89,7 +89,7 @@ def _require_possible(group: Group, instance_type: str) -> None:
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told; all values are strings."""
+    """The launcher's parameters for the container; all values are strings."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     # env.python is an interpreter of the image that has the packages
     own = bool(run.config.env.python)
@@ -119,9 +119,9 @@ def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> N
     wait = time_limit_seconds(section.max_wait)
     if section.spot:
         request["EnableManagedSpotTraining"] = True
-        stopping["MaxWaitTimeInSeconds"] = min(group.seconds + wait, MOST_SECONDS)
+        stopping["MaxWaitTimeInSeconds"] = min(group.seconds + wait, MAX_SECONDS)
     elif group.accelerated(run):
-        stopping["MaxPendingTimeInSeconds"] = min(max(wait, _LEAST_PENDING_SECONDS), MOST_SECONDS)
+        stopping["MaxPendingTimeInSeconds"] = min(max(wait, _MIN_PENDING_SECONDS), MAX_SECONDS)
 
 
 def _channels(run: Run, code: str) -> list[dict[str, Any]]:

@@ -62,9 +62,9 @@ def client_of(run: Run, profile: str | None) -> Callable[[str], object]:
 def _offline(run: Run) -> Iterable[Finding]:
     section = sagemaker_section(run)
     if section.region not in known("sagemaker"):
-        yield error("sagemaker.region", f"AWS has no region {section.region} with SageMaker", "correct it")
+        yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
-        yield warning("cluster.mail_user", NO_MAIL, "a rule of EventBridge does that (docs/training-jobs.md)")
+        yield warning("cluster.mail_user", NO_MAIL, "an EventBridge rule can do that (docs/training-jobs.md)")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")
@@ -87,7 +87,7 @@ def _key_of(path: str, group: Group) -> str:
 def _as_cluster(run: Run) -> ClusterConfig:
     """A cluster file with the run's role, bucket, network and file system, for the checks of clusters.
 
-    Where the run has none, it has ids that no check looks at.
+    Placeholder ids stand for what the run lacks; no check reads them.
     """
     section, mounted = sagemaker_section(run), sagemaker_section(run).file_system
     training = next(group for group in groups(run.plan.stages) if group.starts_ranks)
@@ -116,7 +116,7 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
 
 def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
-    """With the run file's keys; without what is about the zone, which a training job has none of."""
+    """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
     keys = _KEYS if sagemaker_section(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
         replace(finding, field=keys.get(finding.field, finding.field))

@@ -2,7 +2,7 @@
 
 transformers lets a program replace the attention of most families (AttentionInterface). The families listed here pass
 it everything that their attention depends on, such as the size of a sliding window; GPT-J's is replaced in its class
-(model/gptj.py). Other families keep transformers' own attention: some express part of theirs in the mask alone, some
+(model/gptj.py). Other families keep transformers' own attention: some express part of it in the mask alone, some
 also mix tokens in convolutions or recurrences, and the attention of some cannot be replaced.
 
 tests/unit/planning/torch/test_packing_rules.py compares losses and gradients of packed documents with those of the same

@@ -36,7 +36,7 @@ def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
         return
     if not target_names(config.lora, shape.family) & {linear.name for linear in shape.linears}:
         raise UserError(
-            "lora.target_modules: has no module of the layers, so that pipeline stages would train nothing",
+            "lora.target_modules: names no module of the layers, so pipeline stages would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",
         )
 

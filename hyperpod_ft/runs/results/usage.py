@@ -95,6 +95,6 @@ def totals(run: Run) -> dict[str, Any]:
 
 
 def cost(run: Run, node_hours: float) -> float | None:
-    """In the currency of `cluster.price_per_node_hour`; None where it is not given."""
+    """The cost in the currency of `cluster.price_per_node_hour`; None where that is not given."""
     price = run.config.cluster.price_per_node_hour
     return None if price is None else round(node_hours * price, 4)

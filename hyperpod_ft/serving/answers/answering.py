@@ -117,7 +117,7 @@ class Answering:
             raise
 
     def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
-        """As stage generate encodes prompts, which is as training does."""
+        """The prompt's token ids, encoded as stage generate and training do."""
         if isinstance(request.prompt, tuple):
             return list(request.prompt)
         if request.prompt is not None:
@@ -145,7 +145,7 @@ class Answering:
         if not prompt:
             raise ApiError(400, "the prompt has no tokens")
         context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
-        # an encoder-decoder's answer has positions of its own, of which the start token takes the first
+        # an encoder-decoder's answer has its own positions, of which the start token takes the first
         room = context - (1 if config.is_encoder_decoder else prompt)
         if prompt > context or (request.max_tokens or 1) > room:
             asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""

@@ -7,7 +7,7 @@ from hyperpod_ft.serving.http.openai_api import Request
 
 
 class _Draw(LogitsProcessor):
-    """Draws the next token, with random numbers of its own, and leaves only that one for greedy search to take.
+    """Draws the next token, with its own random numbers, and leaves only that one for greedy search to take.
 
     `generate` itself would draw from torch's one generator, which all threads share: a seed would mean nothing.
     """

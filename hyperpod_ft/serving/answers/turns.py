@@ -5,7 +5,7 @@ from collections import deque
 
 
 class Turns:
-    """Whoever holds it computes. Given back after every token, it lets several answers proceed side by side."""
+    """The holder computes. Released after every token, it lets several answers proceed side by side."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -67,7 +67,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
     config = read_config(run.tuned_model)
     if is_encoder_decoder(config):
         raise UserError(
-            f"{run.tuned_model}: vLLM serves no encoder-decoder such as {config.get('model_type', 'this')}",
+            f"{run.tuned_model}: vLLM does not serve encoder-decoders such as {config.get('model_type', 'this')}",
             "serve it with `hyperpod-ft serve`, or deploy a causal model",
         )
     version, chat = run.plan[stage].fingerprint[:12], _has_chat_template(run.tuned_model)

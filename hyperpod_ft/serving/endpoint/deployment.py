@@ -17,12 +17,14 @@ from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.serving.endpoint.create.endpoint_request import Requests, Target, requests
 from hyperpod_ft.serving.endpoint.create.fit import fit
 
-_LONGEST_NAME = 54  # of 63: names of models, configurations and components add up to nine characters
+_MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Deployment:
+    """What `deploy` creates for a run: its target, files and requests."""
+
     run: Run
     target: Target
     bundle: Bundle
@@ -30,7 +32,7 @@ class Deployment:
 
     @property
     def delete_command(self) -> str:
-        """Deletes all that was created. Names the run, which tells where files were uploaded if no model names them."""
+        """Deletes all that was created. It names the run, which knows where files were uploaded if no model does."""
         return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
 
 
@@ -61,12 +63,12 @@ def deploy_section(run: Run) -> Deploy:
 def endpoint_name(run: Run) -> str:
     """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
     run_id = run.plan.run_id
-    return f"{slug(run, _LONGEST_NAME - len(run_id) - 1)}-{run_id}"
+    return f"{slug(run, _MAX_NAME_LENGTH - len(run_id) - 1)}-{run_id}"
 
 
 def is_endpoint_name(name: str) -> bool:
     """Whether a name has the form that `endpoint_name` gives."""
-    return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
+    return bool(_NAME.fullmatch(name)) and len(name) <= _MAX_NAME_LENGTH
 
 
 def region_of(run: Run) -> str | None:

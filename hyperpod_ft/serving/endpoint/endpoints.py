@@ -48,6 +48,8 @@ class Component:
 
 @dataclass(frozen=True)
 class Endpoints:
+    """SageMaker's operations on endpoints and what they consist of. `client` is boto3's."""
+
     client: Any
     say: Callable[[str], None]
 

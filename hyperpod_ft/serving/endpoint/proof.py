@@ -43,6 +43,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proof:
+    """The endpoint's answers to the recorded prompts, compared with the recorded answers."""
+
     asked: tuple[Asked, ...]
 
     @property

@@ -37,7 +37,7 @@ class Watch:
         self._until(self._endpoint_state, timeout_seconds, "endpoint")
 
     def until_component(self, timeout_seconds: float) -> None:
-        """The same for the inference component, of an endpoint in service."""
+        """Wait for the inference component of an endpoint in service."""
         self._until(self._component_state, timeout_seconds, "inference component")
 
     def until_gone(self, exists: Callable[[], bool], what: str, timeout_seconds: float) -> None:

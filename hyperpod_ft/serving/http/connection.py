@@ -16,7 +16,7 @@ from hyperpod_ft.serving.http import openai_api
 from hyperpod_ft.serving.http.openai_api import ApiError
 from hyperpod_ft.terminal import printable
 
-_LARGEST_BODY = 6 << 20  # SageMaker's limit of a request
+_MAX_BODY_BYTES = 6 << 20  # SageMaker's limit of a request
 _IDLE_SECONDS = 60.0  # how long a client may be silent, or read nothing
 _QUIET = ("/ping", "/health")  # asked every few seconds: not logged
 
@@ -71,8 +71,8 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise ApiError(411, "the request has no Content-Length")
-        if len(length) > len(str(_LARGEST_BODY)) or int(length) > _LARGEST_BODY:
-            raise ApiError(413, f"the request has {length[:20]} bytes; at most {_LARGEST_BODY} are read")
+        if len(length) > len(str(_MAX_BODY_BYTES)) or int(length) > _MAX_BODY_BYTES:
+            raise ApiError(413, f"the request has {length[:20]} bytes; the limit is {_MAX_BODY_BYTES}")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ClientGoneError

@@ -26,9 +26,9 @@ _UNSUPPORTED = {
     "logit_bias": {},
     "response_format": {"type": "text"},
 }
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 # Scores divided by less may exceed 32-bit floats, and drawing from those ends the process's use of its GPU.
-_LEAST_TEMPERATURE = 1e-6
+_MIN_TEMPERATURE = 1e-6
 
 
 class ApiError(Exception):
@@ -124,7 +124,7 @@ def _messages(given: Any) -> tuple[dict[str, str], ...]:
     for number, message in enumerate(given):
         where = f"messages.{number}"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ApiError(400, f"{where}: not an object with a role")
+            raise ApiError(400, f"{where}: must be an object with a role")
         found.append({"role": message["role"], "content": _content(message.get("content"), where)})
     if found[-1]["role"] == "assistant":
         raise ApiError(400, "messages: the last one is from the assistant; end with the user's")
@@ -137,7 +137,7 @@ def _content(given: Any, where: str) -> str:
         return given
     if isinstance(given, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in given):
         return "".join(part["text"] for part in given)
-    raise ApiError(400, f"{where}.content: not text")
+    raise ApiError(400, f"{where}.content: must be text")
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
@@ -152,28 +152,28 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
 
 def _stops(given: Any) -> tuple[str, ...]:
     listed = [given] if isinstance(given, str) else given or []
-    if not isinstance(listed, list) or len(listed) > _MOST_STOPS or not all(isinstance(one, str) for one in listed):
-        raise ApiError(400, f"stop: must be a string or a list of at most {_MOST_STOPS} strings")
+    if not isinstance(listed, list) or len(listed) > _MAX_STOPS or not all(isinstance(one, str) for one in listed):
+        raise ApiError(400, f"stop: must be a string or a list of at most {_MAX_STOPS} strings")
     return tuple(one for one in listed if one)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     given = values.get(name)
     if given is not None and not isinstance(given, str):
-        raise ApiError(400, f"{name}: not a string")
+        raise ApiError(400, f"{name}: must be a string")
     return given or ""
 
 
 def _flag(values: Mapping[str, Any], name: str) -> bool:
     given = values.get(name)
     if given is not None and not isinstance(given, bool):
-        raise ApiError(400, f"{name}: not true or false")
+        raise ApiError(400, f"{name}: must be true or false")
     return bool(given)
 
 
 def _whole(given: Any, name: str, least: int | None = None) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or abs(given) >= 1 << 63:
-        raise ApiError(400, f"{name}: not a whole number")
+        raise ApiError(400, f"{name}: must be a whole number")
     if least is not None and given < least:
         raise ApiError(400, f"{name}: must be {least} or more")
     return given
@@ -181,8 +181,8 @@ def _whole(given: Any, name: str, least: int | None = None) -> int:
 
 def _temperature(values: Mapping[str, Any]) -> float:
     given = _number(values, "temperature", 0.0, 0.0, 2.0)
-    if 0 < given < _LEAST_TEMPERATURE:
-        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_LEAST_TEMPERATURE:g}")
+    if 0 < given < _MIN_TEMPERATURE:
+        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
     return given
 
 
@@ -191,7 +191,7 @@ def _number(values: Mapping[str, Any], name: str, default: float, least: float, 
     if given is None:
         return default
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not least <= given <= most:
-        raise ApiError(400, f"{name}: not a number from {least:g} to {most:g}")
+        raise ApiError(400, f"{name}: must be a number from {least:g} to {most:g}")
     return float(given)
 
 

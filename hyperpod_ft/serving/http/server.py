@@ -19,7 +19,7 @@ from hyperpod_ft.serving.http.connection import Connection
 from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, Request
 from hyperpod_ft.terminal import printable
 
-_MOST_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
+_MAX_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
 # Whether a path takes messages; None: as the body says.
 _QUESTIONS: dict[str, bool | None] = {"/v1/chat/completions": True, "/v1/completions": False, "/invocations": None}
 
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         self.title, self.api_key = title, api_key
         self.answers: Answers | None = None
         self.started = int(time.time())
-        self.answer_slots = threading.BoundedSemaphore(_MOST_ANSWERS)
+        self.answer_slots = threading.BoundedSemaphore(_MAX_ANSWERS)
         self.page = page.Page.load()
         try:
             self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -64,7 +64,7 @@ class Server(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a connection; requests handle their own."""
+        """Print the traceback of a connection's error unless the client caused it; requests handle their own errors."""
         del request, client_address
         if not isinstance(sys.exc_info()[1], OSError):
             traceback.print_exc()
@@ -104,7 +104,7 @@ class Handler(Connection):
         name = answers.named(request.model)
         reply = Reply(secrets.token_hex(12), int(time.time()), name, request.messages is not None)
         if not self.server.answer_slots.acquire(blocking=False):
-            raise ApiError(429, f"busy with {_MOST_ANSWERS} answers; ask again later", "busy")
+            raise ApiError(429, f"busy with {_MAX_ANSWERS} answers; ask again later", "busy")
         try:
             answer = (self._stream if request.stream else self._whole)(answers, request, reply)
         finally:
@@ -152,4 +152,4 @@ class Handler(Connection):
 
     def _unknown(self, path: str) -> ApiError:
         known = [*_QUESTIONS, "/v1/models", "/health", "/ping", "/"]
-        return ApiError(404, f"{self.command} {printable(path)}: unknown; there are {', '.join(known)}", "not_found")
+        return ApiError(404, f"{self.command} {printable(path)}: unknown; known: {', '.join(known)}", "not_found")

@@ -60,7 +60,7 @@ class Part:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return self.division.shape
 
     @property

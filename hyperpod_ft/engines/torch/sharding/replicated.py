@@ -187,7 +187,7 @@ class ReplicatedWeights(TrainedWeights):
     def _reduce_complete(self) -> None:
         """Reduce the buckets whose gradients are complete, in their order, which is the same on all ranks.
 
-        On CUDA on a stream of its own, beside the backward pass.
+        On CUDA on a separate stream, beside the backward pass.
         """
         while self._reduced < len(self._reductions) and not self._reductions[self._reduced].waiting:
             bucket = self._reductions[self._reduced]
@@ -204,9 +204,9 @@ class ReplicatedWeights(TrainedWeights):
 
 
 def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[_Bucket]:
-    """In the order in which a backward pass completes them, which is about that of the parameters reversed.
+    """The buckets in the order in which a backward pass completes them, which is about that of the parameters reversed.
 
-    Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
+    Vectors have their own buckets: a norm comes after its layer's matrices in the order of parameters, but before
     them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
     in one dtype.
     """

@@ -45,11 +45,11 @@ class CheckpointStore:
         self._url = f"{url}/{run.relative(run.checkpoints)}"
 
     def push(self, directory: Path, node: int = 0, nodes: int = 1) -> bool:
-        """Push a published checkpoint: each of `nodes` nodes its own files, the first node last what completes it.
+        """Push a published checkpoint: each node its own files, then the first one the description that completes it.
 
         Returns whether this node has done its part; False when a file here is damaged, and when training has removed
-        the checkpoint meanwhile, here or on another node. Then removes older ones from the store, as training does on
-        the volume. Raises UserError when another node does not push its files.
+        the checkpoint, here or on another node. Afterwards removes older ones from the store, as training does on the
+        volume. Raises UserError when another node does not push its files.
         """
         with self._held(directory) as (held, described):
             if described is None:
@@ -99,7 +99,7 @@ class CheckpointStore:
             except UserError:
                 if self._is_complete(name, stored[name]):
                     raise
-                # a training that goes on has removed it meanwhile, and has pushed another
+                # training has since removed it and pushed another
         if damaged:
             raise UserError(
                 f"{self._url}: every complete checkpoint is damaged: {', '.join(damaged)}",
@@ -129,7 +129,7 @@ class CheckpointStore:
             self._pull(best, stored[best], self._run.best_checkpoint)
 
     def _pull(self, name: str, described: Description, directory: Path) -> bool:
-        """Whether the checkpoint is here, complete and undamaged, once what is missing or damaged here is pulled."""
+        """Pull what is missing or damaged here; returns whether the checkpoint is then complete and undamaged."""
         if _is_here(directory, described) and not description.why_damaged(directory, described.sha256):
             return True
         # what is there may be another checkpoint of this step, or this node's part of it
@@ -168,7 +168,7 @@ class CheckpointStore:
         return found is not None and found.sha256 == described.sha256
 
     def _forget_others(self, name: str, described: Description) -> None:
-        """Before files of this name are replaced: remove what stands for the ones before."""
+        """Before files of this name are replaced, remove the description and the votes of the earlier ones."""
         own = f"{votes(name, described)}/"
         stale = [vote for vote in self._votes() if vote_of(vote)[0] == name and not vote.startswith(own)]
         small_objects.remove(self._client, self._url, [f"{name}/{description.NAME}", *stale])
@@ -197,7 +197,7 @@ class CheckpointStore:
         return True
 
     def _remove_votes(self, name: str) -> None:
-        """Those for a checkpoint and for earlier ones, which are complete or never will be."""
+        """Remove the votes for a checkpoint and for earlier ones, which are complete or never will be."""
         voted = {vote: vote_of(vote)[0] for vote in self._votes()}
         over = [vote for vote, of in voted.items() if is_best(of) == is_best(name) and not is_later(of, name)]
         small_objects.remove(self._client, self._url, over)
@@ -222,9 +222,9 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _held(self, directory: Path) -> Iterator[tuple[Path, Description | None]]:
-        """This node's files of a checkpoint, under further names, since training may remove its own; its description.
+        """Hard links to this node's files of a checkpoint, because training may delete the originals; its description.
 
-        The description is None when the checkpoint is gone, or was replaced meanwhile.
+        The description is None when the checkpoint is gone, or has been replaced.
         """
         held = self._run.checkpoints / _HELD / directory.name
         publish.remove(held)

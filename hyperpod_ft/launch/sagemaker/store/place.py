@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """What the launcher asks of it."""
+    """Where this machine and the containers both see a run: what the launcher needs of it."""
 
     def prepare(self) -> None:
         """Make everything visible that the containers need of a run that is about to start."""

@@ -70,7 +70,7 @@ class RunStore:
     def pull_records(self) -> None:
         """Pull the small files that `status`, `logs` and `list` read: records, jobs, metrics, attempts, exit statuses.
 
-        They replace those on this machine. A training that is at work replaces some of them meanwhile.
+        They replace those on this machine. A training that is at work may be replacing some of them.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -118,7 +118,7 @@ class RunStore:
         there = {path: digest for path, digest in digests.items() if path.is_file()}
         try:
             trees.push(self._client, f"{self._url}/{self._run.relative(output)}", partial, there, what, there)
-        except FileNotFoundError:  # published meanwhile
+        except FileNotFoundError:  # just published
             return []
         return [path.name for path in there]
 
@@ -193,5 +193,5 @@ class RunStore:
 
 
 def _markers(files: Iterable[Path]) -> list[Path]:
-    """Those that make a checkpoint complete."""
+    """The files that complete a checkpoint."""
     return [file for file in files if file.name == description.NAME]

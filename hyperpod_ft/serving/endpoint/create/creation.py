@@ -33,6 +33,8 @@ _QUOTA = "request a higher quota of this instance type `for endpoint usage` in S
 
 @dataclass(frozen=True)
 class Creation:
+    """Creates a planned endpoint, waits for it and compares its answers."""
+
     deployment: Deployment
     session: Session
     watch: Watch

@@ -24,7 +24,7 @@ VARIANT = "AllTraffic"
 _DOWNLOAD_SECONDS = 3600  # the most that SageMaker allows
 _STARTUP_MINUTES = {"vllm": 20, "lmi": 20, "neuron": 60}
 _DIGITS = 8  # of a digest in a name
-_LONGEST_VOLUME = 512  # GB
+_MAX_VOLUME_GB = 512
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Requests:
-    """In the order in which they are sent. `component` is None unless the endpoint scales to zero."""
+    """The requests, in the order in which they are sent. `component` is None unless the endpoint scales to zero."""
 
     model: dict[str, Any]
     config: dict[str, Any]
@@ -138,7 +138,7 @@ def environment(target: Target) -> dict[str, str]:
 
 
 def model_name(settings: Deploy) -> str | None:
-    """What a request calls the tuned model; None where the server has one model, which it names itself."""
+    """The name of the tuned model in requests; None where the server has one model, which it names itself."""
     return TUNED if settings.container_kind == "vllm" else None
 
 
@@ -162,7 +162,7 @@ def _variant(target: Target, model: str) -> dict[str, Any]:
     }
     if not HOSTS[settings.instance_type].nvme:
         # the model, what is compiled from it, and 64 GB for the image
-        made["VolumeSizeInGB"] = min(_LONGEST_VOLUME, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
+        made["VolumeSizeInGB"] = min(_MAX_VOLUME_GB, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
     if not settings.scale_to_zero:
         return made | {"ModelName": model, **_patience(settings)}
     return made | {

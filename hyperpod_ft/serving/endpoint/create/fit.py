@@ -89,7 +89,7 @@ def fit(served: Served, host: Host, max_length: int, concurrency: int) -> Servin
     many = f" for each of {concurrency} requests" if host.device == "neuron" else ""
     raise UserError(
         f"deploy.instance_type: the model does not fit {host.name}: {found.arithmetic()}{many}",
-        "; or ".join(remedies) or "no known type of an endpoint fits it",
+        "; or ".join(remedies) or "no known instance type fits it",
     )
 
 

@@ -100,7 +100,7 @@ def test_the_longest_request_is_that_of_training_and_an_answer(tmp_path: Path) -
         ({"deploy": DEPLOY | {"role": None}}, r"deploy\.role: is not set"),
         ({"deploy": DEPLOY | {"model": "adapter"}, "lora": {"dora": True}}, "DoRA"),
         ({"deploy": DEPLOY | {"model": "adapter"}, "lora": {"r": 1024}}, "rank 512 or less"),
-        ({"config": CONFIG | {"model_type": "t5", "is_encoder_decoder": True}}, "no encoder-decoder"),
+        ({"config": CONFIG | {"model_type": "t5", "is_encoder_decoder": True}}, "not serve encoder-decoders"),
         ({"deploy": DEPLOY | {"max_length": 513}}, "512 positions"),
     ],
 )

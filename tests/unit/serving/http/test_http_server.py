@@ -190,7 +190,7 @@ def test_a_client_that_goes_away_ends_its_answer(start: Callable[..., Server], s
         if stream == "true":
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
     assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(10)
-    assert server.answer_slots._value == servers._MOST_ANSWERS, "its place is free"
+    assert server.answer_slots._value == servers._MAX_ANSWERS, "its place is free"
 
 
 def test_a_client_that_reads_nothing_ends_its_answer(
@@ -214,7 +214,7 @@ def test_more_questions_than_places_are_told_to_wait(
         assert go_on.wait(10)
         yield "done"
 
-    monkeypatch.setattr(servers, "_MOST_ANSWERS", 1)
+    monkeypatch.setattr(servers, "_MAX_ANSWERS", 1)
     server = start(words)
     found: list[tuple[int, Any]] = []
     first = threading.Thread(target=lambda: found.append(ask(server, "POST", CHAT, QUESTION)))
