@@ -90,7 +90,7 @@ def variables(host: Host, python: Path) -> dict[str, str]:
 
 def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
     """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
-    status = 1
+    status, missing = 1, 0
     try:
         status = run_stages(host, steps, stop)
     finally:
@@ -98,10 +98,14 @@ def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
         steps.push_state()
         # the others may still install packages; when this one fails, SageMaker ends them
         seconds = _FAREWELL_SECONDS if status or stop.requested else messages.JOIN_SECONDS
-        messages.dismiss(host.told.job, host.hosts, seconds)
+        missing = len(host.hosts) - 1 - messages.dismiss(host.told.job, host.hosts, seconds)
     # not when it was cancelled, or SageMaker starts this job again
     if status == 0 or (status in _ANOTHER_MAY_FOLLOW and not stop.requested):
         steps.advance()
+    if status == 0 and missing and not stop.requested:
+        # it would wait for this host until the job's time is over, and all instances are billed meanwhile
+        report_failure(f"every stage is done, but {missing} of the other hosts did not come within {seconds:.0f} s")
+        return 1
     return status
 
 

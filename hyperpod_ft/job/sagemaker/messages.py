@@ -101,10 +101,13 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
     return [found[number] for number in sorted(found)]
 
 
-def dismiss(job: str, hosts: Sequence[str], seconds: float) -> None:
-    """Tell the other hosts that the job is over, also those that come within this time."""
+def dismiss(job: str, hosts: Sequence[str], seconds: float) -> int:
+    """Tell the other hosts that the job is over, also those that come within this time; returns how many have come."""
     deadline = time.monotonic() + seconds
+    told: list[Peer] = []
     with suppress(OSError):
-        for peer in gather(job, hosts, until=lambda: time.monotonic() > deadline):
-            peer.send(end=True)
-            peer.close()
+        told = gather(job, hosts, until=lambda: time.monotonic() > deadline)
+    for peer in told:
+        peer.send(end=True)
+        peer.close()
+    return len(told)

@@ -4,12 +4,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.job.job_step import JobStep
-from hyperpod_ft.job.sagemaker import entry
+from hyperpod_ft.job.sagemaker import entry, messages
 from hyperpod_ft.job.sagemaker.host import Host, JobError
 from hyperpod_ft.job.sagemaker.script import Stop
 from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
@@ -168,6 +169,19 @@ def test_a_container_without_an_interpreter_fails_its_first_stage(tmp_path: Path
     with pytest.raises(JobError, match=r"env\.python: no /nowhere/python in this image"):
         entry.prepare(job, steps, Path("/nowhere/python"))  # type: ignore[arg-type]
     assert steps.pushed == {"train_quick-1": "1"}
+
+
+def test_a_host_that_never_came_ends_with_the_job(
+    tmp_path: Path, stop: Stop, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the first host fails, SageMaker ends the other one, which would wait until the job's time is over."""
+    monkeypatch.setattr(messages, "JOIN_SECONDS", 0.2)
+    steps = Steps(tmp_path)
+    job = replace(host(tmp_path, train="touch train"), hosts=("algo-1", "algo-2"))
+    assert entry.run_as_first(job, steps, stop) == 1  # type: ignore[arg-type]
+    assert steps.calls[-1] == "advance"
+    (reason,) = reasons
+    assert "1 of the other hosts" in reason
 
 
 def test_a_stopped_job_starts_nothing_more(tmp_path: Path, stop: Stop) -> None:

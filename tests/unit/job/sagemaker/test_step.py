@@ -141,7 +141,7 @@ def test_nothing_starts_when_a_host_cannot_bring_what_it_needs(job: str) -> None
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
     with followers(job, "exit 0") as hosts:
-        messages.dismiss(job, [FIRST, "algo-2"], 30)
+        assert messages.dismiss(job, [FIRST, "algo-2"], 30) == 1
         hosts[0].thread.join(10)
         assert hosts[0].status == 0 and hosts[0].started == []
 
