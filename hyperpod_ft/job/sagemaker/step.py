@@ -66,7 +66,7 @@ def _bring_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arr
     *printed, outcome = done.stdout.splitlines() or [""]
     print(*printed, sep="\n", flush=True)
     if done.returncode:
-        return _as_a_shell(done.returncode)
+        return 1  # a crash, which is retried, even for a user's error: earlier pulls of this job went well
     for peer in peers:
         peer.send(bring=stage, checkpoint=json.loads(outcome)["checkpoint"])
     waiting = list(peers)

@@ -131,9 +131,10 @@ def test_with_a_store_every_host_brings_the_checkpoint_of_the_first_one(
 
 
 def test_nothing_starts_when_a_host_cannot_bring_what_it_needs(job: str) -> None:
+    """Status 1 is a crash to the supervisor, which tries again; 2, a user's error, would end the training."""
     store = {step.STORE: "s3://b/ft", "CHECKPOINT": "40"}
     with followers(job, "exit 0", "exit 0") as hosts:
-        assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (2, "pulling\n")
+        assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (1, "pulling\n")
         hosts[1].cannot_bring = True
         assert finish(lead(job, 3, "echo started", **store)) == (1, "pulling\n")
         assert not any(host.started for host in hosts)
