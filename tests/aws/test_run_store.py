@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -391,6 +392,28 @@ def test_votes_of_an_attempt_that_was_lost_do_not_count(client: Any, run: Run, o
         RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     make_checkpoint(other, 4, again, here=NODES[1])
     assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
+    assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"
+
+
+def test_the_first_node_does_not_wait_for_votes_of_an_attempt_that_was_lost(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits, the next attempt writes other files of the same step, and the other node votes for them."""
+    again = CONTENT | {"__0_0.distcp": b"ZERO", "__1_0.distcp": b"ONE"}
+    make_checkpoint(run, 4, CONTENT, here=NODES[0])
+    waited: list[float] = []
+
+    def replace_meanwhile(seconds: float) -> None:
+        assert not waited, "it has been replaced"
+        waited.append(seconds)
+        make_checkpoint(other, 4, again, here=NODES[1])
+        assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+        make_checkpoint(run, 4, again, here=NODES[0])
+
+    monkeypatch.setattr(time, "sleep", replace_meanwhile)
+    assert not RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
     assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"

@@ -69,13 +69,12 @@ class CheckpointStore:
                 small_objects.write(self._client, self._url, f"{votes(name, described)}/{node}", b"")
             if node:
                 return True
-            complete = self._wait_for_all(name, described, nodes)
-            if complete:
-                trees.push(self._client, url, held, [marker], what)
+            if not self._wait_for_all(name, described, nodes, directory):
+                return False
+            trees.push(self._client, url, held, [marker], what)
         self._remove_votes(name)
-        if complete:
-            self._remove_old(name, described)
-        return complete
+        self._remove_old(name, described)
+        return True
 
     def pull(self, step: int | None = None) -> Path | None:
         """Pull the newest complete, undamaged checkpoint, with the files of all nodes, unless it is here.
@@ -173,10 +172,11 @@ class CheckpointStore:
         stale = [vote for vote in self._votes() if vote_of(vote)[0] == name and not vote.startswith(own)]
         small_objects.remove(self._client, self._url, [f"{name}/{description.NAME}", *stale])
 
-    def _wait_for_all(self, name: str, described: Description, nodes: int) -> bool:
+    def _wait_for_all(self, name: str, described: Description, nodes: int, directory: Path) -> bool:
         """Wait until every node has voted; False when one has moved on to a later checkpoint without voting.
 
-        Raises UserError when one does neither, or a file is missing nevertheless.
+        Also when training has written another checkpoint of this step here, since the last attempt crashed: then the
+        other nodes vote for that one. Raises UserError when one does neither, or a file is missing nevertheless.
         """
         own, deadline = votes(name, described), time.monotonic() + PATIENCE_SECONDS
         while nodes > 1:
@@ -185,6 +185,8 @@ class CheckpointStore:
             if not missing:
                 break
             if any(node in missing and is_later(voted, name) for voted, node in map(vote_of, listed)):
+                return False
+            if _read(directory) not in (None, described):
                 return False
             if time.monotonic() > deadline:
                 problem = f"node {missing[0]} has not pushed its files within {PATIENCE_SECONDS:.0f} s"
