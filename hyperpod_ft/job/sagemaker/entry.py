@@ -26,6 +26,7 @@ from hyperpod_ft.runs.container import CODE, FSX, NOTICE_STATUS, TERMINATED_STAT
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
+JOB_ARN = "TRAINING_JOB_ARN"  # with the job's name all that SageMaker is documented to set
 _FAREWELL_SECONDS = 5
 # Of a job after which another may come: all is done, or its time is over. After any other status, a stage has failed.
 _ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
@@ -81,6 +82,8 @@ def variables(host: Host, python: Path) -> dict[str, str]:
         HOSTS: " ".join(host.hosts),
         HOST_NUMBER: str(host.number),
     }
+    if "AWS_REGION" not in os.environ and JOB_ARN in os.environ:
+        found["AWS_REGION"] = os.environ[JOB_ARN].split(":")[3]
     if host.told.store:
         found[step.STORE] = host.told.store
     if host.interface:

@@ -1,8 +1,8 @@
 """A run and a group of its stages -> the request of CreateTrainingJob. Pure functions.
 
 What the container needs to know before it can read the run's files is in the hyperparameters; everything else is in
-those files. So is `cluster.environment`, except package index, proxy and certificates: values of Environment may have 512
-characters, and DescribeTrainingJob shows them.
+those files. So is `cluster.environment`, except package index, proxy and certificates: Environment holds up to 512
+characters a value, and DescribeTrainingJob shows them.
 """
 
 import re

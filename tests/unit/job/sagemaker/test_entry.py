@@ -210,6 +210,19 @@ def test_a_container_checks_its_own_environment(tmp_path: Path, stop: Stop) -> N
     assert steps.calls == ["before env", "before train", "after train", "state", "advance"], "nothing of it is pushed"
 
 
+def test_the_region_is_that_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SageMaker does not document that it sets AWS_REGION, which boto3 needs; one that is set stays."""
+    job = host(tmp_path)
+    monkeypatch.setenv("TRAINING_JOB_ARN", "arn:aws:sagemaker:eu-central-1:123456789012:training-job/quick-1")
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    assert entry.variables(job, Path(sys.executable))["AWS_REGION"] == "eu-central-1"
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert "AWS_REGION" not in entry.variables(job, Path(sys.executable))
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("TRAINING_JOB_ARN")
+    assert "AWS_REGION" not in entry.variables(job, Path(sys.executable))
+
+
 def test_the_notice_comes_well_before_the_limit() -> None:
     assert entry.notice_after(8 * 3600) == 8 * 3600 - 900
     assert entry.notice_after(1000) == 800
