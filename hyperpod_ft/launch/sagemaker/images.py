@@ -18,6 +18,7 @@ _TAGS = {
         "pytorch-training-neuronx:2.8.0-neuronx-py311-sdk2.26.1-ubuntu22.04",
     ),
 }
+_NEURON_SDK = "2.26.1"  # of that image
 _OWN = "set sagemaker.image to the URI of an image"
 
 
@@ -35,6 +36,9 @@ def image(config: RunConfig, instance_type: str) -> str:
     tag = _TAGS.get((config.engine, device))
     if tag is None:
         raise UserError(f"sagemaker.image: AWS has none to train with engine {config.engine} on {instance_type}", _OWN)
+    if config.engine == "neuron" and config.env.sdk != _NEURON_SDK:
+        # the pins of another would lie above this one's runtime and compiler
+        raise UserError(f"sagemaker.image: AWS's has Neuron SDK {_NEURON_SDK}, env.sdk is {config.env.sdk}", _OWN)
     uri = image_uri(section.region, tag)
     if uri is None:
         raise UserError(f"sagemaker.region: no account with AWS's images is known in {section.region}", _OWN)

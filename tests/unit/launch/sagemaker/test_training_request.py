@@ -189,6 +189,10 @@ def test_images() -> None:
     assert of(STORE | {"image": "own/image:1"}, "trn2.48xlarge") == "own/image:1"
     with pytest.raises(UserError, match=r"sagemaker\.image.*trn2"):
         of(STORE, "trn2.48xlarge")
+    other_sdk = NEURON | {"env": {"sdk": "2.28.0"}}
+    with pytest.raises(UserError, match=r"sagemaker\.image.*2\.26\.1.*2\.28\.0"):
+        of(STORE, "trn1.32xlarge", **other_sdk)
+    assert of(STORE | {"image": "own/image:1"}, "trn1.32xlarge", **other_sdk) == "own/image:1"
     with pytest.raises(UserError, match=r"sagemaker\.region"):
         of(STORE | {"region": "us-moon-1"}, "c7i.xlarge")
 
