@@ -181,6 +181,21 @@ def test_metrics_that_are_replaced_while_they_are_read(
     assert other.metrics_path.read_bytes() == b'{"step": 3}\n'
 
 
+def test_a_container_does_not_wait_for_its_disk(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends with it; small files for `status` are on disk."""
+    finish(run, "train", make_checkpoint(run, 4, CONTENT))
+    RunStore(run, client).push_stage("train")
+    flushed: list[Path] = []
+    monkeypatch.setattr(publish, "fsync", flushed.append)
+    RunStore(other, client).pull_stage("train")
+    RunStore(other, client).pull_checkpoint()
+    assert other.is_done("train") and flushed == []
+    RunStore(other, client).pull_records()
+    assert other.record_path("train") in flushed
+
+
 def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws: Aws) -> None:
     merged, names = run.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     with resumable.resumable_directory(merged, {}) as partial:
@@ -336,10 +351,10 @@ def test_a_checkpoint_that_is_superseded_while_it_is_pulled(
     store, pull_named = RunStore(make_run(run.root, keep_checkpoints=1), client), trees.pull_named
     store.push_checkpoint(make_checkpoint(run, 4, {"a": b"four"}))
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any, **options: Any) -> None:
         monkeypatch.setattr(trees, "pull_named", pull_named)
         store.push_checkpoint(make_checkpoint(run, 6, {"a": b"six"}))
-        pull_named(*arguments)
+        pull_named(*arguments, **options)
 
     monkeypatch.setattr(trees, "pull_named", late)
     assert RunStore(other, client).pull_checkpoint() == other.checkpoint(6)

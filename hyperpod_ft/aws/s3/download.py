@@ -138,19 +138,20 @@ class _Download:
                 raise
 
 
-def finish(root: Path, entries: Collection[Entry]) -> None:
-    """After these objects have become files: flush all of it to disk, and remove what other attempts left.
+def finish(root: Path, entries: Collection[Entry], *, flush: bool) -> None:
+    """After these objects have become files: `flush` all of it to disk, and remove what other attempts left.
 
-    At the end, since a file system that flushes one file writes much of the others too.
+    Flushed at the end, since a file system that flushes one file writes much of the others too.
     """
     names: dict[Path, set[str]] = {}
     for entry in entries:
         path = root / entry.name
         names.setdefault(path.parent, set()).add(path.name)
     for directory, of in names.items():
-        for name in of:
-            publish.fsync(directory / name)
-        publish.fsync(directory)
+        if flush:
+            for name in of:
+                publish.fsync(directory / name)
+            publish.fsync(directory)
         for leftover in directory.glob(".*.partial"):
             if leftover.name.removesuffix(".partial").rpartition(".")[0].removeprefix(".") in of:
                 leftover.unlink(missing_ok=True)

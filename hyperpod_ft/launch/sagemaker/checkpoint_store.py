@@ -8,7 +8,7 @@ names in their descriptions alone, beginning with the description itself.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class CheckpointStore:
         described = description.read(directory)
         name = stored_name(directory, described)
         missing = [file for file in described.files if not (directory / file).exists()]
-        trees.pull_named(self._client, f"{self._url}/{name}", directory, missing, f"pull checkpoint {name}")
+        self._pull_files(name, directory, missing)
 
     def check_pushed(self, directory: Path) -> None:
         """Raise UserError unless every file of a checkpoint is here, or all of it in the store."""
@@ -133,14 +133,17 @@ class CheckpointStore:
             return True
         # what is there may be another checkpoint of this step, or this node's part of it
         (directory / description.NAME).unlink(missing_ok=True)
-        url, what = f"{self._url}/{name}", f"pull checkpoint {name}"
-        trees.pull_named(self._client, url, directory, described.files, what)
+        self._pull_files(name, directory, described.files)
         # the store has the files that were pushed, which need not be those that training wrote
         if reason := description.why_damaged(directory, described.sha256):
             print(f"train: ignoring checkpoint {name} of the store: {reason}", flush=True)
             return False
-        trees.pull_named(self._client, url, directory, [description.NAME], what)
+        self._pull_files(name, directory, [description.NAME])
         return True
+
+    def _pull_files(self, name: str, directory: Path, files: Iterable[str]) -> None:
+        url, what = f"{self._url}/{name}", f"pull checkpoint {name}"
+        trees.pull_named(self._client, url, directory, files, what, flush=False)
 
     def _complete(self) -> dict[str, Description]:
         """The complete checkpoints of this training in the store, by name."""
