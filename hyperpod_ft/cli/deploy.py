@@ -52,7 +52,8 @@ def create(
     run: RunArgument,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; create nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print requests, fit and price, check quota and role; create nothing."),
     ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep everything that was created if the container fails, for inspection.")
@@ -69,6 +70,8 @@ def create(
     show_endpoints.planned(planned, commands.price(planned.target.settings.instance_type))
     if dry_run:
         show_endpoints.requests(planned)
+    commands.check(planned)
+    if dry_run:
         return
     with _interruptible(planned.target.name, planned.delete_command):
         proof = commands.deploy(planned, keep=keep)
