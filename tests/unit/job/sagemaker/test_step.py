@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -204,6 +205,16 @@ def test_others_are_not_taken_for_hosts(job: str) -> None:
     assert stranger.receive() is None and liar.receive() is None
     with followers(job, "exit 0"):
         assert finish(process)[0] == 0
+
+
+def test_a_stranger_that_says_half_a_line_is_not_waited_for(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_HELLO_SECONDS", 0.2)
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(messages.gather, job, [FIRST, "algo-2"], until=lambda: False)
+        with connected(job) as stranger, connected(job) as host:
+            stranger.sendall(b'{"host"')
+            messages.Peer(host).send(host=1, job=job)
+            assert len(gathered.result(30)) == 1
 
 
 def connected(job: str) -> socket.socket:
