@@ -115,7 +115,8 @@ def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnSta
 
 
 def _require_ours(stack: dict[str, Any]) -> None:
-    if list(_parameters(stack)) != ["FileSystem"]:
+    # of any version of the template: `delete --delete-data` empties the bucket that the stack names
+    if list(_parameters(stack)) != ["FileSystem"] or "of hyperpod-ft need" not in stack.get("Description", ""):
         raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
 
 
