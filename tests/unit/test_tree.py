@@ -10,7 +10,6 @@ TWO_MEANINGS = {
     "Cluster",
     "FileSystem",
     "Lora",
-    "Host",  # of the catalogue; of a training job
     # of both engines, with the same methods
     "Checkpoints",
     "TrainingLoop",

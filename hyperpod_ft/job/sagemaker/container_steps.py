@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from hyperpod_ft.errors import last_line
-from hyperpod_ft.job.sagemaker.host import Host, JobError
+from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
 
 # Stages that write for long: what they have finished is pushed while they continue.
 _LONG = ("precompile", "train", "consolidate", "merge")
@@ -24,7 +24,7 @@ class ContainerSteps:
     Without a store, nothing is transferred: every host sees the file system.
     """
 
-    def __init__(self, host: Host, python: str) -> None:
+    def __init__(self, host: ContainerHost, python: str) -> None:
         self._host, self._python = host, python
         self._store = host.parameters.store
 

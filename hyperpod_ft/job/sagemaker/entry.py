@@ -18,7 +18,7 @@ from typing import Mapping
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import interpreter, messages, pid1, step
 from hyperpod_ft.job.sagemaker.container_steps import ContainerSteps
-from hyperpod_ft.job.sagemaker.host import ML, Host, JobError, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, JobError, link_root, report_failure
 from hyperpod_ft.job.sagemaker.script import SAVES_ON_NOTICE, Script, Stop
 from hyperpod_ft.runs import container, job_files
 from hyperpod_ft.runs.container import CODE, FSX
@@ -36,7 +36,7 @@ _ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
 def work() -> int:
     """What the child of PID 1 does; returns the container's exit status."""
     try:
-        host = Host.read()
+        host = ContainerHost.read()
         stop = Stop(notice_after(int(host.parameters.max_runtime)))
         host.wait_for_names()
         link_root(Path(host.parameters.root), SCRATCH if host.parameters.store else ML / "input/data" / FSX)
@@ -53,7 +53,7 @@ def work() -> int:
         raise
 
 
-def prepare(host: Host, steps: ContainerSteps, python: Path) -> None:
+def prepare(host: ContainerHost, steps: ContainerSteps, python: Path) -> None:
     """Make the interpreter, and pull the run. Raises JobError: the first stage has failed then."""
     try:
         interpreter.prepare(python, host.parameters.pins, ML / "input/data" / CODE)
@@ -71,7 +71,7 @@ def notice_after(max_runtime: int) -> float:
     return max_runtime - container.notice_seconds(max_runtime)
 
 
-def variables(host: Host, python: Path) -> dict[str, str]:
+def variables(host: ContainerHost, python: Path) -> dict[str, str]:
     """What the scripts and their programs find in their environment, besides what they set themselves."""
     code = str(ML / "input/data" / CODE)
     found = {
@@ -92,7 +92,7 @@ def variables(host: Host, python: Path) -> dict[str, str]:
     return found
 
 
-def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
+def run_as_first(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
     status, missing = 1, 0
     try:
@@ -113,7 +113,7 @@ def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     return status
 
 
-def run_stages(host: Host, steps: ContainerSteps, stop: Stop) -> int:
+def run_stages(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
     wanted = host.parameters.stages.split()
     # with a store, each container checks its own environment
@@ -138,7 +138,7 @@ def run_stages(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     return 0
 
 
-def run_stage(host: Host, steps: ContainerSteps, stop: Stop, stage: str) -> int:
+def run_stage(host: ContainerHost, steps: ContainerSteps, stop: Stop, stage: str) -> int:
     """Run a stage with what it needs from the store; returns 0 if it has left its record, else an exit status."""
     steps.before(stage)
     with steps.during(stage):
@@ -149,21 +149,21 @@ def run_stage(host: Host, steps: ContainerSteps, stop: Stop, stage: str) -> int:
     return status or 1
 
 
-def leave_exit_status(host: Host, stage: str, status: int) -> None:
+def leave_exit_status(host: ContainerHost, stage: str, status: int) -> None:
     """Do what a stage's script does at its end, for one that did not start or was not what failed."""
     marker = job_files.exit_marker(host.run_directory, stage, host.parameters.job)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{status}\n", encoding="utf-8")
 
 
-def run_script(host: Host, stage: str, stop: Stop) -> tuple[Script, int]:
+def run_script(host: ContainerHost, stage: str, stop: Stop) -> tuple[Script, int]:
     """Run a stage's script; it, and its exit status."""
     log = job_files.log(host.run_directory, stage, host.parameters.job)
     script = Script(job_files.script(host.run_directory, stage), stage, {}, log=log)
     return script, script.wait(stop)
 
 
-def run_as_other(host: Host, steps: ContainerSteps, stop: Stop) -> int:
+def run_as_other(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     """Run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:

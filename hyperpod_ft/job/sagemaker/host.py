@@ -24,7 +24,7 @@ class JobError(Exception):
 
 
 @dataclass(frozen=True)
-class Host:
+class ContainerHost:
     """This host, its peers, and the launcher's parameters. The first host starts the stages on all hosts."""
 
     hosts: tuple[str, ...]  # all of the job, in the order of their numbers
@@ -33,7 +33,7 @@ class Host:
     parameters: Hyperparameters
 
     @classmethod
-    def read(cls, ml: Path = ML) -> Host:
+    def read(cls, ml: Path = ML) -> ContainerHost:
         """From SageMaker's files. Raises JobError when one is missing or says something else than expected."""
         resources = _read(ml / "input/config/resourceconfig.json")
         try:

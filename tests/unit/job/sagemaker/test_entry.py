@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.sagemaker import entry, messages
-from hyperpod_ft.job.sagemaker.host import Host, JobError
+from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
 from hyperpod_ft.job.sagemaker.script import Stop
 from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
 
@@ -68,7 +68,7 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def host(directory: Path, **scripts: str) -> Host:
+def host(directory: Path, **scripts: str) -> ContainerHost:
     (directory / "sbatch").mkdir(parents=True)
     for stage, text in scripts.items():
         (directory / "sbatch" / f"{stage}.sbatch").write_text(f"cd {directory}; {text}")
@@ -76,7 +76,7 @@ def host(directory: Path, **scripts: str) -> Host:
     parameters = Hyperparameters(
         "quick-1", "prepare", " ".join(scripts), str(directory.parent), str(directory), "600", python=sys.executable
     )
-    return Host(("algo-1",), 0, "eth0", parameters)
+    return ContainerHost(("algo-1",), 0, "eth0", parameters)
 
 
 def test_stages_run_in_order_and_the_next_job_is_created(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.job.sagemaker.host import Host, JobError, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError, link_root, report_failure
 
 TOLD = {
     "job": "quick-train-1",
@@ -31,7 +31,7 @@ def written(ml: Path, current: str = "algo-1", **resources: Any) -> Path:
 
 def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """SageMaker sorts them as text."""
-    host = Host.read(written(tmp_path, "algo-10"))
+    host = ContainerHost.read(written(tmp_path, "algo-10"))
     assert host.hosts == ("algo-1", "algo-2", "algo-10")
     assert (host.number, host.is_first, host.interface) == (2, False, "eth0")
     assert host.parameters.job == "quick-train-1" and host.run_directory == Path("/fsx/run")
@@ -39,16 +39,16 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"resourceconfig\.json"):
-        Host.read(tmp_path)
+        ContainerHost.read(tmp_path)
     (written(tmp_path) / "input/config/hyperparameters.json").write_text('{"job": "quick-train-1"}')
     with pytest.raises(JobError, match=r"hyperparameters: .*'stages'.*hyperpod-ft"):
-        Host.read(tmp_path)
+        ContainerHost.read(tmp_path)
     with pytest.raises(JobError, match=r"resourceconfig\.json: not as expected"):
-        Host.read(written(tmp_path / "other", "algo-3"))
+        ContainerHost.read(written(tmp_path / "other", "algo-3"))
 
 
 def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host.read(written(tmp_path))
+    host = ContainerHost.read(written(tmp_path))
     asked: list[str] = []
 
     def unknown_at_first(host: str, _: None) -> None:
