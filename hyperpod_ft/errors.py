@@ -1,5 +1,7 @@
 """The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
 
+from __future__ import annotations  # containers import it before they have the kit's Python
+
 import difflib
 import errno
 import sys

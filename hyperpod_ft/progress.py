@@ -25,6 +25,11 @@ def format_bytes(size: float) -> str:
     return f"{size / 1e3:.1f} kB"
 
 
+def format_minutes(seconds: float) -> str:
+    """A time to wait: `60 minutes`."""
+    return f"{seconds / 60:.0f} minutes"
+
+
 class ByteProgress:
     """Counts bytes from any thread, and shows them with their rate on stderr."""
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hyperpod_ft.cli import show_endpoints
+from hyperpod_ft.cli import show_endpoints, tables
+from hyperpod_ft.cli.confirmation import require_yes
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -136,7 +137,7 @@ def delete(
     """
     name, commands, run = _found(endpoint, region, profile)
     if not yes:
-        show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
+        require_yes(f"Delete endpoint {name} in {commands.region}?")
     with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
         commands.delete(name, run, keep_bundle=keep_bundle)
     print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")
@@ -164,7 +165,7 @@ def _commands(run: "Run | None", region: str | None, profile: str | None) -> "En
     from hyperpod_ft.serving.endpoint.deployment import region_of  # noqa: PLC0415 - as above
 
     named = region_of(run) if run else None
-    return EndpointCommands.of(region or named, profile, show_endpoints.progress)
+    return EndpointCommands.of(region or named, profile, tables.progress)
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def _interruptible(name: str, delete_command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_endpoints.progress(
+        tables.progress(
             f"interrupted: what was created for {name} is kept and may cost money;"
             f" run the command again to continue, or delete it: {delete_command}"
         )

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats, reading
+from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.reading import BadRow, Chunk, Row
 from hyperpod_ft.data.seq2seq.truncation import kept_tokens
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.example import Example, RowError
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"

@@ -155,18 +155,18 @@ def delete_old(run: Run, newest: Path, *, shared: bool = True) -> None:
 
 
 @dataclass(frozen=True)
-class Written:
+class CheckpointFile:
     """A file of a checkpoint, as the rank reports it that wrote it: its size in bytes, and SHA-256."""
 
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, file: Path, sha256: str) -> "Written":
+    def of(cls, file: Path, sha256: str) -> "CheckpointFile":
         return cls(file.stat().st_size, sha256)
 
 
-def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, Written]) -> None:
+def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, CheckpointFile]) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
     family = str(read_config(run.base_model).get("model_type", ""))

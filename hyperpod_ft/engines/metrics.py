@@ -15,7 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.throughput import Throughput
-from hyperpod_ft.runs.metrics import intact_rows
+from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
 
 _IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log

@@ -18,7 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.runs import metrics
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
@@ -142,9 +141,3 @@ def reference_measured(run: Run) -> int:
         return int(run.reference_count.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0
-
-
-def last_step(run: Run) -> int:
-    """The last step in metrics.jsonl; 0 when there is none."""
-    row = metrics.last_row(run.metrics_path)
-    return int(row["step"]) if row else 0

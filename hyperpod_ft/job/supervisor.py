@@ -33,6 +33,7 @@ from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, shell_status
 
@@ -168,7 +169,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
         signal=signals.received,
         begun_at=begun_at,
         checkpoint=attempts.newest_checkpoint(run),
-        step=attempts.last_step(run),
+        step=metrics.last_step(run.metrics_path),
     )
 
 

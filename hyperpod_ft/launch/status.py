@@ -10,11 +10,12 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.place import tuned_model_location
-from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC
+from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps

@@ -19,9 +19,9 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
-from hyperpod_ft.serving.access import API_KEY, refuse_open, url
-from hyperpod_ft.serving.openai_api import ApiError, Request
-from hyperpod_ft.serving.server import Answers, Server
+from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
+from hyperpod_ft.serving.http.openai_api import ApiError, Request
+from hyperpod_ft.serving.http.server import Answers, Server
 
 _EXAMPLE = "Which command submits a batch script?"
 
@@ -104,8 +104,8 @@ def _exit(*_: object) -> NoReturn:
 
 def _load(given: argparse.Namespace) -> Answers:
     try:
-        from hyperpod_ft.serving.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
-        from hyperpod_ft.serving.device import device_named  # noqa: PLC0415 - as above
+        from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
+        from hyperpod_ft.serving.answers.device import device_named  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
     tokenizer = given.tokenizer or given.model[0][1]

@@ -18,9 +18,9 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.sagemaker import container_commands
-from hyperpod_ft.launch.sagemaker import checkpoint_store
-from hyperpod_ft.launch.sagemaker.store import RunStore
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import superseded
+from hyperpod_ft.launch.sagemaker.store import checkpoint_store
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.store.stored_checkpoints import superseded
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import Aws
@@ -158,7 +158,9 @@ def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     assert found["metrics.jsonl"] == b'{"step": 1}\n'
     assert {"exits/train_1", "attempts/usage/a.json"} <= found.keys()
     assert not other.base_model.exists()
-    code = {name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store.py")}
+    code = {
+        name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store/run_store.py")
+    }
     assert len(code) == 1
 
 

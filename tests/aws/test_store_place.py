@@ -8,8 +8,8 @@ import pytest
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker import store
-from hyperpod_ft.launch.sagemaker.place import Place, place_of, tuned_model_location
+from hyperpod_ft.launch.sagemaker.store import run_store
+from hyperpod_ft.launch.sagemaker.store.place import Place, place_of, tuned_model_location
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
@@ -23,7 +23,7 @@ STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store":
 def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Run, Place]]:
     """The same run on a machine of its own: another root, the same store."""
     aws.client("s3").create_bucket(Bucket="place", CreateBucketConfiguration={"LocationConstraint": REGION})
-    monkeypatch.setattr(store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
+    monkeypatch.setattr(run_store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
 
     def make(name: str) -> tuple[Run, Place]:
         values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge")

@@ -14,7 +14,7 @@ from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 

@@ -13,7 +13,7 @@ _MAX_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupState:
     """An instance group. While it scales, `current` differs from `target`, regardless of the cluster's status."""
 
     name: str
@@ -33,7 +33,7 @@ class Cluster:
     arn: str
     status: str
     failure: str
-    groups: tuple[Group, ...]
+    groups: tuple[GroupState, ...]
     subnets: tuple[str, ...]
     kubernetes: bool  # orchestrated by EKS, not Slurm
 
@@ -46,7 +46,7 @@ class Cluster:
         """In service, and every group has its target number of instances."""
         return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> GroupState:
         """Raises UserError if there is no such group."""
         for group in self.groups:
             if group.name == name:
@@ -162,7 +162,7 @@ def of_description(described: dict[str, Any]) -> Cluster:
         status=described["ClusterStatus"],
         failure=described.get("FailureMessage", ""),
         groups=tuple(
-            Group(
+            GroupState(
                 name=group["InstanceGroupName"],
                 instance_type=group.get("InstanceType", ""),
                 current=group.get("CurrentCount", 0),

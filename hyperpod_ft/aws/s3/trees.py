@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
-from hyperpod_ft.aws.s3 import shares
+from hyperpod_ft.aws.s3 import worker_processes
 from hyperpod_ft.aws.s3.download import Downloads, finish
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
@@ -70,7 +70,9 @@ def push(
                 uploads.abort()
                 raise
 
-        shares.run(client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add)
+        worker_processes.run(
+            client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add
+        )
 
 
 def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull") -> None:
@@ -121,7 +123,7 @@ def pull_entries(
             downloads.close()
 
     with explained_s3(url, "read"):
-        shares.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
+        worker_processes.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
         finish(root, entries)
 
 

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import (
-    EXPERIMENTAL_ON_GPUS,
     NonNegativeInt,
     PositiveInt,
     Revision,
@@ -14,6 +13,7 @@ from hyperpod_ft.config.fields import (
     Source,
     shortened,
 )
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Dataset(Section):

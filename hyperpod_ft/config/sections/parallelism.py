@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hyperpod_ft.config.fields import EXPERIMENTAL_ON_GPUS, PositiveInt, Section
+from hyperpod_ft.config.fields import PositiveInt, Section
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Parallelism(Section):

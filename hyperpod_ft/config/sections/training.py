@@ -1,11 +1,10 @@
-"""The training loop and its objective: sections `training` and `dpo`."""
+"""Section `training` of a run file: the training loop and its optimizer."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hyperpod_ft.config.fields import (
-    EXPERIMENTAL_ON_GPUS,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -13,17 +12,7 @@ from hyperpod_ft.config.fields import (
     Section,
     Share,
 )
-
-
-class Dpo(Section):
-    """Direct preference optimization (training.objective dpo)."""
-
-    beta: PositiveFloat = Field(
-        0.1, description="Scale of the rewards: the higher, the closer the model stays to its starting point."
-    )
-    label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
-        0.0, description="Assumed share of pairs whose chosen and rejected completions are swapped (conservative DPO)."
-    )
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Training(Section):

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import volume
-from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
@@ -91,10 +91,10 @@ class Checkpoints:
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
-            own = {name: asdict(Written.of(partial / name, digest)) for name, digest in sorted(digests.items())}
+            own = {name: asdict(CheckpointFile.of(partial / name, digest)) for name, digest in sorted(digests.items())}
             gathered = self._processes.gather(f"{occasion}/files", own)
             if self.volume.leads:
-                files = {name: Written(**file) for part in gathered for name, file in part.items()}
+                files = {name: CheckpointFile(**file) for part in gathered for name, file in part.items()}
                 write_description(self._run, progress, partial, files)
         if self.volume.leads and final != self._run.best_checkpoint:
             delete_old(self._run, final, shared=self.volume.shared)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.training import Dpo
+from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk

@@ -29,8 +29,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
 from hyperpod_ft.launch.sagemaker.groups import number_of
-from hyperpod_ft.launch.sagemaker.place import place_of
-from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.launch.sagemaker.store.place import place_of
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 

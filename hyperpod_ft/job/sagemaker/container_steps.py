@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from typing import Iterator
 
+from hyperpod_ft.errors import last_line
 from hyperpod_ft.job.sagemaker.host import Host, JobError
 
 # Stages that write for long: what they have finished is pushed while they continue.
@@ -77,8 +78,7 @@ class ContainerSteps:
         done = subprocess.run(self._command(*arguments), stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr, flush=True)
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            raise JobError((lines or [f"{' '.join(arguments)}: exit status {done.returncode}"])[-1])
+            raise JobError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         module = "hyperpod_ft.job.sagemaker.container_commands"

@@ -11,13 +11,14 @@ from dataclasses import replace
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.followers import decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
-from hyperpod_ft.launch.sagemaker.place import Place
+from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
-from hyperpod_ft.runs import metrics, restarts
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import KILLED_STATUS
 
@@ -108,8 +109,7 @@ def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str
 def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
     checkpoint = max(run.checkpoints_by_step(), default=0)
-    row = metrics.last_row(run.metrics_path)
-    step = int(row["step"]) if row else 0
+    step = metrics.last_step(run.metrics_path)
     return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
 
 

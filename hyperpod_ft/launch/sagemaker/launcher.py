@@ -11,7 +11,7 @@ from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
-from hyperpod_ft.launch.sagemaker.place import Place, place_of
+from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.launch.snapshot import snapshot

@@ -37,17 +37,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
     """
     section = sagemaker_section(run)
     instance_type = group.instance_type(run)
-    if instance_type == "local":
-        raise UserError(
-            "cluster.instance_type: `local` cannot be a training job",
-            "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
-        )
-    if group.seconds > MAX_SECONDS:
-        raise UserError(
-            f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
-            " longer than the 28 days of a training job",
-            "shorten them: a training that reaches its limit is continued by another job",
-        )
+    _require_possible(group, instance_type)
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": section.role,
@@ -82,6 +72,20 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
     if group.starts_ranks:
         _add_training_settings(request, run, group)
     return request
+
+
+def _require_possible(group: Group, instance_type: str) -> None:
+    if instance_type == "local":
+        raise UserError(
+            "cluster.instance_type: `local` cannot be a training job",
+            "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
+        )
+    if group.seconds > MAX_SECONDS:
+        raise UserError(
+            f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
+            " longer than the 28 days of a training job",
+            "shorten them: a training that reaches its limit is continued by another job",
+        )
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:

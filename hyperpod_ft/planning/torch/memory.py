@@ -21,7 +21,7 @@ from hyperpod_ft.planning.memory import (
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.pipeline import cut, schedule
+from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule
 from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES, Sharding
 
@@ -46,8 +46,8 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:
-        layers = cut.layers_of_ranks(config, degrees, shape)
-        in_flight = schedule.in_flight(config, degrees)
+        layers = pipeline_cut.layers_of_ranks(config, degrees, shape)
+        in_flight = pipeline_schedule.in_flight(config, degrees)
         yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
@@ -99,7 +99,7 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     if degrees.pipeline_parallel == 1:
         return 0.0
     # torch has a tensor for each stage's input and its gradient, and for each micro batch
-    stages, micro_batches = schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
+    stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
     hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
     received = 2 * stages * micro_batches * hidden
     if config.parallelism.pipeline_schedule != "gpipe" or not share.last:

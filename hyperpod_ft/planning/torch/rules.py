@@ -14,10 +14,9 @@ from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
-from hyperpod_ft.planning.pipeline import cut, schedule
 from hyperpod_ft.planning.torch import memory as torch_memory
-from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule, sharding_choice
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.torch.sequence_parallel import check_sequence_parallel
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
     check_sequence_parallel(config, degrees)
-    schedule.check_micro_batches(config, degrees)
+    pipeline_schedule.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
@@ -134,7 +133,7 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             f"model.source: models of type {family} are not causal language models",
             "choose a causal language model, or a T5",
         )
-    cut.check_family(degrees, family)
+    pipeline_cut.check_family(degrees, family)
     if family in FAMILIES and on_neuron(config):
         raise UserError(
             f"model.source: engine torch does not train {family} models on trn2 (not verified with TorchNeuron)",
@@ -211,8 +210,8 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Ranks that share a row have whole heads; a fused linear of queries, keys and values holds no copies of heads."""
     _check_heads_over_ranks(degrees, shape.heads)
-    cut.check_layers(config, degrees, shape.layers)
-    cut.check_targets(config, degrees, shape)
+    pipeline_cut.check_layers(config, degrees, shape.layers)
+    pipeline_cut.check_targets(config, degrees, shape)
     family = family_of(shape.family)
     fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
     if fused and degrees.tensor_parallel > shape.kv_heads:
@@ -228,7 +227,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    return cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
+    return pipeline_cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:

@@ -11,8 +11,8 @@ from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY
-from hyperpod_ft.serving.endpoint.fit import Served
+from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
+from hyperpod_ft.serving.endpoint.create.fit import Served
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -21,7 +21,7 @@ _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
-class Part:
+class BundleFiles:
     """Files below one directory, and where they go in the bundle: "" is its top."""
 
     root: Path
@@ -36,7 +36,7 @@ class Bundle:
     `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BundleFiles, ...]
     nbytes: int
     version: str
     served: Served
@@ -127,12 +127,12 @@ def _check_adapter(run: Run) -> None:
         )
 
 
-def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> Part:
+def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> BundleFiles:
     files = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
-    return Part(root, tuple(sorted(files)), prefix)
+    return BundleFiles(root, tuple(sorted(files)), prefix)
 
 
-def _size(parts: tuple[Part, ...]) -> int:
+def _size(parts: tuple[BundleFiles, ...]) -> int:
     return sum(file.stat().st_size for part in parts for file in part.files)
 
 

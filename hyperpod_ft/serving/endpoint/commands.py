@@ -14,11 +14,11 @@ from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
-from hyperpod_ft.serving.endpoint.creation import Creation
+from hyperpod_ft.serving.endpoint.create.creation import Creation
+from hyperpod_ft.serving.endpoint.create.price import price_per_hour
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
-from hyperpod_ft.serving.endpoint.price import price_per_hour
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch

@@ -14,8 +14,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
-from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
-from hyperpod_ft.serving.endpoint.fit import fit
+from hyperpod_ft.serving.endpoint.create.endpoint_request import Requests, Target, requests
+from hyperpod_ft.serving.endpoint.create.fit import fit
 
 _MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")

@@ -7,8 +7,9 @@ from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.aws_names import RUN_TAG
-from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
-from hyperpod_ft.serving.endpoint.endpoint_request import component_name
+from hyperpod_ft.serving.endpoint import endpoint_logs
+from hyperpod_ft.serving.endpoint.create import scaling
+from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, Endpoints
 from hyperpod_ft.serving.endpoint.waiting import Watch
 

@@ -20,10 +20,10 @@ from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
-from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.references import all_runs
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage

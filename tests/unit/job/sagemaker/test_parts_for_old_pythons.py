@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
 PARTS = (
     *("__init__", "container_steps", "entry", "host", "interpreter", "messages", "pid1", "script", "step"),
-    *("../job_step", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
+    *("../job_step", "../../errors", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
 )
 
 

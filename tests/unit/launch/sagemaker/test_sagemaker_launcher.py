@@ -16,7 +16,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advance_module
-from hyperpod_ft.launch.sagemaker.place import OnFileSystem
+from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Output, Record

@@ -12,7 +12,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import advance
 from hyperpod_ft.launch.sagemaker.groups import job_name
-from hyperpod_ft.launch.sagemaker.place import OnFileSystem
+from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import restarts
