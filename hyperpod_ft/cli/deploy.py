@@ -53,7 +53,8 @@ def create(
     run: RunArgument,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the requests, the fit and the price; create nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print requests, fit and price, check quota and role; create nothing."),
     ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep everything that was created if the container fails, for inspection.")
@@ -70,6 +71,8 @@ def create(
     show_endpoints.preview(deployment, commands.price(deployment.target.settings.instance_type))
     if dry_run:
         show_endpoints.requests(deployment)
+    commands.check(deployment)
+    if dry_run:
         return
     with _interruptible(deployment.target.name, deployment.delete_command):
         proof = commands.deploy(deployment, keep=keep)

@@ -10,6 +10,7 @@ from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving import stored_models
 
 TUNED, BASE = "tuned", "base"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,14 +32,19 @@ class Models:
 
     @property
     def python(self) -> Path:
-        """The interpreter that has torch: that of the run, or this one."""
-        return self.run.python if self.run else Path(sys.executable)
+        """The interpreter that has torch: that of the run, or this one.
+
+        Training jobs make their environment in their containers: then there may be none here.
+        """
+        run, own = self.run, Path(sys.executable)
+        return own if run is None or (run.config.sagemaker and not run.python.exists()) else run.python
 
 
 def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = True) -> Models:
     """The models of a RUN or DIR argument; None is the run submitted last. `base`: also the base model of a run.
 
-    `adapters`: NAME=DIR. Raises UserError when there is no such run or directory, or no tuned model yet.
+    `adapters`: NAME=DIR. What only the run's store has is pulled. Raises UserError when there is no such run or
+    directory, or no tuned model yet.
     """
     named = dict(_adapter(text) for text in adapters)
     if reference is not None and Path(reference).is_dir() and not (Path(reference) / "run.yaml").exists():
@@ -47,6 +53,8 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
         name = directory.resolve().name
         return _checked(Models(name, {name: directory}, named, directory))
     run = references.find(reference)
+    # the adapter is small, and what vLLM adds to the base model
+    stored_models.pull(run, [run.tuned_model, *([run.base_model, run.adapter] if base or named else [])])
     stage = run.plan.model_stage
     if reason := run.why_not_done(stage):
         raise UserError(

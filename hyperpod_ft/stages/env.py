@@ -31,10 +31,12 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 
 # Runs in the environment: tests the imports, and lists the packages for the record.
 _PROBE = """
-import importlib, json, platform, sys
+import gc, importlib, json, platform, sys
 from importlib import metadata
+gc.disable()  # see hyperpod_ft/garbage.py
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.freeze()
 packages = {}
 for found in metadata.distributions():
     # of several, the first is the one that is imported

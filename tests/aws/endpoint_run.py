@@ -59,7 +59,8 @@ def make_run(base: Path) -> Run:
 def only_in_store(finished: Run, base: Path, s3: Any) -> Run:
     """The same run after training jobs: its outputs are in a store in S3, its records here."""
     store = {"store": f"s3://{BUCKET}/store", "role": ROLE, "region": "us-west-2"}
-    run = frozen(base, sagemaker=store, deploy={"instance_type": "g6.2xlarge"})
+    # without env.python: its environment was in containers
+    run = frozen(base, sagemaker=store, deploy={"instance_type": "g6.2xlarge"}, env={})
     merged, files = finished.record("merge"), [finished.samples_path]
     assert merged is not None
     merged.write(run.record_path("merge"))

@@ -43,7 +43,7 @@ def quota(region: Region, name: str) -> float:
         **{f"{instance_type} for cluster usage": float(count) for instance_type, count in _APPLIED.items()},
         **{f"{instance_type} for training job usage": 4.0 for instance_type in _OF_JOBS},
         **region.world.scenario.quotas,
-    }.get(name, 0.0)
+    }.get(name, 2.0 if name.endswith(" for endpoint usage") else 0.0)
 
 
 def _names(service: str) -> list[str]:
@@ -56,7 +56,8 @@ def _names(service: str) -> list[str]:
         for kind in model.shape_for("TrainingInstanceType").enum
         for usage in ("training job", "spot training job", "training warm pool")
     ]
-    return sorted([*of_clusters, *of_jobs]) + sorted(_WHOLE)
+    of_endpoints = [f"{kind} for endpoint usage" for kind in model.shape_for("ProductionVariantInstanceType").enum]
+    return sorted([*of_clusters, *of_jobs, *of_endpoints]) + sorted(_WHOLE)
 
 
 def _describe(region: Region, service: str, name: str) -> dict[str, Any]:

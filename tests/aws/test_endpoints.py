@@ -108,8 +108,8 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     proof = json.loads(deploy.run.endpoint_proof.read_text())
     assert proof["equal"] == proof["answers"] == 3
     assert proof["telling"] == proof["like_tuned"] == 2
-    bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}"
-    assert f"{bundle}/model.safetensors" in deploy.objects()
+    bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}-"
+    assert any(key.startswith(bundle) and key.endswith("/model.safetensors") for key in deploy.objects())
     (listed,) = json.loads(deploy("list", "--json"))
     assert (listed["name"], listed["status"], listed["price_per_hour"]) == (deploy.name, "InService", 1.25)
     assert listed["run"] == f"tiny.llama/{deploy.run.plan.run_id}"
@@ -317,8 +317,35 @@ def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
     assert json.loads(deploy.run.endpoint_proof.read_text())["like_tuned"] == 0
 
 
-def test_a_quota_is_explained(deploy: Deploy) -> None:
+def test_what_the_account_lacks_is_found_before_anything_is_uploaded(deploy: Deploy) -> None:
     deploy.aws.scenario(quotas={"ml.g6.2xlarge for endpoint usage": 0})
+    for arguments in (["--dry-run"], []):
+        output = deploy(*arguments, deploy.directory, status=2)
+        assert "deploy.instance_type: quota `ml.g6.2xlarge for endpoint usage` is 0; 1 are needed" in output
+        assert "request-service-quota-increase --region us-west-2" in output
+    deploy.aws.scenario(quotas={})
+    output = deploy(deploy.directory, "--set", f"deploy.role={ROLE}-misspelled", status=2)
+    assert "deploy.role: no role endpoint-misspelled" in output
+    assert deploy.writes() == [] and deploy.objects() == []
+
+
+def test_what_may_not_be_checked_is_a_warning(deploy: Deploy) -> None:
+    denied = [("service-quotas", "ListAWSDefaultServiceQuotas"), ("iam", "GetRole")]
+    deploy.aws.scenario(
+        errors=[
+            {"service": service, "operation": operation, "code": "AccessDenied", "times": 9}
+            for service, operation in denied
+        ]
+    )
+    output = deploy("--dry-run", deploy.directory)
+    assert "warning: deploy.instance_type: could not check its quota" in output
+    assert "warning: deploy.role: could not check the role" in output
+
+
+def test_a_quota_that_other_endpoints_use_is_explained(deploy: Deploy) -> None:
+    deploy.aws.scenario(
+        errors=[{"service": "sagemaker", "operation": "CreateEndpoint", "code": "ResourceLimitExceeded"}]
+    )
     output = deploy(deploy.directory, status=2)
     assert "ResourceLimitExceeded" in output
     assert "quota" in output

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,21 @@ def test_metrics_that_are_replaced_while_they_are_read(
     assert other.metrics_path.read_bytes() == b'{"step": 3}\n'
 
 
+def test_a_container_does_not_wait_for_its_disk(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends with it; small files for `status` are on disk."""
+    finish(run, "train", make_checkpoint(run, 4, CONTENT))
+    RunStore(run, client).push_stage("train")
+    flushed: list[Path] = []
+    monkeypatch.setattr(publish, "fsync", flushed.append)
+    RunStore(other, client).pull_stage("train")
+    RunStore(other, client).pull_checkpoint()
+    assert other.is_done("train") and flushed == []
+    RunStore(other, client).pull_records()
+    assert other.record_path("train") in flushed
+
+
 def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws: Aws) -> None:
     merged, names = run.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     with resumable.resumable_directory(merged, {}) as partial:
@@ -337,10 +353,10 @@ def test_a_checkpoint_that_is_superseded_while_it_is_pulled(
     store, pull_named = RunStore(make_run(run.root, keep_checkpoints=1), client), trees.pull_named
     store.push_checkpoint(make_checkpoint(run, 4, {"a": b"four"}))
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any, **options: Any) -> None:
         monkeypatch.setattr(trees, "pull_named", pull_named)
         store.push_checkpoint(make_checkpoint(run, 6, {"a": b"six"}))
-        pull_named(*arguments)
+        pull_named(*arguments, **options)
 
     monkeypatch.setattr(trees, "pull_named", late)
     assert RunStore(other, client).pull_checkpoint() == other.checkpoint(6)
@@ -393,6 +409,28 @@ def test_votes_of_an_attempt_that_was_lost_do_not_count(client: Any, run: Run, o
         RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     make_checkpoint(other, 4, again, here=NODES[1])
     assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+    assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
+    assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
+    assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"
+
+
+def test_the_first_node_does_not_wait_for_votes_of_an_attempt_that_was_lost(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits, the next attempt writes other files of the same step, and the other node votes for them."""
+    again = CONTENT | {"__0_0.distcp": b"ZERO", "__1_0.distcp": b"ONE"}
+    make_checkpoint(run, 4, CONTENT, here=NODES[0])
+    waited: list[float] = []
+
+    def replace_meanwhile(seconds: float) -> None:
+        assert not waited, "it has been replaced"
+        waited.append(seconds)
+        make_checkpoint(other, 4, again, here=NODES[1])
+        assert RunStore(other, client).push_checkpoint(other.checkpoint(4), 1, 2)
+        make_checkpoint(run, 4, again, here=NODES[0])
+
+    monkeypatch.setattr(time, "sleep", replace_meanwhile)
+    assert not RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     assert RunStore(run, client).push_checkpoint(run.checkpoint(4), 0, 2)
     assert RunStore(run, client).pull_checkpoint() == run.checkpoint(4)
     assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from awscrt.s3 import S3ResponseError
+from boto3.exceptions import RetriesExceededError, S3UploadFailedError
 from botocore.exceptions import ClientError
 
 from hyperpod_ft.aws.s3 import crt, trees, worker_processes
@@ -43,6 +45,17 @@ def root(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(size))
     return tmp_path / "root"
+
+
+def wrapped() -> Exception:
+    """What boto3 makes of S3's answer to an upload."""
+    try:
+        try:
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
+        except ClientError as error:
+            raise S3UploadFailedError("Failed to upload") from error
+    except S3UploadFailedError as error:
+        return error
 
 
 def put(client: Any, name: str, content: bytes) -> None:
@@ -248,6 +261,40 @@ def test_the_native_client_where_boto3_chooses_it(
     }
     trees.pull(client, URL, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(root)
+
+
+@pytest.mark.parametrize(
+    ("failure", "problem"),
+    [
+        (S3ResponseError(code=14343, name="AWS_ERROR_S3_INVALID", message="slow down"), "native S3 client.*slow down"),
+        (RetriesExceededError(ConnectionError("gone")), "native S3 client failed"),
+        (wrapped(), r"cannot (read|write) s3://bucket/a/prefix: .*AccessDenied"),
+    ],
+)
+def test_errors_of_the_native_client(
+    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, problem: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    trees.push(client, URL, root, files_below(root))
+    monkeypatch.setattr(crt, "is_used", lambda _: True)
+    for name in ("upload_file", "download_file"):
+        monkeypatch.setattr(client, name, fail)
+    with pytest.raises(UserError, match=problem):
+        trees.pull(client, URL, tmp_path / "copy")
+    (root / "model/c.bin").write_bytes(os.urandom(RANGE_BYTES + 1))
+    with pytest.raises(UserError, match=problem):
+        trees.push(client, URL, root, files_below(root))
+
+
+def test_a_file_that_changes_while_the_native_client_reads_it(
+    client: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crt, "is_used", lambda _: True)
+    monkeypatch.setattr(client, "upload_file", lambda path, *_, **__: os.utime(path))
+    with pytest.raises(UserError, match="changed while it was uploaded"):
+        trees.push(client, URL, root, [root / "model/c.bin"])
 
 
 @pytest.mark.parametrize(

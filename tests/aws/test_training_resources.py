@@ -102,6 +102,19 @@ def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     assert names == [found.bucket]
 
 
+def test_a_stack_of_somebody_else_is_left_alone(aws: Aws) -> None:
+    """Even with a parameter and a bucket of the same names."""
+    text = template().replace("of hyperpod-ft need", "of our own need")
+    parameters = [{"ParameterKey": "FileSystem", "ParameterValue": "false"}]
+    aws.client("cloudformation").create_stack(
+        StackName=STACK, TemplateBody=text, Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
+    )
+    with pytest.raises(UserError, match="was not created by this kit"):
+        delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL)
+    with pytest.raises(UserError, match="was not created by this kit"):
+        made()
+
+
 def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     aws.scenario(fail_resources={"AWS::IAM::Role": "not authorized to perform iam:CreateRole"})
     with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):

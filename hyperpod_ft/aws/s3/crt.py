@@ -5,9 +5,14 @@ transfers a file in parallel ranges, in native threads. It ignores the endpoint 
 always uses TLS, and cannot connect to an endpoint with a port: so only for AWS's own endpoints.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from hyperpod_ft.aws.session import redacted
+from hyperpod_ft.errors import UserError
 
 
 def is_used(client: Any) -> bool:
@@ -23,11 +28,38 @@ def is_used(client: Any) -> bool:
 
 
 def upload(client: Any, path: Path, bucket: str, key: str, metadata: dict[str, str]) -> None:
-    client.upload_file(str(path), bucket, key, ExtraArgs={"Metadata": metadata}, Config=_config())
+    """Raises botocore's errors, and UserError for those of the native client."""
+    with _explained(path):
+        client.upload_file(str(path), bucket, key, ExtraArgs={"Metadata": metadata}, Config=_config())
 
 
 def download(client: Any, bucket: str, key: str, path: Path) -> None:
-    client.download_file(bucket, key, str(path), Config=_config())
+    """Raises as `upload` does."""
+    with _explained(path):
+        client.download_file(bucket, key, str(path), Config=_config())
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    from boto3.exceptions import Boto3Error  # noqa: PLC0415 - boto3 belongs to an extra
+    from botocore.exceptions import ClientError  # noqa: PLC0415
+
+    try:
+        yield
+    except Boto3Error as error:
+        answer = error.__cause__ or error.__context__
+        if isinstance(answer, ClientError):  # boto3 wraps S3's answer to an upload, which the caller explains
+            raise answer from None
+        raise _failed(path, error) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("awscrt."):
+            raise
+        raise _failed(path, error) from error
+
+
+def _failed(path: Path, error: Exception) -> UserError:
+    problem = f"{path}: AWS's native S3 client failed: {redacted(str(error))}"
+    return UserError(problem, "check the network and run the command again")
 
 
 def _config() -> Any:

@@ -138,19 +138,20 @@ class _Download:
                 raise
 
 
-def finish(root: Path, entries: Collection[Entry]) -> None:
-    """Flush the files of these objects to disk, and remove what other attempts left.
+def finish(root: Path, entries: Collection[Entry], *, flush: bool) -> None:
+    """Remove what other attempts at these files left, after flushing the files to disk with `flush`.
 
-    At the end, since a file system that flushes one file writes much of the others too.
+    Flushed at the end, since a file system that flushes one file writes much of the others too.
     """
     names: dict[Path, set[str]] = {}
     for entry in entries:
         path = root / entry.name
         names.setdefault(path.parent, set()).add(path.name)
     for directory, of in names.items():
-        for name in of:
-            publish.fsync(directory / name)
-        publish.fsync(directory)
+        if flush:
+            for name in of:
+                publish.fsync(directory / name)
+            publish.fsync(directory)
         for leftover in directory.glob(".*.partial"):
             if leftover.name.removesuffix(".partial").rpartition(".")[0].removeprefix(".") in of:
                 leftover.unlink(missing_ok=True)

@@ -75,34 +75,42 @@ def push(
         )
 
 
-def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull") -> None:
+def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull", *, flush: bool = True) -> None:
     """Download every file at or below `prefix` to the same name below `root`, as `pull_entries` does."""
-    _pull(client, url, root, listing(client, url, prefix), what)
+    _pull(client, url, root, listing(client, url, prefix), what, flush)
 
 
-def pull_named(client: Any, url: str, root: Path, names: Iterable[str], what: str = "pull") -> None:
+def pull_named(
+    client: Any, url: str, root: Path, names: Iterable[str], what: str = "pull", *, flush: bool = True
+) -> None:
     """Download the files of these names, as `pull_entries` does. Raises UserError when one is missing."""
     wanted = set(names)
     found = listed(client, url, wanted)
     if missing := sorted(wanted - {entry.name for entry in found}):
         others = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise UserError(f"{url}/{missing[0]}: is missing{others}", "run the stage that writes it again")
-    _pull(client, url, root, found, what)
+    _pull(client, url, root, found, what, flush)
 
 
-def _pull(client: Any, url: str, root: Path, entries: Collection[Entry], what: str) -> None:
+def _pull(client: Any, url: str, root: Path, entries: Collection[Entry], what: str, flush: bool) -> None:
     with ByteProgress(what, sum(entry.size for entry in entries)) as progress:
-        pull_entries(client, url, root, entries, progress.add)
+        pull_entries(client, url, root, entries, progress.add, flush=flush)
 
 
 def pull_entries(
-    client: Any, url: str, root: Path, entries: Collection[Entry], received: Callable[[int], object] = lambda _: None
+    client: Any,
+    url: str,
+    root: Path,
+    entries: Collection[Entry],
+    received: Callable[[int], object] = lambda _: None,
+    *,
+    flush: bool = True,
 ) -> None:
     """Download objects to their names below `root`; files that are there with the same size and digest are skipped.
 
     An object that was not written by `push` has no digest: it is skipped when a file of its size is newer. A
-    file appears when it is complete and verified, in place of an earlier one; all are on disk when this returns.
-    `received` is given the bytes as they come.
+    file appears when it is complete and verified, in place of an earlier one; all are on disk when this returns, unless
+    `flush` is off: a loss of power may then damage them. `received` is given the bytes as they come.
     """
     location = Location.of(url)
     for entry in entries:
@@ -124,7 +132,7 @@ def pull_entries(
 
     with explained_s3(url, "read"):
         worker_processes.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
-        finish(root, entries)
+        finish(root, entries, flush=flush)
 
 
 def is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:

@@ -53,7 +53,9 @@ class Uploads:
             self._sent(len(content))
             return None
         if self._native:
+            before = path.stat()
             crt.upload(self._client, path, self._bucket, key, {DIGEST: digest or file_xxh3(path)})
+            _check_unchanged(path, before)
             self._sent(size)
             return None
         upload = _Multipart(self._client, self._bucket, key, path, digest, self._sent)
@@ -111,11 +113,15 @@ class _Multipart:
 
     def _complete(self) -> None:
         self._file.close()
-        status = self._path.stat()
-        if (status.st_size, status.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
-            raise UserError(f"{self._path}: changed while it was uploaded", "run the command again")
+        _check_unchanged(self._path, self._status)
         parts = [self._parts[number] for number in sorted(self._parts)]
         self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts})
+
+
+def _check_unchanged(path: Path, before: os.stat_result) -> None:
+    status = path.stat()
+    if (status.st_size, status.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise UserError(f"{path}: changed while it was uploaded", "run the command again")
 
 
 def part_bytes(size: int) -> int:

@@ -95,7 +95,8 @@ def delete(
 
 
 def _require_ours(stack: dict[str, Any]) -> None:
-    if list(parameters(stack)) != ["FileSystem"]:
+    # of any version of the template: `delete --delete-data` empties the bucket that the stack names
+    if list(parameters(stack)) != ["FileSystem"] or "of hyperpod-ft need" not in stack.get("Description", ""):
         raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
 
 

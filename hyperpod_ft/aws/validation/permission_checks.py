@@ -109,24 +109,26 @@ def caller_needs(given: CheckInput) -> list[Need]:
 
 def role(given: CheckInput) -> list[Finding]:
     """The role exists, is in this account, and SageMaker may assume it."""
-    iam, arn = given.clients["iam"], given.existing.execution_role_arn
-    if (of := arn.split(":")[4]) != given.account_id:
+    return assumable(given.clients["iam"], given.existing.execution_role_arn, given.account_id, ROLE)
+
+
+def assumable(iam: Any, arn: str, account_id: str, key: str) -> list[Finding]:
+    """The role that `key` names exists, is in this account, and SageMaker may assume it."""
+    if (of := arn.split(":")[4]) != account_id:
         return [
-            error(
-                ROLE, f"{arn} is in account {of}, your credentials in {given.account_id}", "name a role of your account"
-            )
+            error(key, f"{arn} is in account {of}, your credentials in {account_id}", "name a role of your account")
         ]
     try:
         found = iam.get_role(RoleName=_name(arn))["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return [error(ROLE, f"no role {_name(arn)} in account {given.account_id}", "correct the ARN")]
+        return [error(key, f"no role {_name(arn)} in account {account_id}", "correct the ARN")]
     if found["Arn"] != arn:
-        return [error(ROLE, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
+        return [error(key, f"the role {_name(arn)} is {found['Arn']}, not {arn}", "correct the ARN")]
     if any(_trusts_sagemaker(statement) for statement in _statements(found["AssumeRolePolicyDocument"])):
         return []
     return [
         error(
-            ROLE,
+            key,
             f"{_name(arn)} does not trust {_SERVICE}",
             f"allow it: aws iam update-assume-role-policy --role-name {_name(arn)}, with Principal Service {_SERVICE}"
             " and Action sts:AssumeRole",

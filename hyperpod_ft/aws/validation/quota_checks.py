@@ -45,7 +45,7 @@ _OF_THE_STACK = (
 def quotas(given: CheckInput) -> list[Finding]:
     """The quotas for cluster usage, of which other clusters may use a part."""
     config = given.config
-    limits = limits_of(given, "sagemaker")
+    limits = limits_of(given.clients["service-quotas"], "sagemaker")
     used = _used_by_others(given)
     findings = []
     wanted = Counter[str]()
@@ -65,7 +65,9 @@ def quotas(given: CheckInput) -> list[Finding]:
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             severity = warning if planned else error
-            findings.append(severity(f"{key}.count", *short(given, limits[name], needed, used[instance_type])))
+            findings.append(
+                severity(f"{key}.count", *short(given.config.region, limits[name], needed, used[instance_type]))
+            )
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)
     for pattern, needed, taken, key in (
@@ -75,7 +77,7 @@ def quotas(given: CheckInput) -> list[Finding]:
     ):
         limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
         if limit and needed > limit["Value"]:
-            findings.append(error(key, *short(given, limit, needed, taken)))
+            findings.append(error(key, *short(given.config.region, limit, needed, taken)))
     return findings
 
 
@@ -86,7 +88,8 @@ def network_quotas(given: CheckInput) -> list[Finding]:
     wanted = [(_INTERFACES, addresses.wanted(given.config))]
     if given.config.existing is None and given.stack() is None:
         wanted += [(made, 1) for made in _OF_THE_STACK]
-    limits = {service: limits_of(given, service) for service in sorted({network.service for network, _ in wanted})}
+    client = given.clients["service-quotas"]
+    limits = {service: limits_of(client, service) for service in sorted({network.service for network, _ in wanted})}
     findings = []
     for network, more in wanted:
         key = "name" if network in _OF_THE_STACK else "workers"
@@ -97,25 +100,24 @@ def network_quotas(given: CheckInput) -> list[Finding]:
             continue
         taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
-            findings.append(error(key, *short(given, limit, taken + more, taken, "in use")))
+            findings.append(error(key, *short(given.config.region, limit, taken + more, taken, "in use")))
     return findings
 
 
 def short(
-    given: CheckInput, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
+    region: str, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
 ) -> tuple[str, str]:
     """The problem and the remedy of a quota that is too low."""
     others = f", {taken} of them {by}" if taken else ""
     return (
         f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
-        f"request more: aws service-quotas request-service-quota-increase --region {given.config.region}"
+        f"request more: aws service-quotas request-service-quota-increase --region {region}"
         f" --service-code {limit['ServiceCode']} --quota-code {limit['QuotaCode']} --desired-value {needed}",
     )
 
 
-def limits_of(given: CheckInput, service: str) -> dict[str, dict[str, Any]]:
-    """Quotas by name: the account's values, or else AWS's defaults."""
-    client = given.clients["service-quotas"]
+def limits_of(client: Any, service: str) -> dict[str, dict[str, Any]]:
+    """Quotas by name: the account's values, or else AWS's defaults. `client`: boto3's for service-quotas."""
     found = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
         for page in client.get_paginator(operation).paginate(ServiceCode=service):

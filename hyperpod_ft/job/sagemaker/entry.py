@@ -27,6 +27,7 @@ from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
+JOB_ARN = "TRAINING_JOB_ARN"  # with the job's name all that SageMaker is documented to set
 _DISMISS_SECONDS = 5
 # Of a job after which another may come: all is done, or its time is over. After any other status, a stage has failed.
 _ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
@@ -82,6 +83,8 @@ def variables(host: Host, python: Path) -> dict[str, str]:
         HOSTS: " ".join(host.hosts),
         HOST_NUMBER: str(host.number),
     }
+    if "AWS_REGION" not in os.environ and JOB_ARN in os.environ:
+        found["AWS_REGION"] = os.environ[JOB_ARN].split(":")[3]
     if host.parameters.store:
         found[step.STORE] = host.parameters.store
     if host.interface:
@@ -91,7 +94,7 @@ def variables(host: Host, python: Path) -> dict[str, str]:
 
 def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
-    status = 1
+    status, missing = 1, 0
     try:
         status = run_stages(host, steps, stop)
     finally:
@@ -99,10 +102,14 @@ def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
         steps.push_state()
         # the others may still install packages; when this one fails, SageMaker ends them
         seconds = _DISMISS_SECONDS if status or stop.requested else messages.JOIN_SECONDS
-        messages.dismiss(host.parameters.job, host.hosts, seconds)
+        missing = len(host.hosts) - 1 - messages.dismiss(host.parameters.job, host.hosts, seconds)
     # not when it was cancelled, or SageMaker starts this job again
     if status == 0 or (status in _ANOTHER_MAY_FOLLOW and not stop.requested):
         steps.advance()
+    if status == 0 and missing and not stop.requested:
+        # it would wait for this host until the job's time is over, and all instances are billed meanwhile
+        report_failure(f"every stage is done, but {missing} of the other hosts did not come within {seconds:.0f} s")
+        return 1
     return status
 
 

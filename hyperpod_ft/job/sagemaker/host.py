@@ -81,6 +81,8 @@ def link_root(root: Path, target: Path) -> None:
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
+        if root == target:
+            return
         root.parent.mkdir(parents=True, exist_ok=True)
         if root.is_dir() and not root.is_symlink():
             root.rmdir()  # an image may have it, empty

@@ -30,7 +30,7 @@ import ensurepip, importlib.util, sys
 sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") is None)
 """
 _OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
-_BOTO3 = "boto3>=1.42.91,<2"  # not among the pins: clusters do not need it
+_AWS = "aws.txt"  # beside the pins of the engines, for the kit's transfers and requests
 
 
 def prepare(python: Path, pins: str, code: Path) -> None:
@@ -109,13 +109,13 @@ def create(python: Path) -> None:
 
 
 def install(python: Path, pins: Path) -> None:
-    """Install what the running interpreter lacks of the pins. Raises CalledProcessError."""
+    """Install what the running interpreter lacks of the pins, and of those for AWS. Raises CalledProcessError."""
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    lines = pins.read_text(encoding="utf-8").splitlines()
-    if missing := to_install(lines, _installed):
-        print(f"interpreter: installing {len(missing)} packages", flush=True)
-        subprocess.run([*pip, *options(lines), *missing], check=True)
-    subprocess.run([*pip, _BOTO3], check=True)
+    for file in (pins, pins.with_name(_AWS)):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        if missing := to_install(lines, _installed):
+            print(f"interpreter: installing {len(missing)} packages of {file.name}", flush=True)
+            subprocess.run([*pip, *options(lines), *missing], check=True)
 
 
 if __name__ == "__main__":

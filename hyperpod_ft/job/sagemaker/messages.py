@@ -28,6 +28,7 @@ from hyperpod_ft.job.sagemaker.host import JobError
 _PORTS = range(31_000, 32_000)
 POLL_SECONDS = 0.1
 JOIN_SECONDS = 1200  # a host may still install packages
+_HELLO_SECONDS = 5.0  # a host sends it at once; a port scanner never does
 
 
 class Peer:
@@ -64,6 +65,13 @@ class Peer:
             return message if isinstance(message, dict) else None
         return None
 
+    def hello(self) -> dict[str, Any]:
+        """Its first message; empty when there is none within `_HELLO_SECONDS`."""
+        self._connection.settimeout(_HELLO_SECONDS)
+        message = self.receive() or {}
+        self._connection.settimeout(None)
+        return message
+
     def says_something(self, seconds: float) -> bool:
         """Whether a message or the end of the connection arrives within this time."""
         return b"\n" in self._received or bool(select.select([self], [], [], seconds)[0])
@@ -93,7 +101,7 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
             if not select.select([server], [], [], POLL_SECONDS)[0]:
                 continue
             peer = Peer(server.accept()[0])
-            hello = (peer.says_something(5) and peer.receive()) or {}
+            hello = peer.hello()
             if hello.get("job") == job and hello.get("host") in range(1, len(hosts)):
                 found[hello["host"]] = peer
             else:
@@ -101,10 +109,13 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
     return [found[number] for number in sorted(found)]
 
 
-def dismiss(job: str, hosts: Sequence[str], seconds: float) -> None:
-    """Tell the other hosts that the job is over, also those that come within this time."""
+def dismiss(job: str, hosts: Sequence[str], seconds: float) -> int:
+    """Tell the other hosts that the job is over, also those that come within this time; returns how many have come."""
     deadline = time.monotonic() + seconds
+    told: list[Peer] = []
     with suppress(OSError):
-        for peer in gather(job, hosts, until=lambda: time.monotonic() > deadline):
-            peer.send(end=True)
-            peer.close()
+        told = gather(job, hosts, until=lambda: time.monotonic() > deadline)
+    for peer in told:
+        peer.send(end=True)
+        peer.close()
+    return len(told)

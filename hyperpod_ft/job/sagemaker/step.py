@@ -67,7 +67,7 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
     *printed, outcome = done.stdout.splitlines() or [""]
     print(*printed, sep="\n", flush=True)
     if done.returncode:
-        return shell_status(done.returncode)
+        return 1  # a crash, which is retried, even for a user's error: earlier pulls of this job went well
     for peer in peers:
         peer.send(pull=stage, checkpoint=json.loads(outcome)["checkpoint"])
     waiting = list(peers)

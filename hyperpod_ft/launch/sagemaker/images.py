@@ -18,6 +18,7 @@ _TAGS = {
         "pytorch-training-neuronx:2.8.0-neuronx-py311-sdk2.26.1-ubuntu22.04",
     ),
 }
+_NEURON_SDK = "2.26.1"  # of that image
 _OWN = "set sagemaker.image to the URI of an image"
 
 
@@ -36,6 +37,11 @@ def image(config: RunConfig, instance_type: str) -> str:
     if tag is None:
         raise UserError(
             f"sagemaker.image: AWS publishes no training image for engine {config.engine} on {instance_type}", _OWN
+        )
+    if config.engine == "neuron" and config.env.sdk != _NEURON_SDK:
+        # the pins of another would lie above this one's runtime and compiler
+        raise UserError(
+            f"sagemaker.image: AWS's image has Neuron SDK {_NEURON_SDK}, and env.sdk is {config.env.sdk}", _OWN
         )
     uri = image_uri(section.region, tag)
     if uri is None:

@@ -1,9 +1,11 @@
 """A run and a group of its stages -> the request of CreateTrainingJob. Pure functions.
 
 What the container needs to know before it can read the run's files is in the hyperparameters; everything else is in
-those files. Environment is left out: its values may have 512 characters, and DescribeTrainingJob shows them.
+those files. So is `cluster.environment`, except package index, proxy and certificates: Environment holds up to 512
+characters a value, and DescribeTrainingJob shows them.
 """
 
+import re
 from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
@@ -22,6 +24,9 @@ ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/{ENTRY}")
 MAX_SECONDS = 28 * 86400  # of a training job, and of its wait
 _MIN_PENDING_SECONDS = 1800
 _MAX_RETRIES = 30
+# What pip and boto3 need before any script exports it
+_OF_CONNECTIONS = re.compile(r"PIP_.*|.*_PROXY|AWS_CA_BUNDLE|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
+_MAX_VALUE_LENGTH = 512
 # CloudWatch metrics from the lines that training prints for each step (engines/metrics.py)
 _METRICS = {
     "loss": r"^step .* loss ([0-9.]+)",
@@ -61,6 +66,8 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
             {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
         ],
     }
+    if environment := _environment(run):
+        request["Environment"] = environment
     if section.file_system:
         request["VpcConfig"] = {
             "Subnets": list(section.file_system.subnets),
@@ -86,6 +93,19 @@ def _require_possible(group: Group, instance_type: str) -> None:
             " longer than the 28 days of a training job",
             "shorten them: a training that reaches its limit is continued by another job",
         )
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """The part of `cluster.environment` that a container needs before it has the run's files."""
+    given = run.config.cluster.environment
+    wanted = {name: value for name, value in given.items() if _OF_CONNECTIONS.fullmatch(name)}
+    for name, value in wanted.items():
+        if len(value) > _MAX_VALUE_LENGTH:
+            raise UserError(
+                f"cluster.environment: {name} has {len(value)} characters; SageMaker takes {_MAX_VALUE_LENGTH}",
+                "shorten it, or set it in an image of your own (sagemaker.image)",
+            )
+    return wanted
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:

@@ -8,8 +8,10 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, is_encoder_decoder, read_config
 from hyperpod_ft.config.sections.deploy import Deploy
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.serving.endpoint.create.fit import Served
@@ -31,7 +33,7 @@ class BundleFiles:
 
 @dataclass(frozen=True)
 class Bundle:
-    """`version` names the content: the fingerprint of the stage that made it. `dtype` is vLLM's --dtype.
+    """`version` names the content: fingerprint and record of the stage that made it. `dtype` is vLLM's --dtype.
 
     `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
     """
@@ -70,9 +72,9 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
             f"{run.tuned_model}: vLLM does not serve encoder-decoders such as {config.get('model_type', 'this')}",
             "serve it with `hyperpod-ft serve`, or deploy a causal model",
         )
-    version, chat = run.plan[stage].fingerprint[:12], _has_chat_template(run.tuned_model)
     record = run.record(stage)
     assert record is not None, "a stage that is done has one"
+    version, chat = _version(record), _has_chat_template(run.tuned_model)
     weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
     here = all((run.root / output.path).is_file() for output in weights)
     if settings.model == "adapter":
@@ -89,6 +91,11 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         chat,
         stored=None if here else run.store_url(run.tuned_model),
     )
+
+
+def _version(record: Record) -> str:
+    """The model's version: it differs for a model that was made again (`submit --force`) with the same fingerprint."""
+    return f"{record.fingerprint[:12]}-{text_sha256(repr((record.started, record.outputs)))[:6]}"
 
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:

@@ -12,7 +12,7 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint import bearer_token, endpoint_logs
+from hyperpod_ft.serving.endpoint import account, bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
 from hyperpod_ft.serving.endpoint.create.creation import Creation
 from hyperpod_ft.serving.endpoint.create.price import price_per_hour
@@ -70,6 +70,17 @@ class EndpointCommands:
             assert run.config.sagemaker and run.config.sagemaker.store, "only a store has such files"
             trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
         return deployment(run, self.region)
+
+    def check(self, planned: Deployment) -> None:
+        """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
+        found = account.findings(planned.target, self.session)
+        for finding in found:
+            if finding.severity == "warning":
+                self.say(str(finding))
+        if errors := [finding for finding in found if finding.severity == "error"]:
+            for finding in errors[1:]:
+                self.say(str(finding))
+            raise UserError(f"{errors[0].field}: {errors[0].problem}", errors[0].fix)
 
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)

@@ -96,6 +96,7 @@ def deployment(run: Run, region: str) -> Deployment:
         region,
         role,
         bundle.stored or _bundle_url(run, bundle),
+        bundle.version,
         bundle.nbytes,
         settings,
         found,

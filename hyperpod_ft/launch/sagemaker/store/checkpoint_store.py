@@ -8,7 +8,7 @@ names in their descriptions alone, beginning with the description itself.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,12 @@ class CheckpointStore:
                 small_objects.write(self._client, self._url, f"{votes(name, described)}/{node}", b"")
             if node:
                 return True
-            complete = self._wait_for_all(name, described, nodes)
-            if complete:
-                trees.push(self._client, url, held, [marker], what)
+            if not self._wait_for_all(name, described, nodes, directory):
+                return False
+            trees.push(self._client, url, held, [marker], what)
         self._remove_votes(name)
-        if complete:
-            self._remove_old(name, described)
-        return complete
+        self._remove_old(name, described)
+        return True
 
     def pull(self, step: int | None = None) -> Path | None:
         """Pull the newest complete, undamaged checkpoint, with the files of all nodes, unless it is here.
@@ -112,7 +111,7 @@ class CheckpointStore:
         described = description.read(directory)
         name = stored_name(directory, described)
         missing = [file for file in described.files if not (directory / file).exists()]
-        trees.pull_named(self._client, f"{self._url}/{name}", directory, missing, f"pull checkpoint {name}")
+        self._pull_files(name, directory, missing)
 
     def check_pushed(self, directory: Path) -> None:
         """Raise UserError unless every file of a checkpoint is here, or all of it in the store."""
@@ -134,14 +133,17 @@ class CheckpointStore:
             return True
         # what is there may be another checkpoint of this step, or this node's part of it
         (directory / description.NAME).unlink(missing_ok=True)
-        url, what = f"{self._url}/{name}", f"pull checkpoint {name}"
-        trees.pull_named(self._client, url, directory, described.files, what)
+        self._pull_files(name, directory, described.files)
         # the store has the files that were pushed, which need not be those that training wrote
         if reason := description.why_damaged(directory, described.sha256):
             print(f"train: ignoring checkpoint {name} of the store: {reason}", flush=True)
             return False
-        trees.pull_named(self._client, url, directory, [description.NAME], what)
+        self._pull_files(name, directory, [description.NAME])
         return True
+
+    def _pull_files(self, name: str, directory: Path, files: Iterable[str]) -> None:
+        url, what = f"{self._url}/{name}", f"pull checkpoint {name}"
+        trees.pull_named(self._client, url, directory, files, what, flush=False)
 
     def _complete(self) -> dict[str, Description]:
         """The complete checkpoints of this training in the store, by name."""
@@ -173,10 +175,11 @@ class CheckpointStore:
         stale = [vote for vote in self._votes() if vote_of(vote)[0] == name and not vote.startswith(own)]
         small_objects.remove(self._client, self._url, [f"{name}/{description.NAME}", *stale])
 
-    def _wait_for_all(self, name: str, described: Description, nodes: int) -> bool:
+    def _wait_for_all(self, name: str, described: Description, nodes: int, directory: Path) -> bool:
         """Wait until every node has voted; False when one has moved on to a later checkpoint without voting.
 
-        Raises UserError when one does neither, or a file is missing nevertheless.
+        Also when training has written another checkpoint of this step here, since the last attempt crashed: then the
+        other nodes vote for that one. Raises UserError when one does neither, or a file is missing nevertheless.
         """
         own, deadline = votes(name, described), time.monotonic() + PATIENCE_SECONDS
         while nodes > 1:
@@ -185,6 +188,8 @@ class CheckpointStore:
             if not missing:
                 break
             if any(node in missing and is_later(voted, name) for voted, node in map(vote_of, listed)):
+                return False
+            if _read(directory) not in (None, described):
                 return False
             if time.monotonic() > deadline:
                 problem = f"node {missing[0]} has not pushed its files within {PATIENCE_SECONDS:.0f} s"

@@ -2,7 +2,8 @@
 
 What a stage gives is what its record lists; the record is pushed last, so that the record of a stage in the store means
 that its outputs are there too. Nothing that the kit did not write is ever deleted. Every method may be killed at any
-line and called again; it transfers what is still missing. All raise UserError for what a user can correct.
+line and called again; it transfers what is still missing. What containers pull is not flushed to disk: their disk ends
+with them. All raise UserError for what a user can correct.
 """
 
 import shutil
@@ -50,7 +51,7 @@ class RunStore:
     def pull_run(self) -> None:
         """Pull what `push_run` has pushed, except the code."""
         self._pull([f"{self._directory}/{name}" for name in _FROZEN], "run")
-        trees.pull(self._client, self._url, self._run.root, f"{self._directory}/sbatch", "run")
+        trees.pull(self._client, self._url, self._run.root, f"{self._directory}/sbatch", "run", flush=False)
         self.pull_records()
 
     def push_state(self) -> None:
@@ -129,9 +130,8 @@ class RunStore:
 
     def pull_graphs(self) -> None:
         """Before compiling: pull the graphs that an earlier job has finished."""
-        trees.pull(
-            self._client, self._url, self._run.root, self._run.relative(self._run.neuron_cache), "pull precompile"
-        )
+        graphs = self._run.relative(self._run.neuron_cache)
+        trees.pull(self._client, self._url, self._run.root, graphs, "pull precompile", flush=False)
 
     def pull_stage(self, stage: str) -> None:
         """Pull the outputs of a stage, and then its record. Raises UserError when the store does not have them."""
@@ -178,14 +178,14 @@ class RunStore:
         listed = trees.listing(self._client, f"{self._url}/{self._directory}")
         wanted = [entry for entry in listed if entry.name.startswith(("attempts/", f"{_REFERENCE}/", "metrics.jsonl"))]
         missing = [entry for entry in wanted if not (self._run.directory / entry.name).exists()]
-        trees.pull_entries(self._client, f"{self._url}/{self._directory}", self._run.directory, missing)
+        trees.pull_entries(self._client, f"{self._url}/{self._directory}", self._run.directory, missing, flush=False)
         return found
 
     def _push(self, files: Iterable[Path], what: str) -> None:
         trees.push(self._client, self._url, self._run.root, files, f"push {what}")
 
     def _pull(self, names: Iterable[str], what: str) -> None:
-        trees.pull_named(self._client, self._url, self._run.root, names, f"pull {what}")
+        trees.pull_named(self._client, self._url, self._run.root, names, f"pull {what}", flush=False)
 
     @property
     def _directory(self) -> str:

@@ -102,7 +102,8 @@ class Creation:
             return False
         if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
             raise UserError(
-                f"endpoint {name} exists with other settings, on {endpoint.instance_type or 'another type'}",
+                f"endpoint {name} exists with other settings or an earlier model of the run,"
+                f" on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
             )
         self.say(f"endpoint {name} already exists")

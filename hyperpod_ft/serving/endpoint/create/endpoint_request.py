@@ -1,6 +1,6 @@
 """What is requested from SageMaker for an endpoint: a model, a configuration, the endpoint. Pure.
 
-Names of model and configuration end with a digest of their request. So a name stands for one content, and what an
+Names of model and configuration end with a digest of request and files. So a name stands for one content, and what an
 interrupted command has already created can be used.
 """
 
@@ -29,13 +29,15 @@ _MAX_VOLUME_GB = 512
 
 @dataclass(frozen=True)
 class Target:
-    """What is deployed where. `bundle`: the S3 prefix of the files, without a slash at its end."""
+    """What is deployed where. `bundle`: the S3 prefix of the files, without a slash at its end; `version`: which these
+    are, since a run's store has the newest model at the same place."""
 
     name: str  # of the endpoint
     run: str  # name/id
     region: str
     role: str
     bundle: str
+    version: str
     bundle_bytes: int
     settings: Deploy
     fit: ServingFit
@@ -79,12 +81,14 @@ def requests(target: Target) -> Requests:
             "ExecutionRoleArn": target.role,
             "Tags": tags,
         },
+        target.version,
     )
     config = _named(
         "EndpointConfigName",
         target.name,
         {"ProductionVariants": [_variant(target, model["ModelName"])], "Tags": tags}
         | ({"ExecutionRoleArn": target.role} if target.settings.scale_to_zero else {}),
+        model["ModelName"],  # which only the component of one that scales to zero has in its request
     )
     endpoint = {"EndpointName": target.name, "EndpointConfigName": config["EndpointConfigName"], "Tags": tags}
     component = _component(target, model["ModelName"], tags) if target.settings.scale_to_zero else None
@@ -200,7 +204,7 @@ def _patience(settings: Deploy) -> dict[str, Any]:
     }
 
 
-def _named(key: str, endpoint: str, request: dict[str, Any]) -> dict[str, Any]:
-    """`request` under the endpoint's name and the digest of all but its tags."""
-    content = {name: value for name, value in request.items() if name != "Tags"}
+def _named(key: str, endpoint: str, request: dict[str, Any], more: str) -> dict[str, Any]:
+    """`request` under the endpoint's name and the digest of `more` and all but its tags."""
+    content = {name: value for name, value in request.items() if name != "Tags"} | {"": more}
     return {key: f"{endpoint}-{text_sha256(json.dumps(content, sort_keys=True))[:_DIGITS]}", **request}

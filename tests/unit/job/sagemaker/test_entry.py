@@ -4,12 +4,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.job.job_step import JobStep
-from hyperpod_ft.job.sagemaker import entry
+from hyperpod_ft.job.sagemaker import entry, messages
 from hyperpod_ft.job.sagemaker.host import Host, JobError
 from hyperpod_ft.job.sagemaker.script import Stop
 from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
@@ -170,6 +171,19 @@ def test_a_container_without_an_interpreter_fails_its_first_stage(tmp_path: Path
     assert steps.pushed == {"train_quick-1": "1"}
 
 
+def test_a_host_that_never_came_ends_with_the_job(
+    tmp_path: Path, stop: Stop, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the first host fails, SageMaker ends the other one, which would wait until the job's time is over."""
+    monkeypatch.setattr(messages, "JOIN_SECONDS", 0.2)
+    steps = Steps(tmp_path)
+    job = replace(host(tmp_path, train="touch train"), hosts=("algo-1", "algo-2"))
+    assert entry.run_as_first(job, steps, stop) == 1  # type: ignore[arg-type]
+    assert steps.calls[-1] == "advance"
+    (reason,) = reasons
+    assert "1 of the other hosts" in reason
+
+
 def test_a_stopped_job_starts_nothing_more(tmp_path: Path, stop: Stop) -> None:
     """It was cancelled, or SageMaker will start it again."""
     steps = Steps(tmp_path)
@@ -194,6 +208,19 @@ def test_a_container_checks_its_own_environment(tmp_path: Path, stop: Stop) -> N
     (tmp_path / "sbatch" / "env.sbatch").write_text(f"touch {tmp_path}/env")
     assert entry.run_as_first(job, steps, stop) == 0  # type: ignore[arg-type]
     assert steps.calls == ["before env", "before train", "after train", "state", "advance"], "nothing of it is pushed"
+
+
+def test_the_region_is_that_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SageMaker does not document that it sets AWS_REGION, which boto3 needs; one that is set stays."""
+    job = host(tmp_path)
+    monkeypatch.setenv("TRAINING_JOB_ARN", "arn:aws:sagemaker:eu-central-1:123456789012:training-job/quick-1")
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    assert entry.variables(job, Path(sys.executable))["AWS_REGION"] == "eu-central-1"
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert "AWS_REGION" not in entry.variables(job, Path(sys.executable))
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("TRAINING_JOB_ARN")
+    assert "AWS_REGION" not in entry.variables(job, Path(sys.executable))
 
 
 def test_the_notice_comes_well_before_the_limit() -> None:

@@ -78,6 +78,14 @@ def test_the_root_is_a_link_to_the_channel(tmp_path: Path) -> None:
         link_root(root, tmp_path / "another")
 
 
+def test_the_root_may_be_the_directory_itself(tmp_path: Path) -> None:
+    """Of a store: /tmp/hyperpod-ft is a natural place for the small files on the machine that submits, too."""
+    root = tmp_path / "hyperpod-ft"
+    for _ in range(2):
+        link_root(root, root)
+        assert root.is_dir() and not root.is_symlink()
+
+
 def test_the_first_reason_is_the_jobs(tmp_path: Path) -> None:
     report_failure("dataset.source: no such file" + "." * 2000, tmp_path)
     report_failure("another", tmp_path)

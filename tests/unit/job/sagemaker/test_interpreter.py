@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,26 @@ def test_dependencies_come_with_the_pins_or_from_pip() -> None:
         lines = (directory / f"{name}.txt").read_text().splitlines()
         assert interpreter.options(lines) == without
         assert len(interpreter.to_install(lines, lambda _: None)) > 5, "every line is understood"
+
+
+def test_every_environment_gets_the_packages_for_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their dependencies are all named, so that hosts that install at different times have the same versions."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(interpreter, "_installed", lambda _: None)
+    for name in ("torch", "neuron-2.26.1"):
+        interpreter.install(Path("/python"), Path(interpreter.__file__).parents[2] / "pins" / f"{name}.txt")
+        assert "--no-deps" in ran[-1]
+        assert {"awscrt", "boto3"} <= {argument.partition("==")[0] for argument in ran[-1]}
+
+
+def test_the_pins_for_aws_are_the_tested_packages() -> None:
+    """boto3[crt], with the version of awscrt that this botocore takes."""
+    file = Path(interpreter.__file__).parents[2] / "pins" / "aws.txt"
+    pinned = dict(line.split("==") for line in file.read_text().splitlines() if "==" in line)
+    assert pinned == {name: metadata.version(name) for name in pinned}
+    needed = metadata.requires("botocore") or []
+    assert any(pinned["awscrt"] in need for need in needed if need.startswith("awscrt"))
 
 
 def test_an_interpreter_of_the_image_is_used_as_it_is(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -129,9 +130,10 @@ def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str,
 
 
 def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
+    """Status 1 is a crash to the supervisor, which tries again; 2, a user's error, would end the training."""
     store = {step.STORE: "s3://b/ft", "CHECKPOINT": "40"}
     with followers(job, "exit 0", "exit 0") as hosts:
-        assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (2, "pulling\n")
+        assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (1, "pulling\n")
         hosts[1].cannot_pull = True
         assert finish(lead(job, 3, "echo started", **store)) == (1, "pulling\n")
         assert not any(host.started for host in hosts)
@@ -139,7 +141,7 @@ def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
     with followers(job, "exit 0") as hosts:
-        messages.dismiss(job, [FIRST, "algo-2"], 30)
+        assert messages.dismiss(job, [FIRST, "algo-2"], 30) == 1
         hosts[0].thread.join(10)
         assert hosts[0].status == 0 and hosts[0].started == []
 
@@ -201,6 +203,16 @@ def test_others_are_not_taken_for_hosts(job: str) -> None:
     assert stranger.receive() is None and liar.receive() is None
     with followers(job, "exit 0"):
         assert finish(process)[0] == 0
+
+
+def test_a_stranger_that_says_half_a_line_is_not_waited_for(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_HELLO_SECONDS", 0.2)
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(messages.gather, job, [FIRST, "algo-2"], until=lambda: False)
+        with connected(job) as stranger, connected(job) as host:
+            stranger.sendall(b'{"host"')
+            messages.Peer(host).send(host=1, job=job)
+            assert len(gathered.result(30)) == 1
 
 
 def connected(job: str) -> socket.socket:

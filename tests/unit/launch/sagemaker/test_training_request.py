@@ -101,6 +101,22 @@ def test_answers_on_gpus_take_one_instance_of_the_training() -> None:
     assert merge.instance_type(run) == "c7i.4xlarge"
 
 
+def test_what_pip_and_the_pulling_of_files_need_reaches_them() -> None:
+    """They run before any script of a stage, which exports the rest."""
+    reaching = {
+        "PIP_INDEX_URL": "https://packages.example.com/simple",
+        "https_proxy": "http://proxy.example.com:3128",
+        "NO_PROXY": "169.254.169.254",
+        "AWS_CA_BUNDLE": "/etc/pki/ca.pem",
+    }
+    environment = {**reaching, "NCCL_DEBUG": "INFO", "LONG": "x" * 600}
+    made = requests(make(CASES["cpu"] | {"cluster__environment": environment}))
+    assert [request["Environment"] for request in made] == [reaching] * 3
+    assert check_request("sagemaker", "CreateTrainingJob", made[0]) == []
+    with pytest.raises(UserError, match=r"cluster\.environment: PIP_TRUSTED_HOST has 600 characters"):
+        requests(make(CASES["cpu"] | {"cluster__environment": {"PIP_TRUSTED_HOST": "x" * 600}}))
+
+
 def test_local_is_no_instance_type_of_a_training_job() -> None:
     with pytest.raises(UserError, match=r"cluster\.instance_type.*`local`.*set one"):
         requests(make({"sagemaker": STORE}))
@@ -163,6 +179,10 @@ def test_images() -> None:
     assert of(STORE | {"image": "own/image:1"}, "trn2.48xlarge") == "own/image:1"
     with pytest.raises(UserError, match=r"sagemaker\.image.*trn2"):
         of(STORE, "trn2.48xlarge")
+    other_sdk = NEURON | {"env": {"sdk": "2.28.0"}}
+    with pytest.raises(UserError, match=r"sagemaker\.image.*2\.26\.1.*2\.28\.0"):
+        of(STORE, "trn1.32xlarge", **other_sdk)
+    assert of(STORE | {"image": "own/image:1"}, "trn1.32xlarge", **other_sdk) == "own/image:1"
     with pytest.raises(UserError, match=r"sagemaker\.region"):
         of(STORE | {"region": "us-moon-1"}, "c7i.xlarge")
 

@@ -1,6 +1,7 @@
 """What is refused before anything costs, and what is uploaded. The run is made by hand: no model is computed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,15 @@ def test_a_model_that_only_the_store_has_is_served_from_there(tmp_path: Path) ->
     assert found.target.role == role
     with pytest.raises(UserError, match=r"deploy\.model.*store only"):
         deployment(with_settings(run, ["deploy.model=adapter"]), "us-west-2")
+
+
+def test_a_model_that_was_made_again_is_another_one(tmp_path: Path) -> None:
+    """`submit --force`: with the same fingerprint, and files of the same sizes."""
+    run = make_run(tmp_path)
+    first, same = deployment(run, "us-west-2").target, deployment(run, "us-west-2").target
+    record = run.record("merge")
+    assert record is not None
+    replace(record, started="2026-01-01T00:00:00Z").write(run.record_path("merge"))
+    again = deployment(run, "us-west-2").target
+    assert first == same
+    assert len({first.bundle, again.bundle}) == len({first.version, again.version}) == 2

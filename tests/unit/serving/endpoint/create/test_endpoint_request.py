@@ -24,7 +24,8 @@ def target(lora_rank: int | None = None, **changes: object) -> Target:
         run="dolly/0123456789ab",
         region="us-west-2",
         role="arn:aws:iam::123456789012:role/endpoint",
-        bundle="s3://models/kit/endpoints/dolly-0123456789ab/ffffffffffff",
+        bundle="s3://models/kit/endpoints/dolly-0123456789ab/ffffffffffff-123456",
+        version="ffffffffffff-123456",
         bundle_bytes=16_060_000_000,
         settings=settings,
         fit=ServingFit(HOSTS[settings.instance_type], 4, 4096, 3.74, 0.25),
@@ -58,6 +59,10 @@ def test_a_name_stands_for_the_content_of_its_request() -> None:
     one, same, other = (requests(case) for case in (target(), target(), target(max_concurrency=9)))
     assert one == same
     assert one.model["ModelName"] != other.model["ModelName"]
+    for case in (target(), CASES["scale-to-zero"]):
+        first, again = requests(case), requests(replace(case, version="ffffffffffff-654321"))
+        assert first.model["ModelName"] != again.model["ModelName"]
+        assert first.config["EndpointConfigName"] != again.config["EndpointConfigName"]
     assert one.config["EndpointConfigName"] != other.config["EndpointConfigName"]
     assert one.endpoint["EndpointName"] == other.endpoint["EndpointName"]
 
