@@ -187,12 +187,12 @@ class MadeTensors(TorchDispatchMode):
         return result
 
     def bytes(self) -> int:
-        """Of those that still exist."""
+        """The bytes of the tensors that still exist."""
         return sum(size for storage, size in self._storages.values() if not storage.expired())
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Those with memory of their own: what is still on its way has none until it is waited for."""
+    """The tensors that have memory: what is still being communicated has none until it is waited for."""
     found = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
     return [tensor for tensor in found if not isinstance(tensor, AsyncCollectiveTensor)]
 

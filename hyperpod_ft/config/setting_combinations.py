@@ -207,7 +207,7 @@ def _check_torch_only(config: RunConfig) -> None:
             "training.activation_checkpointing: engine neuron has only none and full, for all layers; choose one"
         )
     if training.optimizer_state != "fp32":
-        raise ValueError("training.optimizer_state: engine neuron has its own, in section neuron; leave it out")
+        raise ValueError("training.optimizer_state: is a setting of engine torch; leave it out")
     if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
         raise ValueError(
             "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"

@@ -60,7 +60,7 @@ class WatchSpec:
 
     @staticmethod
     def from_json(text: str) -> "WatchSpec":
-        """From the JSON of its fields."""
+        """Read the specification from the JSON of its fields."""
         fields = json.loads(text)
         return WatchSpec(
             runtime=fields["runtime"],

@@ -34,7 +34,7 @@ class ClusterSpec:
 
     @staticmethod
     def from_json(text: str) -> "ClusterSpec":
-        """From the JSON of its fields."""
+        """Read the specification from the JSON of its fields."""
         return ClusterSpec(**json.loads(text))
 
 

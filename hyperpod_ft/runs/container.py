@@ -40,7 +40,7 @@ class Hyperparameters:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Hyperparameters:
-        """From a job's description or SageMaker's file. Raises TypeError when one is missing."""
+        """Read a job's description or SageMaker's file. Raises TypeError when one is missing."""
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def texts(self) -> dict[str, str]:

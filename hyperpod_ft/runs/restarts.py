@@ -74,7 +74,7 @@ class Attempt:
         return f"rank {first.rank}: {ended} at step {self.step}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields, cause and reason, for JSON."""
+        """The fields, cause and reason, for JSON."""
         return asdict(self) | {"cause": self.cause, "reason": self.reason}
 
 

@@ -25,7 +25,7 @@ def in_store(aws: "Aws", tmp_path: Path) -> Command:
     bucket = {"LocationConstraint": aws.region}
     aws.client("s3").create_bucket(Bucket=training_run.BUCKET, CreateBucketConfiguration=bucket)
     values = training_run.values(tmp_path / "root", nodes=1, max_steps=400, save_every_steps=1000)
-    values["cluster"]["time_limit"] = "1"  # the shortest: a minute, with notice 12 s before
+    values["cluster"]["time_limit"] = "2"  # minutes, with notice 24 s before the end
     values["parallelism"] = {"ranks_per_node": 1}
     values["env"] = {}  # the container makes the interpreter: the image's, with what it lacks
     return Command(tmp_path, aws, values)

@@ -43,7 +43,7 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """In service, and every group has its target number of instances."""
+        """Whether it is in service and every group has its target number of instances."""
         return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
 
     def group(self, name: str) -> GroupState:

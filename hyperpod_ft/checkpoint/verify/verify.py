@@ -63,7 +63,7 @@ class Verification:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values, with null for NaN and infinity."""
+        """The findings as JSON values, with null for NaN and infinity."""
         return {"ok": self.ok} | asdict(self, dict_factory=_finite)
 
 

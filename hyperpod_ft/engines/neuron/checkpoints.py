@@ -145,7 +145,7 @@ class Checkpoints:
         return isinstance(self._trainer.optimizer.optimizer, NeuronZero1Optimizer)
 
     def moments(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-        """For each trainable parameter: its name, the tensor that the optimizer updates, and the optimizer's state."""
+        """Each trainable parameter's name, the tensor that the optimizer updates, and the optimizer's state."""
         outer = self._trainer.optimizer.optimizer
         inner = outer.base_optimizer if self._divided else outer
         names = {id(parameter): name for name, parameter in self._trainer.parameters().items()}

@@ -34,7 +34,7 @@ class ContainerHost:
 
     @classmethod
     def read(cls, ml: Path = ML) -> ContainerHost:
-        """From SageMaker's files. Raises JobError when one is missing or says something else than expected."""
+        """Read SageMaker's files. Raises JobError when one is missing or has unexpected content."""
         resources = _read(ml / "input/config/resourceconfig.json")
         try:
             # SageMaker sorts names as text: algo-10 before algo-2

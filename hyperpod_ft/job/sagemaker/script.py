@@ -50,7 +50,7 @@ class Stop:
         return self.requested and time.monotonic() - self._requested_at > SECONDS_TO_END
 
     def watch(self, script: Script) -> None:
-        """From now on this script gets the signals; at once, if they have arrived."""
+        """Send the signals to this script from now on; at once, if they have arrived."""
         self._script = script
         if self.requested:
             script.stop()
@@ -111,7 +111,7 @@ class Script:
             self.process.send_signal(NOTICE)
 
     def wait(self, stop: Stop) -> int:
-        """Its exit status, as a shell gives it; 143 when it does not end in the time after SIGTERM."""
+        """Wait for the exit status, as a shell reports it; 143 when the script does not end in time after SIGTERM."""
         stop.watch(self)
         while not stop.expired():
             with suppress(subprocess.TimeoutExpired):

@@ -102,7 +102,7 @@ def _environment(run: Run) -> dict[str, str]:
     for name, value in wanted.items():
         if len(value) > _MAX_VALUE_LENGTH:
             raise UserError(
-                f"cluster.environment: {name} has {len(value)} characters; SageMaker takes {_MAX_VALUE_LENGTH}",
+                f"cluster.environment: {name} has {len(value)} characters; SageMaker accepts {_MAX_VALUE_LENGTH}",
                 "shorten it, or set it in an image of your own (sagemaker.image)",
             )
     return wanted

@@ -187,7 +187,7 @@ def _rope_types(model_config: Mapping[str, Any]) -> set[str]:
 
 
 def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
-    """In attention, each rank that shares a row has its own whole heads. Key/value heads are copied as needed."""
+    """Each rank that shares a row must have whole heads in attention. Key/value heads are copied as needed."""
     tensor, context = degrees.tensor_parallel, degrees.context_parallel
     if heads % (tensor * context):
         raise UserError(

@@ -112,8 +112,8 @@ def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
     context_parallel.divide_attention(meshes.tokens["cp"])
     (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
     if not compiling.compiles(run.config.training, torch.device(meshes.weights.device_type)):
-        # a compiler finds out by itself what need not be kept, and modules with forward passes of their own would give
-        # each layer a graph of its own
+        # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
+        # each layer a separate graph
         gated_mlp.keep_less(model)
         rms_norm.keep_less(model)
 
@@ -168,7 +168,7 @@ def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[st
 
 
 def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
-    """In this order: what is recomputed is compiled too, and what both still keep goes to host memory."""
+    """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
     training = run.config.training
     activations.checkpoint_layers(layers, training)
     compiling.compile_layers(layers, training, device, run.compile_cache)

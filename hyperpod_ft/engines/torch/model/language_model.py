@@ -139,7 +139,7 @@ def _head(model: PreTrainedModel) -> nn.Module:
 
 
 def _logits_rule(config: Any) -> LogitsRule:
-    """By the names that transformers' families use: Cohere multiplies, Granite divides, Gemma 2 caps."""
+    """The rule by the names that transformers' families use: Cohere multiplies, Granite divides, Gemma 2 caps."""
     return LogitsRule(
         scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
         softcap=getattr(config, "final_logit_softcapping", None),

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Masks(NamedTuple):
-    """For the three kinds of attention, in one of the two forms."""
+    """Masks for the three kinds of attention, in one of the two forms."""
 
     encoder: torch.Tensor
     decoder: torch.Tensor
@@ -43,7 +43,7 @@ def document_bounds(documents: torch.Tensor, decoder_documents: torch.Tensor) ->
 
 
 def by_bounds(bounds: torch.Tensor) -> Masks:
-    """From bounds [2, K]: queries and keys for each kind."""
+    """Masks from bounds [2, K]: queries and keys for each kind."""
     return Masks(*(bounds[rows][None, None] for rows in ([0, 0], [1, 1], [1, 0])))
 
 
